@@ -1,0 +1,46 @@
+# make demo: install into .venv and train on 8 workers.   make test: install the test extras and run every test.
+# make lint: ruff and mypy.   make bench: start-up time against torchrun.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where the console scripts are; run.sh finds msrun on PATH.
+RUN := PATH="$(abspath $(BIN)):$$PATH"
+
+.PHONY: demo test lint bench clean
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3-venv is missing, trying to install it"; \
+	  apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); } \
+	  || { rm -rf $(VENV); echo "as root: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(RUN) EPOCHS=5 bash examples/optimizer_parallel/run.sh
+	@echo
+	@echo "logs: examples/optimizer_parallel/log_output"
+	@ls examples/optimizer_parallel/log_output
+	@echo "last losses of worker 0:"
+	@tail -n 3 examples/optimizer_parallel/log_output/worker_0.log
+
+test: $(VENV)/.test
+	$(RUN) python -m pytest -n auto --dist loadfile
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(RUN) python benchmarks/launch.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info examples/data examples/*/log_output

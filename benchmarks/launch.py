@@ -1,0 +1,214 @@
+"""Start-up of a whole job, side by side with peers in the same run: start, join, one all_reduce, exit.
+
+    python benchmarks/launch.py                  wall time for 1 to 64 workers, and CPU time of --help
+    python benchmarks/launch.py --quick          1, 2 and 4 workers
+    python benchmarks/launch.py --pss            memory of 32 idle workers that have joined
+    python benchmarks/launch.py --large 256      msrun alone with many workers
+
+The peers take turns, so that a change of the machine's load meets all of them; medians are compared. A peer that is
+not installed is left out with a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+JOB = str(HERE / "launch_job.py")
+DEADLINE_S = 600.0
+SIZES = (1, 2, 4, 8, 16, 64)
+QUICK_SIZES = (1, 2, 4)
+
+Command = Callable[[int], list[str]]
+
+
+def msrun_command(count: int) -> list[str]:
+    """Return the command that starts `count` workers with msrun."""
+    options = ["--worker_num", str(count), "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
+    return [sys.executable, "-m", "msrun", *options, "--preload", "msrun.runtime:init", JOB]
+
+
+def torchrun_command(count: int) -> list[str]:
+    """Return the command that starts `count` workers with torchrun."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), JOB]
+
+
+def mpirun_command(count: int) -> list[str]:
+    """Return the command that starts `count` workers with mpirun."""
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(count), sys.executable, JOB]
+
+
+def find_peers() -> dict[str, Command]:
+    """Return the launchers of this machine, msrun first."""
+    peers: dict[str, Command] = {"msrun": msrun_command, "torchrun": torchrun_command}
+    if shutil.which("mpirun"):
+        peers["mpirun"] = mpirun_command
+    else:
+        print("mpirun is not installed: left out")
+    return peers
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of every run: one compute thread each, and a free port for those who need one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    search = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**os.environ, **address, "OMP_NUM_THREADS": "1", "PYTHONPATH": search, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def run(argv: Sequence[str], folder: Path) -> float:
+    """Run a command to its good end and return the seconds that it took."""
+    begin = time.monotonic()
+    done = subprocess.run(argv, cwd=folder, env=environment(), capture_output=True, timeout=DEADLINE_S, check=False)
+    seconds = time.monotonic() - begin
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr.decode()[-2000:]}")
+    return seconds
+
+
+def measure_times(peers: dict[str, Command], sizes: Sequence[int], repeats: int, folder: Path) -> None:
+    """Print the table of wall times."""
+    print(f"\nstart, join, one all_reduce, exit: median seconds of {repeats} runs, peers taking turns")
+    others = [name for name in peers if name != "msrun"]
+    print(row("workers", *peers, *(f"{name}/msrun" for name in others)))
+    for size in sizes:
+        times: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(repeats):
+            for name, command in peers.items():
+                times[name].append(run(command(size), folder))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        ratios = [f"{medians[name] / medians['msrun']:.1f}x" for name in others]
+        print(row(str(size), *(f"{medians[name]:.2f}" for name in peers), *ratios), flush=True)
+
+
+def measure_large(size: int, repeats: int, folder: Path) -> None:
+    """Print the wall time of msrun alone with many workers."""
+    times = [run(msrun_command(size), folder) for _ in range(repeats)]
+    print(f"\nmsrun alone, {size} workers: median {statistics.median(times):.2f} s of {repeats} runs")
+
+
+def measure_help(repeats: int) -> None:
+    """Print the CPU seconds of --help."""
+    commands = {
+        "msrun": [sys.executable, "-m", "msrun", "--help"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--help"],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(repeats):
+        for name, argv in commands.items():
+            process = subprocess.Popen(argv, env=environment(), stdout=subprocess.DEVNULL)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            seconds[name].append(usage.ru_utime + usage.ru_stime)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = medians["torchrun"] / medians["msrun"]
+    print(f"\n--help, CPU seconds: msrun {medians['msrun']:.3f}, torchrun {medians['torchrun']:.3f} ({ratio:.0f}x)")
+
+
+def measure_memory(peers: dict[str, Command], size: int, folder: Path) -> None:
+    """Print the proportional set size of whole jobs whose workers have joined and idle."""
+    found: dict[str, tuple[float, int]] = {}
+    for name, command in peers.items():
+        held = Path(tempfile.mkdtemp(dir=folder))
+        process = subprocess.Popen(
+            [*command(size), "hold", str(held)],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for_ranks(held, size, process)
+            pids = [process.pid, *descendants(process.pid)]
+            found[name] = (sum(map(pss_bytes, pids)) / 2**20, len(pids))
+            (held / "go").touch()
+            process.wait(DEADLINE_S)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(DEADLINE_S)
+    print(f"\n{size} workers that have joined and idle: proportional set size of the whole job")
+    print(row("launcher", "MiB", "processes", "ratio"))
+    for name, (mebibytes, count) in found.items():
+        print(row(name, f"{mebibytes:.0f}", str(count), f"{mebibytes / found['msrun'][0]:.1f}x"))
+
+
+def wait_for_ranks(folder: Path, size: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until every rank has made its file."""
+    end = time.monotonic() + DEADLINE_S
+    while sum(1 for _ in folder.iterdir()) < size:
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"{process.args} did not get {size} ranks to idle (status {process.returncode})")
+        time.sleep(0.05)
+
+
+def descendants(root: int) -> list[int]:
+    """Return every process below `root`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def pss_bytes(pid: int) -> int:
+    """Return a process's memory, with each shared page counted in equal parts; 0 when it has ended."""
+    try:
+        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def row(*cells: str) -> str:
+    """Return one line of a table."""
+    return "".join(f"{cell:>16}" for cell in cells)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="", help="numbers of workers, e.g. 1,2,4")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small sizes, three runs each")
+    parser.add_argument("--pss", type=int, nargs="?", const=32, metavar="WORKERS", help="measure memory, not time")
+    parser.add_argument("--large", type=int, metavar="WORKERS", help="msrun alone, with this many workers")
+    options = parser.parse_args()
+    repeats = min(3, options.repeats) if options.quick else options.repeats
+    sizes = [int(text) for text in options.sizes.split(",") if text] or (QUICK_SIZES if options.quick else SIZES)
+    print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors")
+    with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
+        if options.pss:
+            measure_memory(find_peers(), options.pss, Path(folder))
+        elif options.large:
+            measure_large(options.large, repeats, Path(folder))
+        else:
+            measure_times(find_peers(), sizes, repeats, Path(folder))
+            measure_help(repeats)
+
+
+if __name__ == "__main__":
+    main()

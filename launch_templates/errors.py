@@ -1,0 +1,73 @@
+"""What can go wrong for the user of launch templates.
+
+    LaunchTemplateError          base; one line of text; the command exits with 2
+      UnknownName                a template or placeholder that does not exist
+      MissingValue               a required placeholder was not given
+      BadValue                   a value that breaks its constraint
+      BadFile                    a file that cannot be read or written, or is not the YAML it should be
+
+Every text names the value, the constraint and the remedy. Findings of the lint are not errors: they are values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LaunchTemplateError(Exception):
+    """Base of all errors that a user of this package can cause."""
+
+    exit_code = 2
+
+
+class UnknownName(LaunchTemplateError):
+    """A template or placeholder name that does not exist.
+
+    The text carries a near-miss hint, or the whole list of names when nothing is near.
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        self.what, self.name, self.known = what, name, tuple(known)
+        super().__init__(f"unknown {what} {name!r}; {self.hint}")
+
+    @property
+    def hint(self) -> str:
+        near = difflib.get_close_matches(self.name, self.known, n=1)
+        return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(self.known)}"
+
+
+class MissingValue(LaunchTemplateError):
+    """One or more placeholders without default were not given."""
+
+    def __init__(self, template: str, names: Iterable[str]) -> None:
+        self.template, self.names = template, tuple(names)
+        super().__init__(f"template {template!r} needs {', '.join(map(repr, self.names))}; {self.remedy}")
+
+    @property
+    def remedy(self) -> str:
+        settings = " ".join(f"--set {name}=VALUE" for name in self.names if name != "script")
+        script = "end the command with -- SCRIPT ARGS" if "script" in self.names else ""
+        return " and ".join(part for part in (settings and f"add {settings}", script) if part)
+
+
+class BadValue(LaunchTemplateError):
+    """A value that breaks the constraint of its placeholder, or of two placeholders together."""
+
+    def __init__(self, name: str, value: object, constraint: str, remedy: str = "") -> None:
+        self.name, self.value, self.constraint = name, value, constraint
+        self.remedy = remedy or f"change {name}"
+        super().__init__(f"{name}={_shorten(value)}: must be {constraint}; {self.remedy}")
+
+
+class BadFile(LaunchTemplateError):
+    """A file that cannot be read or written, or whose content is not what it should be."""
+
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
+        self.path, self.problem, self.remedy = path, problem, remedy
+        super().__init__(f"{path}: {problem}; {remedy}")
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    text = ascii(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

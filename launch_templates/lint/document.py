@@ -1,0 +1,114 @@
+"""Kubernetes documents read from YAML, and safe access to what may be malformed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from launch_templates.errors import BadFile
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice: the API server does so too, PyYAML alone takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One Kubernetes object."""
+
+    source: str
+    """File it comes from."""
+    body: dict[str, Any]
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core group."""
+        return text(self.body, "apiVersion").rpartition("/")[0]
+
+    @property
+    def kind(self) -> str:
+        return text(self.body, "kind")
+
+    @property
+    def name(self) -> str:
+        return text(self.body, "metadata", "name")
+
+    @property
+    def namespace(self) -> str:
+        """Namespace; empty = that of kubectl."""
+        return text(self.body, "metadata", "namespace")
+
+    @property
+    def label(self) -> str:
+        """Kind/name, as kubectl writes it."""
+        return f"{self.kind or '?'}/{self.name or '?'}"
+
+
+def read_documents(content: str, source: str) -> list[Document]:
+    """All Kubernetes objects in a YAML text; the items of a List count one by one.
+
+    Raises:
+        BadFile: the text is not YAML, or one of its documents is no mapping.
+    """
+    try:
+        bodies = [body for body in yaml.load_all(content, Loader=UniqueKeyLoader) if body is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise BadFile(source, f"not YAML: {problem}", "correct the file") from None
+    return [document for body in bodies for document in _unfold(body, source)]
+
+
+def _unfold(body: Any, source: str) -> Iterator[Document]:
+    if not isinstance(body, dict):
+        raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
+    if body.get("kind") == "List":
+        for item in sequence(body, "items"):
+            if item is not body:
+                yield from _unfold(item, source)
+    else:
+        yield Document(source, body)
+
+
+def dig(node: Any, *path: str) -> Any:
+    """Value at a path of keys; None when a step is missing or no mapping."""
+    for key in path:
+        if not isinstance(node, dict):
+            return None
+        node = node.get(key)
+    return node
+
+
+def mapping(node: Any, *path: str) -> dict[str, Any]:
+    """Mapping at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, dict) else {}
+
+
+def sequence(node: Any, *path: str) -> list[Any]:
+    """List at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, list) else []
+
+
+def text(node: Any, *path: str) -> str:
+    """Text at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, str) else ""
+
+
+def number(node: Any, *path: str) -> int | None:
+    """Integer at a path; None when there is none."""
+    found = dig(node, *path)
+    return found if type(found) is int else None

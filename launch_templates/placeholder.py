@@ -1,0 +1,188 @@
+"""What a placeholder is, and the types that its value can have. Pure.
+
+Each type reads a value given either as text (`--set`) or as YAML (`--values`) and says its constraint in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from launch_templates.errors import BadValue
+from launch_templates.quantity import parse_quantity
+
+REQUIRED: Final = "(required)"
+"""Default of a placeholder that has none."""
+
+
+class ValueType(Protocol):
+    """How a value is read and checked."""
+
+    @property
+    def type_name(self) -> str:
+        """One word for tables."""
+
+    @property
+    def constraint(self) -> str:
+        """The rule, to be read after "must be"."""
+
+    def read(self, given: Any) -> Any:
+        """The value; raises ValueError (with no text, or with a more exact constraint) when `given` breaks the rule."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An integer within limits, both included."""
+
+    minimum: int
+    maximum: int = 2**31 - 1
+    type_name: str = "int"
+
+    @property
+    def constraint(self) -> str:
+        if self.maximum == 2**31 - 1:
+            return f"an integer of at least {self.minimum}"
+        return f"an integer from {self.minimum} to {self.maximum}"
+
+    def read(self, given: Any) -> int:
+        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
+            given = int(given)
+        if type(given) is not int or not self.minimum <= given <= self.maximum:
+            raise ValueError
+        return given
+
+
+@dataclass(frozen=True)
+class Flag:
+    """true or false."""
+
+    type_name: str = "bool"
+    constraint: str = "true or false"
+
+    def read(self, given: Any) -> bool:
+        words = {"true": True, "false": False}
+        if isinstance(given, str):
+            given = words.get(given.lower())
+        if not isinstance(given, bool):
+            raise ValueError
+        return given
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few words; upper and lower case do not matter."""
+
+    options: tuple[str, ...]
+    type_name: str = "choice"
+
+    @property
+    def constraint(self) -> str:
+        return f"one of {', '.join(self.options)}"
+
+    def read(self, given: Any) -> str:
+        for option in self.options:
+            if isinstance(given, str) and given.lower() == option.lower():
+                return option
+        raise ValueError
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that a predicate accepts."""
+
+    accepts: Callable[[str], bool]
+    constraint: str
+    type_name: str = "text"
+
+    def read(self, given: Any) -> str:
+        if not isinstance(given, str) or not self.accepts(given):
+            raise ValueError
+        return given
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A Kubernetes quantity above zero; numbers of a YAML file are taken as they are written."""
+
+    type_name: str = "quantity"
+    constraint: str = "a Kubernetes quantity above zero, such as 8, 500m or 32Gi"
+
+    def read(self, given: Any) -> str:
+        text = str(given) if type(given) in (int, float) else given
+        if not isinstance(text, str) or parse_quantity(text) <= 0:
+            raise ValueError
+        return text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Names mapped to texts: `--set name.KEY=VALUE`."""
+
+    accepts_key: Callable[[str], bool]
+    accepts_value: Callable[[str], bool]
+    constraint: str
+    type_name: str = "table"
+
+    def read(self, given: Any) -> dict[str, str]:
+        if not isinstance(given, dict):
+            raise ValueError(f"a table of {self.constraint}")
+        for key, value in given.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{self.constraint}, all as text, but {key!s} is {value!r}: put it in quotes")
+            if not isinstance(key, str) or not self.accepts_key(key) or not self.accepts_value(value):
+                raise ValueError(f"{self.constraint}, which {key!s} is not")
+        return dict(given)
+
+
+@dataclass(frozen=True)
+class Argv:
+    """A program's argument list, taken byte for byte."""
+
+    type_name: str = "argv"
+    constraint: str = "a list of one or more texts in UTF-8 without NUL, the first not empty"
+
+    def read(self, given: Any) -> list[str]:
+        if not isinstance(given, list | tuple) or not given or not given[0]:
+            raise ValueError
+        if not all(isinstance(item, str) and is_process_text(item) for item in given):
+            raise ValueError
+        return list(given)
+
+
+def is_process_text(text: str) -> bool:
+    """Whether a process can be given `text` as argument or environment value: UTF-8 without NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One name that a manifest leaves open."""
+
+    name: str
+    value_type: ValueType
+    default: Any
+    """Value when none is given: REQUIRED = there must be one; None = what it stands for is left out."""
+    meaning: str
+
+    @property
+    def is_required(self) -> bool:
+        return bool(self.default == REQUIRED)
+
+    def read(self, given: Any) -> Any:
+        """The checked value.
+
+        Raises:
+            BadValue: `given` breaks the constraint.
+        """
+        if self.default is None and given in (None, ""):
+            return None
+        try:
+            return self.value_type.read(given)
+        except ValueError as error:
+            exact = str(error) if isinstance(self.value_type, Table) else ""
+            raise BadValue(self.name, given, exact or self.value_type.constraint) from None

@@ -1,0 +1,94 @@
+"""Reading what the user sets: `--set` texts and values files. Files are read here, values are checked elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch_templates.catalogue import BY_NAME
+from launch_templates.errors import BadFile, BadValue
+from launch_templates.lint.document import UniqueKeyLoader
+from launch_templates.placeholder import Argv, Table
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts; the last one of a key wins.
+
+    Raises:
+        BadValue: a text without `=`, a table without a key, or a key below something that is no table.
+
+    >>> parse_settings(["nodes=4", "env.LEVEL=a=b"])
+    {'nodes': '4', 'env': {'LEVEL': 'a=b'}}
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadValue("--set", text, "KEY=VALUE", f"write --set {key}=VALUE")
+        name, dot, entry = key.partition(".")
+        name = name.replace("-", "_")
+        _check_shape(name, entry, key, text)
+        if dot:
+            settings.setdefault(name, {})[entry] = value
+        else:
+            settings[name] = value
+    return settings
+
+
+def _check_shape(name: str, entry: str, key: str, text: str) -> None:
+    value_type = BY_NAME[name].value_type if name in BY_NAME else None
+    if isinstance(value_type, Argv):
+        raise BadValue("--set", text, "another name: a script has several words", "end the command with -- SCRIPT ARGS")
+    if isinstance(value_type, Table) and not entry:
+        raise BadValue("--set", text, f"{name}.KEY=VALUE", f"write --set {name}.KEY=VALUE, once for each key")
+    if entry and value_type is not None and not isinstance(value_type, Table):
+        raise BadValue("--set", text, f"{name}=VALUE, because {name} has no parts", f"remove {key[len(name) :]}")
+
+
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` overridden by `over`; two tables are merged key by key."""
+    merged = dict(base)
+    for name, value in over.items():
+        before = merged.get(name)
+        merged[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_values_file(path: str) -> dict[str, Any]:
+    """Settings from a YAML file: one mapping of placeholder names to values.
+
+    Raises:
+        BadFile: it cannot be read, or is no YAML mapping.
+    """
+    try:
+        # UniqueKeyLoader is a SafeLoader
+        content = yaml.load(read_text(path), Loader=UniqueKeyLoader)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadFile(path, f"not YAML: {one_line(error)}", "correct the file") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise BadFile(path, "must be one YAML mapping of placeholder names to values", "write lines such as nodes: 4")
+    return content
+
+
+def read_text(path: str) -> str:
+    """Content of a UTF-8 file.
+
+    Raises:
+        BadFile: it cannot be read or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror}", "check the path and its permissions") from None
+    except ValueError:
+        raise BadFile(path, "cannot be read: not UTF-8 text", "save it as UTF-8") from None
+
+
+def one_line(error: Exception) -> str:
+    """Text of a YAML error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__

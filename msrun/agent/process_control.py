@@ -1,0 +1,114 @@
+"""What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.01
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc().prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `signum` to this process when its parent ends; 0 takes the wish back.
+
+    The parent may have ended before the wish was known, so it is compared afterwards.
+    """
+    _prctl(PR_SET_PDEATHSIG, signum)
+    if signum and os.getppid() != parent_pid:
+        os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def process_table() -> dict[int, tuple[int, int, str]]:
+    """Return pid -> (parent pid, session id, state) of every process that can be seen.
+
+    Source: proc(5), /proc/PID/stat; the command name may hold blanks and brackets, so fields count from the last ')'.
+    """
+    table: dict[int, tuple[int, int, str]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()
+            table[int(entry)] = (int(fields[1]), int(fields[3]), fields[0].decode())
+    return table
+
+
+def descendants(root_pid: int) -> list[int]:
+    """Return every living process below `root_pid`, without zombies."""
+    table = process_table()
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root_pid]
+    while queue:
+        for pid in children.get(queue.pop(), []):
+            queue.append(pid)
+            if table[pid][2] != "Z":
+                found.append(pid)
+    return found
+
+
+def session_members(session_ids: Iterable[int]) -> list[int]:
+    """Return every living process of these sessions."""
+    wanted = set(session_ids)
+    return [pid for pid, (_, session, state) in process_table().items() if session in wanted and state != "Z"]
+
+
+def signal_processes(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to each; one that has ended meanwhile is passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def reap_children() -> list[tuple[int, int, float]]:
+    """Collect every child that has ended: (pid, wait status, peak memory in bytes)."""
+    ended: list[tuple[int, int, float]] = []
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status, usage.ru_maxrss * 1024.0))
+
+
+def kill_descendants(deadline_s: float) -> list[int]:
+    """Kill everything below this process until nothing is left; returns what survived the deadline.
+
+    Needs `adopt_orphans`: otherwise a double fork escapes.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        reap_children()
+        left = descendants(os.getpid())
+        if not left or time.monotonic() > end:
+            return left
+        signal_processes(left, signal.SIGKILL)
+        time.sleep(POLL_S)

@@ -1,0 +1,38 @@
+"""Signals to the launcher as readable bytes, so that one selector waits for everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+class SignalPipe:
+    """INT, TERM and HUP as readable bytes; a HUP that was ignored at start (nohup) stays ignored."""
+
+    def __enter__(self) -> SignalPipe:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._old = {}
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._old[signum] = signal.signal(signum, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._old.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        """Return the readable end, for a selector."""
+        return self._reader
+
+    def read(self) -> list[int]:
+        """Return the signals that came since the last call."""
+        try:
+            return [signum for signum in os.read(self._reader, 256) if signum in self._old]
+        except BlockingIOError:
+            return []

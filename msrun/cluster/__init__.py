@@ -1,0 +1,1 @@
+"""How the processes of a job agree: messages, membership, the scheduler process and the rendezvous stores."""

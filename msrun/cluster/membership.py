@@ -1,0 +1,96 @@
+"""Who is in the job and what became of them. A pure state machine: events in, decision out, time as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class WorkerState(Enum):
+    """Life of one worker, in order."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    DONE = "done"
+    """Ended with status 0."""
+    FAILED = "failed"
+    """Ended by itself with another status, before the job was being stopped."""
+    STOPPED = "stopped by msrun"
+    """Ended after msrun told it to."""
+
+
+class Decision(Enum):
+    """What the agent has to do after an event."""
+
+    WAIT = "wait"
+    STOP = "stop"
+    """End every worker that still runs."""
+    FINISH = "finish"
+    """Nobody runs any more."""
+
+
+@dataclass
+class Member:
+    """One worker as membership sees it."""
+
+    global_rank: int
+    state: WorkerState = WorkerState.PLANNED
+    pid: int = 0
+    started_at: float = 0.0
+    """Monotonic seconds."""
+    ended_at: float = 0.0
+    wait_status: int = 0
+    """As waitpid gives it."""
+
+
+@dataclass
+class Membership:
+    """All workers of the job. Owned by the agent's event loop; nothing here has an effect."""
+
+    ranks: Iterable[int]
+    first_failure: Member | None = None
+    is_stopping: bool = False
+    members: dict[int, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = {rank: Member(rank) for rank in self.ranks}
+
+    def started(self, global_rank: int, pid: int, now: float) -> Decision:
+        """Record that a worker runs."""
+        member = self.members[global_rank]
+        member.state, member.pid, member.started_at = WorkerState.RUNNING, pid, now
+        return Decision.WAIT
+
+    def exited(self, global_rank: int, wait_status: int, now: float) -> Decision:
+        """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest."""
+        member = self.members[global_rank]
+        member.ended_at, member.wait_status = now, wait_status
+        if wait_status == 0:
+            member.state = WorkerState.DONE
+        elif self.is_stopping:
+            member.state = WorkerState.STOPPED
+        else:
+            member.state = WorkerState.FAILED
+            self.first_failure = member
+            self.is_stopping = True
+            return Decision.FINISH if self.is_over else Decision.STOP
+        return Decision.FINISH if self.is_over else Decision.WAIT
+
+    def stop(self) -> Decision:
+        """Record that msrun ends the job for a reason of its own."""
+        self.is_stopping = True
+        return Decision.FINISH if self.is_over else Decision.STOP
+
+    @property
+    def is_over(self) -> bool:
+        """True when every worker was started and has ended."""
+        return all(m.state not in (WorkerState.PLANNED, WorkerState.RUNNING) for m in self.members.values())
+
+    def count(self, *states: WorkerState) -> int:
+        """Return how many workers are in one of these states."""
+        return sum(member.state in states for member in self.members.values())
+
+    def ranks_in(self, *states: WorkerState) -> list[int]:
+        """Return the ranks in one of these states, ascending."""
+        return sorted(rank for rank, member in self.members.items() if member.state in states)

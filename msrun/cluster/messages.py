@@ -1,0 +1,96 @@
+"""JSON messages with a length in front, over stream sockets. No pickle, and no message without a limit."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+HEADER = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A plan for thousands of workers with a large environment fits; anything above is a mistake."""
+
+Message = dict[str, Any]
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the bytes of one message: four bytes of length, then JSON.
+
+    Raises:
+        ValueError: the message is larger than MAX_MESSAGE_BYTES.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
+    return HEADER.pack(len(body)) + body
+
+
+class MessageBuffer:
+    """Collects received bytes and gives back whole messages. Owned by one reader."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add bytes and return every message that is now complete.
+
+        Raises:
+            ValueError: a length above the limit, or a body that is not a JSON object.
+        """
+        self._bytes += data
+        messages: list[Message] = []
+        while len(self._bytes) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._bytes)
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"message of {length} bytes announced: at most {MAX_MESSAGE_BYTES} are allowed")
+            end = HEADER.size + length
+            if len(self._bytes) < end:
+                break
+            body = bytes(self._bytes[HEADER.size : end])
+            del self._bytes[:end]
+            message = json.loads(body.decode("utf-8", "surrogateescape"))
+            if not isinstance(message, dict):
+                raise ValueError(f"message is a JSON {type(message).__name__}: an object is expected")
+            messages.append(message)
+        return messages
+
+
+class Channel:
+    """One end of a message stream. Sending blocks; receiving never does once the socket is readable."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = MessageBuffer()
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send one message; False when the other end is gone."""
+        try:
+            self._socket.sendall(encode_message(message))
+        except (BrokenPipeError, ConnectionError):
+            self.is_closed = True
+            return False
+        return True
+
+    def receive(self) -> list[Message]:
+        """Read what is there and return whole messages; sets `is_closed` at the end of the stream."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.is_closed = True
+            return []
+        return self._buffer.feed(data)
+
+    def close(self) -> None:
+        """Close the descriptor; the other end sees the end of the stream."""
+        self.is_closed = True
+        self._socket.close()

@@ -1,0 +1,51 @@
+"""Where the workers of a job meet: a FileStore on one host, and a live TCPStore for plain torch scripts.
+
+torch's own TCPStore server listens on every interface. Here it is handed a socket that is already bound to the
+address of the job, so a one-host job is not reachable from outside. Connections made before the server runs wait in
+the socket's backlog: no worker can come too early.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from msrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+BACKLOG = 4096
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a listening socket on `address`; port 0 takes a free one.
+
+    Raises:
+        UsageError: the port is in use or not allowed.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); "
+            "leave it out to take a free port"
+        ) from None
+    return listener
+
+
+def serve_tcp_store(listener: socket.socket) -> TCPStore:
+    """Start torch's store on a socket that listens already; it lives as long as the returned object.
+
+    The libuv server of torch cannot take over a socket (torch 2.11 to 2.13), the older one can.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = listener.getsockname()[:2]
+    return TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+    )

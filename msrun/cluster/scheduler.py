@@ -1,0 +1,89 @@
+"""The scheduler process: hosts the store that plain torch scripts meet on and keeps the job's record.
+
+It never runs user code and never carries a rank. It ends when the agent's end of its channel closes, so it cannot
+outlive the job; the job ends when the scheduler does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TextIO
+
+from msrun import contract
+from msrun.cluster.messages import Channel, Message
+from msrun.cluster.rendezvous import serve_tcp_store
+
+
+def run_scheduler(channel_fd: int, listener_fd: int) -> int:
+    """Serve until the agent goes away; stdout is `scheduler.log`.
+
+    Returns EXIT_OK, or EXIT_CLUSTER when the agent went away before it said that the job is over.
+
+    The store starts in a thread: importing torch takes seconds where it was not preloaded, and the record must not
+    wait for it, nor be lost when the job is over sooner.
+    """
+    channel = Channel(socket.socket(fileno=channel_fd))
+    record = Record(sys.stdout)
+    threading.Thread(target=_host_store, args=(socket.socket(fileno=listener_fd), record), daemon=True).start()
+    while not channel.is_closed:
+        for message in channel.receive():
+            record.note(message)
+    record.write("agent has gone: scheduler ends")
+    return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
+
+
+def _host_store(listener: socket.socket, record: Record) -> None:
+    """Host the store for the rest of this process's life; without it the scheduler is of no use and ends."""
+    address, port = listener.getsockname()[:2]
+    try:
+        store = serve_tcp_store(listener)
+        record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
+        threading.Event().wait()
+        del store
+    except BaseException:  # noqa: BLE001 - whatever it was, the agent has to learn that the store is gone
+        traceback.print_exc()
+        os._exit(1)
+
+
+class Record:
+    """Writes `scheduler.log`: one line per moment of the job, with the wall-clock time."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._world_size = 0
+        self._registered = 0
+        self.is_over = False
+        """True once the agent has said that the job is over."""
+
+    def write(self, text: str) -> None:
+        """Write one line and flush it."""
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        with contextlib.suppress(OSError):  # disk full: no reason to end the job
+            print(f"{stamp}.{int(now * 1000) % 1000:03d} {text}", file=self._stream, flush=True)
+
+    def note(self, message: Message) -> None:
+        """Write what the agent reports."""
+        kind = message.get("type")
+        if kind == "job":
+            self._world_size = message["world_size"]
+            self.write(f"job {message['job_id']}: {self._world_size} workers on {message['host']}")
+        elif kind == "started":
+            self._registered += 1
+            self.write(
+                f"rank {message['global_rank']} registered: pid {message['pid']}, "
+                f"{self._registered} of {self._world_size}"
+            )
+        elif kind == "exited":
+            self.write(f"rank {message['global_rank']} ended: {message['how']}")
+        elif kind == "stopping":
+            self.write(f"stopping the job: {message['reason']}")
+        elif kind == "over":
+            self.is_over = True
+            self.write(f"job over: {message['reason']}")

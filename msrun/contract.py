@@ -1,0 +1,110 @@
+"""What launcher and worker agree on: environment names, file names, exit status, the failure file.
+
+Both halves import this module and nothing of each other. Changing a name here changes the product's interface.
+
+Failure file (`failure.json`, written only when the job failed):
+
+    job_id        str    the job
+    exit_code     int    what `msrun` exits with
+    reason        str    one line, as printed
+    first_failure object or null
+        global_rank, local_rank, pid   int
+        host          str
+        exit_code     int or null     null when a signal ended it
+        signal        str or null     by name, e.g. "SIGKILL"
+        hint          str             e.g. "likely out of memory", "" when nothing is known
+        run_time_s    float           from its start to its end
+        log           str             path of its log file
+        excerpt       list of str     the traceback if one was printed, else the last lines
+    others        list of {global_rank, state}   what the other workers were doing
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- worker environment: torch's words ------------------------------------------------------------------------------
+RANK: Final = "RANK"
+LOCAL_RANK: Final = "LOCAL_RANK"
+WORLD_SIZE: Final = "WORLD_SIZE"
+LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+GROUP_RANK: Final = "GROUP_RANK"
+GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
+MASTER_ADDR: Final = "MASTER_ADDR"
+MASTER_PORT: Final = "MASTER_PORT"
+TORCHELASTIC_RUN_ID: Final = "TORCHELASTIC_RUN_ID"
+TORCHELASTIC_RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
+TORCHELASTIC_MAX_RESTARTS: Final = "TORCHELASTIC_MAX_RESTARTS"
+TORCHELASTIC_USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+
+# -- MindSpore's words ----------------------------------------------------------------------------------------------
+MS_ROLE: Final = "MS_ROLE"
+MS_WORKER_NUM: Final = "MS_WORKER_NUM"
+MS_SCHED_HOST: Final = "MS_SCHED_HOST"
+MS_SCHED_PORT: Final = "MS_SCHED_PORT"
+MS_NODE_ID: Final = "MS_NODE_ID"
+MS_NODE_RANK: Final = "MS_NODE_RANK"
+RANK_ID: Final = "RANK_ID"
+RANK_SIZE: Final = "RANK_SIZE"
+DEVICE_ID: Final = "DEVICE_ID"
+RANK_TABLE_FILE: Final = "RANK_TABLE_FILE"
+ROLE_WORKER: Final = "MS_WORKER"
+ROLE_SCHEDULER: Final = "MS_SCHED"
+
+# -- ours -----------------------------------------------------------------------------------------------------------
+MSRUN_JOB_ID: Final = "MSRUN_JOB_ID"
+MSRUN_LOG_DIR: Final = "MSRUN_LOG_DIR"
+MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
+"""`file:///path` of the FileStore that the workers of a one-host job meet on."""
+MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
+"""cpu, gpu or ascend."""
+
+RANK_VARIABLES: Final = frozenset({RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE})
+"""What makes a process a particular worker; the scheduler and the fork server never carry them."""
+
+JOB_VARIABLES: Final = frozenset(
+    {
+        WORLD_SIZE,
+        LOCAL_WORLD_SIZE,
+        GROUP_WORLD_SIZE,
+        MASTER_ADDR,
+        MASTER_PORT,
+        TORCHELASTIC_RUN_ID,
+        TORCHELASTIC_RESTART_COUNT,
+        TORCHELASTIC_MAX_RESTARTS,
+        TORCHELASTIC_USE_AGENT_STORE,
+        MS_WORKER_NUM,
+        MS_SCHED_HOST,
+        MS_SCHED_PORT,
+        RANK_SIZE,
+        RANK_TABLE_FILE,
+        MSRUN_JOB_ID,
+        MSRUN_LOG_DIR,
+        MSRUN_RENDEZVOUS,
+        MSRUN_DEVICE_TARGET,
+    }
+)
+"""What all workers of a job share."""
+
+# -- log directory --------------------------------------------------------------------------------------------------
+SCHEDULER_LOG: Final = "scheduler.log"
+RANK_TABLE_JSON: Final = "rank_table.json"
+PLAN_JSON: Final = "plan.json"
+EVENTS_JSONL: Final = "events.jsonl"
+FAILURE_JSON: Final = "failure.json"
+LAUNCHER_LOG: Final = "msrun.log"
+"""The launcher's own text when it was detached with --join=False."""
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+# -- exit status ----------------------------------------------------------------------------------------------------
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 2
+EXIT_CLUSTER: Final = 3
+EXIT_TIMEOUT: Final = 124
+EXIT_SIGNAL_BASE: Final = 128
+
+
+def worker_log_name(stem: str, global_rank: int) -> str:
+    """Return the log file name of a worker: `worker_3.log` for stem `worker` and rank 3."""
+    return f"{stem}_{global_rank}.log"

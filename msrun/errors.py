@@ -1,0 +1,88 @@
+"""The exception tree. Only `msrun.cli` turns these into text on stderr and an exit status.
+
+    MsrunError                  1    base; never raised itself
+      UsageError                2    what the user asked for cannot be done as asked
+      ClusterError              3    a host, the scheduler or the fork server let the job down
+        RendezvousTimeout     124    not everybody came in time
+      WorkerFailed              n    the first failed worker's exit code, or 128 + signal
+      Interrupted           128+n    the launcher was told to stop by signal n
+      ParallelError             1    raised inside a worker by `msrun.runtime`
+        StrategyError           1    an illegal split of an operator, an input or a parameter
+        CaptureError            1    the network cannot be captured as one graph
+        WorldError              1    the process cannot find, join or leave its world
+        DataError               1    a data file is missing, damaged or not what it claims to be
+
+A message is one line: what was found, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MsrunError(Exception):
+    """Base of every error that msrun raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(MsrunError):
+    """Wrong input: nothing was started."""
+
+    exit_code = 2
+
+
+class ClusterError(MsrunError):
+    """A host, the scheduler or the fork server failed; not the user's program."""
+
+    exit_code = 3
+
+
+class RendezvousTimeout(ClusterError):
+    """Not every worker came within the time limit."""
+
+    exit_code = 124
+
+
+class WorkerFailed(MsrunError):
+    """A worker ended with a status other than 0. `exit_code` is the first failed worker's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Interrupted(MsrunError):
+    """The launcher received a signal that ends the job."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+class ParallelError(MsrunError):
+    """Base of what the runtime raises inside a worker."""
+
+
+class StrategyError(ParallelError, ValueError):
+    """A strategy that the operator, the tensor or the number of ranks does not allow."""
+
+
+class CaptureError(ParallelError):
+    """The network cannot be captured; the message names the construct and a mode that needs no capture."""
+
+
+class WorldError(ParallelError):
+    """The process group or a named group is missing, incomplete or wrong."""
+
+
+class DataError(ParallelError):
+    """A data file is missing, damaged or not of the promised format."""
+
+
+def near_miss(word: str, allowed: Iterable[str]) -> str:
+    """Return ' (did you mean X?)' when `word` is close to one of `allowed`, else an empty string."""
+    matches = get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]}?)" if matches else ""

@@ -1,0 +1,1 @@
+"""Driving a job from start to end: preflight, log directory, console, report."""

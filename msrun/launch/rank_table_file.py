@@ -1,0 +1,53 @@
+"""The job's rank table: checked when the user gives one, generated when not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msrun import contract
+from msrun.errors import UsageError
+from msrun.planning.plan import LaunchPlan
+
+
+def write_rank_table(plan: LaunchPlan) -> None:
+    """Write the table of this job: one device per worker, and only addresses that the hosts really have.
+
+    Raises:
+        UsageError: the table breaks a rule (for example more workers than the chip's servers can hold).
+    """
+    from ranktable import build_table, validate_table, write_table
+
+    table = build_table([(host.address, [w.device_id for w in host.workers]) for host in plan.hosts], order="given")
+    errors = [
+        problem for problem in validate_table(table, device_target=plan.device_target) if problem.severity == "error"
+    ]
+    if errors:
+        first = errors[0]
+        raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
+    write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
+
+
+def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
+    """Refuse a table that is wrong or that is not of this job's size.
+
+    Raises:
+        UsageError: unreadable, breaks a rule, or names another number of ranks.
+    """
+    from ranktable import RankTableError, read_table, validate_table
+
+    try:
+        table = read_table(path)
+    except RankTableError as error:
+        raise UsageError(f"--rank_table_file {path}: {error}") from None
+    problems = [
+        problem for problem in validate_table(table, device_target=device_target) if problem.severity == "error"
+    ]
+    if problems:
+        first = problems[0]
+        more = f" ({len(problems) - 1} more; see ranktable validate {path})" if len(problems) > 1 else ""
+        raise UsageError(f"--rank_table_file {path}: {first.path}: {first.message}; {first.remedy}{more}")
+    if table.world_size != world_size:
+        raise UsageError(
+            f"--rank_table_file {path}: holds {table.world_size} ranks but --worker_num is {world_size}; "
+            "make them equal"
+        )

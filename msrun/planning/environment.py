@@ -1,0 +1,112 @@
+"""The environment of a worker, as a difference to the launcher's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msrun import contract
+
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
+MASK = "********"
+
+LOOPBACK_DEFAULTS = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+}
+"""Keeps the sockets of a one-host job on loopback; a value that the user set wins."""
+
+
+def common_environment(
+    *,
+    caller: Mapping[str, str],
+    extra: Mapping[str, str],
+    job_id: str,
+    world_size: int,
+    local_world_size: int,
+    master_addr: str,
+    master_port: int,
+    log_dir: str,
+    rank_table_file: str,
+    rendezvous: str,
+    device_target: str,
+    threads: int,
+) -> dict[str, str]:
+    """Return what every worker of a host gets beside the caller's environment; equal for all of them."""
+    env = {name: value for name, value in LOOPBACK_DEFAULTS.items() if name not in caller}
+    env["PYTHONUNBUFFERED"] = "1"
+    env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
+    if "OMP_NUM_THREADS" not in caller:
+        env["OMP_NUM_THREADS"] = str(threads)
+    env.update(extra)
+    env.update(
+        {
+            contract.WORLD_SIZE: str(world_size),
+            contract.LOCAL_WORLD_SIZE: str(local_world_size),
+            contract.GROUP_WORLD_SIZE: "1",
+            contract.MASTER_ADDR: master_addr,
+            contract.MASTER_PORT: str(master_port),
+            contract.TORCHELASTIC_RUN_ID: job_id,
+            contract.TORCHELASTIC_RESTART_COUNT: "0",
+            contract.TORCHELASTIC_MAX_RESTARTS: "0",
+            contract.TORCHELASTIC_USE_AGENT_STORE: "True",
+            contract.MS_WORKER_NUM: str(world_size),
+            contract.MS_SCHED_HOST: master_addr,
+            contract.MS_SCHED_PORT: str(master_port),
+            contract.RANK_SIZE: str(world_size),
+            contract.RANK_TABLE_FILE: rank_table_file,
+            contract.MSRUN_JOB_ID: job_id,
+            contract.MSRUN_LOG_DIR: log_dir,
+            contract.MSRUN_RENDEZVOUS: rendezvous,
+            contract.MSRUN_DEVICE_TARGET: device_target,
+        }
+    )
+    return env
+
+
+def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:
+    """Return what makes a process worker `global_rank`."""
+    return {
+        contract.RANK: str(global_rank),
+        contract.LOCAL_RANK: str(local_rank),
+        contract.GROUP_RANK: str(node_rank),
+        contract.MS_ROLE: contract.ROLE_WORKER,
+        contract.MS_NODE_ID: str(global_rank),
+        contract.MS_NODE_RANK: str(node_rank),
+        contract.RANK_ID: str(global_rank),
+        contract.DEVICE_ID: str(device_id),
+    }
+
+
+def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
+    """Return the variables that the caller had set to something else and that workers see replaced."""
+    return sorted(name for name, value in planned.items() if name in caller and caller[name] != value)
+
+
+def masked(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with the values of secret-looking names replaced, for plans, logs and events."""
+    return {name: MASK if SECRET_NAME.search(name) else value for name, value in env.items()}
+
+
+def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the fork server's environment: the workers' common one, with OpenBLAS held at one thread.
+
+    numpy's OpenBLAS starts its threads when it is imported, and a process with threads must not fork.
+    """
+    env = {name: value for name, value in caller.items() if name not in contract.RANK_VARIABLES}
+    return {**env, **common_env, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def restored_environment(caller: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what undoes `server_environment`'s hold in a worker; None removes a name."""
+    return {"OPENBLAS_NUM_THREADS": caller.get("OPENBLAS_NUM_THREADS")}
+
+
+def blas_threads(caller: Mapping[str, str], common_env: Mapping[str, str]) -> int:
+    """Return how many threads OpenBLAS has to get back in a worker."""
+    merged = {**caller, **common_env}
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        if merged.get(name, "").isdigit():
+            return int(merged[name])
+    return 1

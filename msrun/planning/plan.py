@@ -1,0 +1,247 @@
+"""LaunchPlan: what was decided. Printed by --dry_run, written to plan.json, and exactly what a run carries out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msrun import contract
+from msrun.planning.environment import common_environment, masked, overridden_names, rank_environment
+from msrun.planning.host import HostFacts, place_devices, threads_per_worker
+from msrun.planning.imports import read_preload
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker: its ranks, its device, its own variables and its log."""
+
+    global_rank: int
+    local_rank: int
+    device_id: int
+    env: dict[str, str]
+    """Only what differs from the other workers of the host."""
+    log_path: str
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Everything one agent needs to run its part."""
+
+    node_rank: int
+    name: str
+    address: str
+    program: Program
+    working_directory: str
+    start_method: StartMethod
+    preload: tuple[str, ...]
+    common_env: dict[str, str]
+    workers: tuple[WorkerPlan, ...]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The whole job."""
+
+    job_id: str
+    world_size: int
+    master_addr: str
+    master_port: int
+    log_dir: str
+    run_dir: str
+    """Private temporary folder of the job: the FileStore; removed at the end."""
+    device_target: str
+    device_reason: str
+    cluster_time_out_s: int
+    grace_s: float
+    tail_ranks: tuple[int, ...]
+    rank_table_file: str
+    """Table of the job: the user's, or the one generated in the log directory."""
+    hosts: tuple[HostPlan, ...]
+    notes: tuple[str, ...] = field(default=())
+    """What the user should know of these decisions, one line each."""
+
+    @property
+    def workers(self) -> list[WorkerPlan]:
+        """All workers in rank order."""
+        return sorted((worker for host in self.hosts for worker in host.workers), key=lambda w: w.global_rank)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict with secret-looking values masked."""
+        return {
+            "job_id": self.job_id,
+            "world_size": self.world_size,
+            "master": {"address": self.master_addr, "port": self.master_port},
+            "log_dir": self.log_dir,
+            "run_dir": self.run_dir,
+            "device_target": self.device_target,
+            "device_reason": self.device_reason,
+            "cluster_time_out_s": self.cluster_time_out_s,
+            "grace_s": self.grace_s,
+            "tail_ranks": list(self.tail_ranks),
+            "rank_table_file": self.rank_table_file,
+            "notes": list(self.notes),
+            "hosts": [_host_json(host) for host in self.hosts],
+        }
+
+
+def _host_json(host: HostPlan) -> dict[str, Any]:
+    return {
+        "node_rank": host.node_rank,
+        "name": host.name,
+        "address": host.address,
+        "argv": host.program.argv(),
+        "program": host.program.to_json(),
+        "working_directory": host.working_directory,
+        "start_method": host.start_method,
+        "preload": list(host.preload),
+        "env": masked(host.common_env),
+        "workers": [
+            {
+                "global_rank": worker.global_rank,
+                "local_rank": worker.local_rank,
+                "device_id": worker.device_id,
+                "env": masked(worker.env),
+                "log": worker.log_path,
+            }
+            for worker in host.workers
+        ],
+    }
+
+
+def build_plan(
+    spec: LaunchSpec, host: HostFacts, *, caller: Mapping[str, str], job_id: str, run_dir: str, master_port: int
+) -> LaunchPlan:
+    """Decide everything about a one-host job. Pure, but for reading the script's import lines.
+
+    Args:
+        caller: the environment that workers inherit.
+        run_dir: where the FileStore will be; need not exist.
+        master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
+
+    Raises:
+        UsageError: more workers than devices.
+    """
+    devices = place_devices(spec.device_target, spec.local_worker_num, host)
+    table = str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
+    common = common_environment(
+        caller=caller,
+        extra=dict(spec.env),
+        job_id=job_id,
+        world_size=spec.worker_num,
+        local_world_size=spec.local_worker_num,
+        master_addr=host.address,
+        master_port=master_port,
+        log_dir=str(spec.log_dir),
+        rank_table_file=table,
+        rendezvous=f"file://{run_dir}/store",
+        device_target=devices.target,
+        threads=threads_per_worker(spec.local_worker_num, host.cpus),
+    )
+    workers = tuple(_worker(spec, host, index, devices.device_ids[index]) for index in range(spec.local_worker_num))
+    return LaunchPlan(
+        job_id=job_id,
+        world_size=spec.worker_num,
+        master_addr=host.address,
+        master_port=master_port,
+        log_dir=str(spec.log_dir),
+        run_dir=run_dir,
+        device_target=devices.target,
+        device_reason=devices.reason,
+        cluster_time_out_s=spec.cluster_time_out_s,
+        grace_s=spec.grace_s,
+        tail_ranks=spec.tail_ranks,
+        rank_table_file=table,
+        hosts=(
+            HostPlan(
+                node_rank=0,
+                name=host.name,
+                address=host.address,
+                program=spec.program,
+                working_directory=str(spec.working_directory),
+                start_method=spec.start_method if spec.program.is_python else "exec",
+                preload=_preload(spec),
+                common_env=common,
+                workers=workers,
+            ),
+        ),
+        notes=_notes(spec, caller, common, workers[0].env),
+    )
+
+
+def _worker(spec: LaunchSpec, host: HostFacts, index: int, device_id: int) -> WorkerPlan:
+    stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
+    return WorkerPlan(
+        global_rank=index,
+        local_rank=index,
+        device_id=device_id,
+        env=rank_environment(global_rank=index, local_rank=index, node_rank=0, device_id=device_id),
+        log_path=str(spec.log_dir / contract.worker_log_name(stem, index)),
+    )
+
+
+def _preload(spec: LaunchSpec) -> tuple[str, ...]:
+    if not spec.program.is_python or spec.start_method == "exec":
+        return ()
+    names = [name for script in _scripts(spec) for name in read_preload(script)]
+    return tuple(dict.fromkeys([*names, *spec.preload]))
+
+
+def _scripts(spec: LaunchSpec) -> list[Path]:
+    """Return the files whose imports every worker will want; a module is looked for in the working directory only."""
+    target = spec.program.target
+    if spec.program.kind == "script":
+        return [Path(target)]
+    if target == "pytest":
+        files = [Path(spec.working_directory, arg.partition("::")[0]) for arg in spec.program.args]
+        return [file for file in files if file.suffix == ".py"]
+    stem = spec.working_directory.joinpath(*target.split("."))
+    return [stem.with_suffix(".py"), stem / "__main__.py"]
+
+
+def _notes(
+    spec: LaunchSpec, caller: Mapping[str, str], common: Mapping[str, str], ranks: Mapping[str, str]
+) -> tuple[str, ...]:
+    notes = []
+    replaced = overridden_names(caller, {**common, **ranks})
+    if replaced:
+        notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")
+    if not is_loopback(spec.master_addr):
+        notes.append(f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only")
+    if "OMP_NUM_THREADS" not in caller and "OMP_NUM_THREADS" not in dict(spec.env):
+        notes.append(
+            f"OMP_NUM_THREADS={common['OMP_NUM_THREADS']} for each worker (cores shared evenly; set it to change)"
+        )
+    return tuple(notes)
+
+
+def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
+    """Return the plan as text for people or as JSON, without a last newline."""
+    if as_json:
+        return json.dumps(plan.to_json(), indent=2)
+    host = plan.hosts[0]
+    port = plan.master_port or "chosen at start"
+    target = f"device target {plan.device_target} ({plan.device_reason})"
+    lines = [
+        f"job          {plan.world_size} workers on {len(plan.hosts)} host, {target}",
+        f"command      {shlex.join(host.program.argv())}",
+        f"directory    {host.working_directory}",
+        f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",
+        f"rendezvous   FileStore {plan.run_dir}/store; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}",
+        f"rank table   {plan.rank_table_file}",
+        f"logs         {plan.log_dir}",
+        f"limits       start {plan.cluster_time_out_s} s, grace {plan.grace_s:g} s",
+        "",
+        f"host {host.node_rank}       {host.name} ({host.address})",
+        "  environment of every worker:",
+    ]
+    lines += [f"    {name}={value}" for name, value in sorted(masked(host.common_env).items())]
+    lines += ["  rank  local  device  log"]
+    lines += [f"  {w.global_rank:>4}  {w.local_rank:>5}  {w.device_id:>6}  {w.log_path}" for w in host.workers]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""The user's program: which kind it is and how a worker runs it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from msrun.errors import UsageError
+
+ProgramKind = Literal["script", "module", "executable"]
+
+PYTHON_WORDS = frozenset({"python", "python3"})
+PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
+"""Workers write whole lines at once, so `python -u x.py` is run as `python x.py`."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every worker runs."""
+
+    kind: ProgramKind
+    """script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec."""
+    target: str
+    """Path of the file, or the dotted module name."""
+    args: tuple[str, ...] = ()
+    """The program's own arguments, byte for byte."""
+
+    @property
+    def is_python(self) -> bool:
+        """True when the program runs in msrun's own interpreter and may be forked."""
+        return self.kind != "executable"
+
+    def argv(self, interpreter: str = sys.executable) -> list[str]:
+        """Return the command that starts this program in a fresh process."""
+        if self.kind == "script":
+            return [interpreter, self.target, *self.args]
+        if self.kind == "module":
+            return [interpreter, "-m", self.target, *self.args]
+        return [self.target, *self.args]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return {"kind": self.kind, "target": self.target, "args": list(self.args)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Program:
+        """Inverse of `to_json`."""
+        return cls(value["kind"], value["target"], tuple(value["args"]))
+
+
+def parse_program(words: Sequence[str], *, is_module: bool, working_directory: Path) -> Program:
+    """Turn the words after msrun's options into a Program.
+
+    Accepts `x.py ARGS`, `-m pkg.mod ARGS` (`is_module`), `python x.py`, `python -m mod`, `pytest x.py` and any
+    executable by path or by name. `python`, `python3` and `pytest` mean msrun's own interpreter; any other
+    interpreter is an executable and is named by its path.
+
+    Raises:
+        UsageError: nothing to run, or it does not exist, is a directory, or cannot be executed.
+    """
+    if not words:
+        raise UsageError("no SCRIPT given: name a Python file, -m MODULE or an executable, e.g. msrun train.py")
+    first, rest = words[0], tuple(words[1:])
+    if is_module:
+        return _module_program(first, rest)
+    if first in PYTHON_WORDS:
+        return _python_program(first, rest, working_directory)
+    if first == "pytest":
+        return Program("module", "pytest", rest)
+    return _file_program(first, rest, working_directory)
+
+
+def _module_program(name: str, args: tuple[str, ...]) -> Program:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"-m {name}: not a module name; give a dotted name such as -m package.train")
+    return Program("module", name, args)
+
+
+def _python_program(word: str, rest: tuple[str, ...], working_directory: Path) -> Program:
+    while rest and rest[0] in PYTHON_FLAGS_WITHOUT_EFFECT:
+        rest = rest[1:]
+    if not rest:
+        raise UsageError(f"{word}: no script after it; name a Python file, e.g. msrun {word} train.py")
+    if rest[0] == "-m":
+        if len(rest) < 2:
+            raise UsageError(f"{word} -m: no module after it; give a dotted name such as -m package.train")
+        return _module_program(rest[1], rest[2:])
+    if rest[0].startswith("-"):  # -O, -W, -X, -c ...: only a fresh interpreter can honour them
+        return Program("executable", sys.executable, rest)
+    return _file_program(rest[0], rest[1:], working_directory, as_python=True)
+
+
+def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, as_python: bool = False) -> Program:
+    path = working_directory / name
+    if path.is_dir():
+        raise UsageError(f"{name}: is a directory; name the script inside it")
+    if path.is_file():
+        if as_python or path.suffix == ".py":
+            return Program("script", str(path), args)
+        if "/" in name or not shutil.which(name):
+            return _executable_file(name, path, args)
+    found = None if "/" in name else shutil.which(name)
+    if found is None:
+        raise UsageError(f"{name}: no such file in {working_directory}{_script_hint(name, working_directory)}")
+    return Program("executable", found, args)
+
+
+def _executable_file(name: str, path: Path, args: tuple[str, ...]) -> Program:
+    if not path.stat().st_mode & 0o111:
+        raise UsageError(f"{name}: not a .py file and not executable; run chmod +x {name}, or name its interpreter")
+    return Program("executable", str(path), args)
+
+
+def _script_hint(name: str, working_directory: Path) -> str:
+    from msrun.errors import near_miss
+
+    folder = (working_directory / name).parent
+    if not folder.is_dir():
+        return f": the folder {folder} does not exist; check the path or --chdir"
+    hint = near_miss(Path(name).name, (entry.name for entry in sorted(folder.iterdir())[:1000]))
+    return hint or ", and no such command on PATH; check the name or --chdir"

@@ -1,0 +1,201 @@
+"""LaunchSpec: what the user asked for, checked for everything that needs no look at the machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from msrun.errors import UsageError
+from msrun.planning.program import Program
+
+StartMethod = Literal["auto", "fork", "exec"]
+DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
+_LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
+_PLACEHOLDERS = ("{ip}", "{hostname}")
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """One `msrun` command, translated once by the command line. Every field was checked by `check_spec`."""
+
+    program: Program
+    worker_num: int
+    """World size: workers over all hosts."""
+    local_worker_num: int
+    """Workers on this host."""
+    working_directory: Path
+    """Absolute; every worker starts in it."""
+    log_dir: Path
+    """Absolute; logs, plan and events of the job."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    """Port of the store on the master; 0 = a free one."""
+    node_rank: int = -1
+    """Index of this host; -1 = not given."""
+    cluster_time_out_s: int = 600
+    """How long all workers may take to start; negative = for ever."""
+    grace_s: float = 10.0
+    """Seconds between TERM and KILL."""
+    start_method: StartMethod = "auto"
+    device_target: DeviceTarget = "auto"
+    preload: tuple[str, ...] = ()
+    """Modules that the fork server imports beside the script's own."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables set for every worker."""
+    rank_table_file: Path | None = None
+    worker_log_name: str = "worker"
+    tail_ranks: tuple[int, ...] = field(default=(0,))
+    """Global ranks whose log is copied to the console."""
+
+
+def check_spec(spec: LaunchSpec) -> None:
+    """Refuse what can be seen to be wrong in the words alone.
+
+    Raises:
+        UsageError: naming the option, its value, the constraint and the remedy.
+    """
+    _check_counts(spec)
+    _check_address(spec)
+    for name, value in spec.env:
+        check_env(name, value)
+    _check_log_name(spec.worker_log_name)
+    if spec.grace_s < 0:
+        raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
+    for rank in spec.tail_ranks:
+        if not 0 <= rank < spec.worker_num:
+            raise UsageError(
+                f"--tail_worker_log {rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}"
+            )
+
+
+def _check_counts(spec: LaunchSpec) -> None:
+    if spec.worker_num < 1:
+        raise UsageError(
+            f"--worker_num {spec.worker_num}: must be 1 or more; give the number of workers over all hosts"
+        )
+    if spec.local_worker_num < 1:
+        raise UsageError(f"--local_worker_num {spec.local_worker_num}: must be 1 or more; leave it out on one host")
+    if spec.local_worker_num > spec.worker_num:
+        raise UsageError(
+            f"--local_worker_num {spec.local_worker_num}: more than --worker_num {spec.worker_num}; "
+            "a host cannot run more workers than the job has"
+        )
+    if spec.local_worker_num < spec.worker_num:
+        raise UsageError(
+            f"--local_worker_num {spec.local_worker_num}: less than --worker_num {spec.worker_num}, so the job needs "
+            "more hosts, and this version starts jobs on one; leave --local_worker_num out"
+        )
+    if spec.node_rank not in (-1, 0):
+        raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
+
+
+def _check_address(spec: LaunchSpec) -> None:
+    if not 0 <= spec.master_port <= MAX_PORT:
+        raise UsageError(f"--master_port {spec.master_port}: must be 0 to {MAX_PORT}; 0 takes a free port")
+    if not _HOST_NAME.match(spec.master_addr):
+        raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
+
+
+def is_loopback(address: str) -> bool:
+    """Return True for 127.0.0.0/8, ::1 and localhost."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def check_env(name: str, value: str) -> None:
+    """Refuse what cannot be an environment variable, and what is msrun's own to set."""
+    from msrun import contract
+
+    if not _ENV_NAME.match(name):
+        raise UsageError(f"--env {name}: not a variable name; letters, digits and _ only, not starting with a digit")
+    if "\0" in value:
+        raise UsageError(f"--env {name}: the value holds a NUL byte; an environment cannot carry it")
+    if name in contract.RANK_VARIABLES or name in contract.JOB_VARIABLES:
+        raise UsageError(f"--env {name}: msrun sets it for every worker; leave it out")
+
+
+def _check_log_name(stem: str) -> None:
+    bare = stem
+    for placeholder in _PLACEHOLDERS:
+        bare = bare.replace(placeholder, "")
+    if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
+        raise UsageError(
+            f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
+        )
+
+
+def parse_tail(text: str, worker_num: int) -> tuple[int, ...]:
+    """Turn `all`, `none`, `-1` (MindSpore's all), `3`, `0,2` or `0-3,7` into ranks, in order, without repeats.
+
+    Raises:
+        UsageError: not such a list, or a rank that does not exist.
+    """
+    word = text.strip().lower()
+    if word in ("all", "-1"):
+        return tuple(range(worker_num))
+    if word in ("none", ""):
+        return ()
+    ranks: dict[int, None] = {}
+    for piece in word.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
+        if not match:
+            raise UsageError(f"--tail_worker_log {text}: {piece!r} is no rank; give all, none, or ranks such as 0,2-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= worker_num:
+            raise UsageError(
+                f"--tail_worker_log {text}: {piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
+            )
+        ranks.update(dict.fromkeys(range(first, last + 1)))
+    return tuple(ranks)
+
+
+def parse_env_file(text: str, source: str) -> tuple[tuple[str, str], ...]:
+    """Read `NAME=value` lines; blank lines and lines that start with # are skipped, one pair of quotes is taken off.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    pairs: list[tuple[str, str]] = []
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also break at form feeds and the like
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, sign, value = line.removeprefix("export ").partition("=")
+        if not sign:
+            raise UsageError(f"--env_file {source}, line {number}: {line!r} is not NAME=value")
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        if not _ENV_NAME.match(name.strip()):
+            raise UsageError(
+                f"--env_file {source}, line {number}: {name.strip()!r} is not a variable name; "
+                "letters, digits and _ only, not starting with a digit"
+            )
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
+
+
+def parse_env(items: Sequence[str], current: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """Turn `NAME=value`, or `NAME` alone (its value here), into pairs.
+
+    Raises:
+        UsageError: `NAME` alone that is not set here.
+    """
+    pairs: list[tuple[str, str]] = []
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign:
+            if name not in current:
+                raise UsageError(f"--env {name}: not set here; give --env {name}=VALUE")
+            value = current[name]
+        pairs.append((name, value))
+    return tuple(pairs)

@@ -1,0 +1,104 @@
+"""What runs inside a worker: the parallel-training runtime. One flat namespace, loaded on first use.
+
+    from msrun.runtime import init, AutoParallel, MicroBatchInterleaved, Model, LossMonitor, no_init_parameters
+
+`msrun.runtime.optim`, `.nn` and `.data` hold optimizers, layers and datasets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "world": "init release is_initialized get_local_rank get_local_rank_size",
+    "groups": (
+        "create_group destroy_group get_process_group_ranks get_world_rank_from_group_rank "
+        "get_group_rank_from_world_rank process_group get_rank get_group_size"
+    ),
+    "parallel.auto_parallel": "AutoParallel",
+    "parallel.plan": "ParallelPlan",
+    "parallel.micro_batch": "MicroBatchInterleaved",
+    "parallel.gradient": "value_and_grad",
+    "parallel.shard": "shard",
+    "parallel.fusion": "set_comm_fusion",
+    "nn.deferred_init": "no_init_parameters init_parameters",
+    "nn.with_loss": "WithLoss",
+    "train.model": "Model",
+    "train.callbacks": "Callback LossMonitor RunContext",
+    "layout": "Layout",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_ROOMS = ("data", "nn", "optim", "train")
+
+__all__ = sorted(_HOME_OF)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
+
+if TYPE_CHECKING:
+    from msrun.runtime.groups import (
+        create_group as create_group,
+    )
+    from msrun.runtime.groups import (
+        destroy_group as destroy_group,
+    )
+    from msrun.runtime.groups import (
+        get_group_rank_from_world_rank as get_group_rank_from_world_rank,
+    )
+    from msrun.runtime.groups import (
+        get_process_group_ranks as get_process_group_ranks,
+    )
+    from msrun.runtime.groups import (
+        get_world_rank_from_group_rank as get_world_rank_from_group_rank,
+    )
+    from msrun.runtime.groups import (
+        process_group as process_group,
+    )
+    from msrun.runtime.layout import Layout as Layout
+    from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
+    from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
+    from msrun.runtime.nn.with_loss import WithLoss as WithLoss
+    from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
+    from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
+    from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
+    from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
+    from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
+    from msrun.runtime.parallel.shard import shard as shard
+    from msrun.runtime.train.callbacks import Callback as Callback
+    from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
+    from msrun.runtime.train.callbacks import RunContext as RunContext
+    from msrun.runtime.train.model import Model as Model
+    from msrun.runtime.world import (
+        get_group_size as get_group_size,
+    )
+    from msrun.runtime.world import (
+        get_local_rank as get_local_rank,
+    )
+    from msrun.runtime.world import (
+        get_local_rank_size as get_local_rank_size,
+    )
+    from msrun.runtime.world import (
+        get_rank as get_rank,
+    )
+    from msrun.runtime.world import (
+        init as init,
+    )
+    from msrun.runtime.world import (
+        is_initialized as is_initialized,
+    )
+    from msrun.runtime.world import (
+        release as release,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no name {name!r}; its names are {', '.join(__dir__())}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ROOMS]

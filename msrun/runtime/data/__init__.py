@@ -1,0 +1,65 @@
+"""Readers of MNIST and CIFAR-10, their transforms, and loading that is split over the ranks of the job.
+
+    from msrun.runtime.data import MnistDataset, transforms, vision
+
+Whatever the number of ranks, step k of an epoch sees the same global batch: the blocks that the ranks read, put one
+after the other, are batch k of a single process with the batch size multiplied by the number of ranks.
+
+Names are loaded at first use: importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msrun.errors import DataError
+    from msrun.runtime.data import transforms, vision
+    from msrun.runtime.data.cifar import Cifar10Dataset
+    from msrun.runtime.data.dataset import Dataset
+    from msrun.runtime.data.digits import write_digits
+    from msrun.runtime.data.idx import read_idx, write_idx
+    from msrun.runtime.data.mnist import MnistDataset
+    from msrun.runtime.data.own_data import GeneratorDataset, NumpySlicesDataset
+
+__all__ = [
+    "Cifar10Dataset",
+    "DataError",
+    "Dataset",
+    "GeneratorDataset",
+    "MnistDataset",
+    "NumpySlicesDataset",
+    "read_idx",
+    "transforms",
+    "vision",
+    "write_digits",
+    "write_idx",
+]
+
+_MODULE_OF_NAME = {
+    "Cifar10Dataset": "msrun.runtime.data.cifar",
+    "DataError": "msrun.errors",
+    "Dataset": "msrun.runtime.data.dataset",
+    "GeneratorDataset": "msrun.runtime.data.own_data",
+    "MnistDataset": "msrun.runtime.data.mnist",
+    "NumpySlicesDataset": "msrun.runtime.data.own_data",
+    "read_idx": "msrun.runtime.data.idx",
+    "write_digits": "msrun.runtime.data.digits",
+    "write_idx": "msrun.runtime.data.idx",
+}
+_MODULES = ("transforms", "vision")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _MODULE_OF_NAME:
+        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

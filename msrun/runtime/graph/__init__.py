@@ -1,0 +1,1 @@
+"""One graph, a few passes: capture, operator rules, partition, segments, execution."""

@@ -1,0 +1,193 @@
+"""Collectives: started now, waited for later, with their gradients, counted.
+
+Every collective of a partitioned graph is one `Collective`: what it does to a value on the way forward and to the
+gradient on the way back. The pairs follow from one convention: the gradient of a tensor has the tensor's own layout.
+
+    kind            forward          backward
+    all_reduce      all-reduce       -                  partial sums become the whole
+    enter           -                all-reduce         copies are used for different parts of the work
+    gather          all-gather       slice
+    gather_enter    all-gather       reduce-scatter     gather, then enter
+    slice           slice            all-gather
+    reduce_scatter  reduce-scatter   all-gather         all_reduce, then slice
+    exchange        all-to-all       all-to-all
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from msrun.runtime.groups import axes_group
+from msrun.runtime.layout import Axes, Mesh
+
+# torch 2.13 renamed both and warns about the old names.
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange"]
+
+
+class Traffic:
+    """Counts what this rank has put on the wire: number of collectives and bytes of their local input, by operation."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Count one collective."""
+        self.calls[name] += 1
+        self.bytes[name] += value.numel() * value.element_size()
+
+    def reset(self) -> None:
+        """Start again at zero."""
+        self.calls.clear()
+        self.bytes.clear()
+
+
+traffic = Traffic()
+"""The counter of this process."""
+
+
+class Pending:
+    """A tensor that may still be on its way."""
+
+    def __init__(self, value: Tensor, work: dist.Work | None = None, finish: Callable[[Tensor], Tensor] | None = None):
+        self._value = value
+        self._work = work
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        """Return the tensor, waiting for it the first time."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if self._finish is not None:
+            self._value = self._finish(self._value)
+            self._finish = None
+        return self._value
+
+
+def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> Pending:
+    """Sum over the group. `value` is not changed, unless `in_place`: then nobody may read it any more."""
+    traffic.add("all_reduce", value)
+    result = value.contiguous() if in_place else value.clone(memory_format=torch.contiguous_format)
+    return Pending(result, dist.all_reduce(result, group=group, async_op=True))
+
+
+def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
+    """Join the parts of the group's ranks along `dim`: (.., n, ..) -> (.., n * group size, ..)."""
+    traffic.add("all_gather", value)
+    size = dist.get_world_size(group)
+    value = value.contiguous()
+    flat = value.new_empty(size * value.numel())
+    work = _all_gather_flat(flat, value.view(-1), group=group, async_op=True)
+    shape = value.shape
+
+    def join(parts: Tensor) -> Tensor:
+        if dim == 0:
+            return parts.view(size * shape[0], *shape[1:])
+        return torch.cat(list(parts.view(size, *shape).unbind(0)), dim)
+
+    return Pending(flat, work, join)
+
+
+def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
+    """Sum over the group and keep this rank's part of `dim`: (.., n * group size, ..) -> (.., n, ..).
+
+    gloo has no real reduce-scatter; exchanging the parts and adding them up moves half the bytes of its all-reduce
+    and adds in rank order on every rank.
+    """
+    traffic.add("reduce_scatter", value)
+    size = dist.get_world_size(group)
+    parts = _parts(value, size, dim)
+    if dist.get_backend(group) != "gloo":
+        result = torch.empty_like(parts[0])
+        work = _reduce_scatter_flat(result, parts.view(-1, *parts.shape[2:]), group=group, async_op=True)
+        return Pending(result, work)
+    received = torch.empty_like(parts)
+    work = dist.all_to_all_single(received, parts, group=group, async_op=True)
+    return Pending(received, work, lambda got: got.sum(0))
+
+
+def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: int) -> Pending:
+    """Cut `dim` over the group and join `from_dim`: an all-to-all."""
+    traffic.add("all_to_all", value)
+    size = dist.get_world_size(group)
+    parts = _parts(value, size, dim)
+    received = torch.empty_like(parts)
+    work = dist.all_to_all_single(received, parts, group=group, async_op=True)
+    return Pending(received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim))
+
+
+def _parts(value: Tensor, count: int, dim: int) -> Tensor:
+    """Return (count, *part shape), contiguous: the equal parts of `dim`."""
+    if dim == 0:
+        return value.contiguous().view(count, value.shape[0] // count, *value.shape[1:])
+    return torch.stack(value.chunk(count, dim))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a partitioned graph."""
+
+    kind: Kind
+    axes: Axes
+    dim: int = 0
+    from_dim: int = 0
+
+    def __str__(self) -> str:
+        where = "" if self.kind in ("all_reduce", "enter") else f" dim {self.dim}"
+        if self.kind == "exchange":
+            where = f" dim {self.from_dim} -> {self.dim}"
+        return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
+
+    @property
+    def is_local(self) -> bool:
+        """True when nothing moves on the way forward."""
+        return self.kind in ("enter", "slice")
+
+    def start_forward(self, value: Tensor, mesh: Mesh, rank: int) -> Pending:
+        """Start what happens to a value."""
+        group = axes_group(mesh, self.axes)
+        match self.kind:
+            case "all_reduce":
+                return start_all_reduce(value, group)
+            case "enter":
+                return Pending(value)
+            case "gather" | "gather_enter":
+                return start_gather(value, group, self.dim)
+            case "slice":
+                return Pending(self._part(value, mesh, rank))
+            case "reduce_scatter":
+                return start_reduce_scatter(value, group, self.dim)
+            case "exchange":
+                return start_exchange(value, group, self.dim, self.from_dim)
+
+    def start_backward(self, grad: Tensor, mesh: Mesh, rank: int) -> Pending:
+        """Start what happens to the gradient of the result; gives the gradient of the value."""
+        group = axes_group(mesh, self.axes)
+        match self.kind:
+            case "all_reduce":
+                return Pending(grad)
+            case "enter":
+                return start_all_reduce(grad, group)
+            case "gather":
+                return Pending(self._part(grad, mesh, rank))
+            case "gather_enter":
+                return start_reduce_scatter(grad, group, self.dim)
+            case "slice" | "reduce_scatter":
+                return start_gather(grad, group, self.dim)
+            case "exchange":
+                return start_exchange(grad, group, self.from_dim, self.dim)
+
+    def _part(self, value: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        length = value.shape[self.dim] // mesh.extent(self.axes)
+        return value.narrow(self.dim, mesh.index(rank, self.axes) * length, length).contiguous()

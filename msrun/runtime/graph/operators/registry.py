@@ -1,0 +1,91 @@
+"""Which rule belongs to which operator."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from msrun.runtime.graph.operators import elementwise
+from msrun.runtime.graph.operators.elementwise import Elementwise
+from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
+from msrun.runtime.graph.operators.matmul import AddMatMul, Linear, MatMul
+from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
+from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
+from msrun.runtime.graph.operators.shape import Expand, Permute, Reshape, WholeDimension
+
+aten = torch.ops.aten
+
+
+class Replicated(Rule):
+    """For operators without a rule of their own: every rank computes the whole. Right, and said aloud."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return no labels at all."""
+        value = call.node.meta["val"]
+        ndim = value.dim() if isinstance(value, torch.Tensor) else 0
+        return Form(tuple((None,) * len(shape) for shape in call.shapes), (None,) * ndim, {})
+
+
+@cache
+def _table() -> dict[Any, Rule]:
+    value_by_value = Elementwise()
+    table: dict[Any, Rule] = dict.fromkeys(elementwise.targets(), value_by_value)
+    rules: list[tuple[Rule, list[Any]]] = [
+        (Linear(), [aten.linear.default]),
+        (AddMatMul(), [aten.addmm.default]),
+        (MatMul(), [aten.matmul.default, aten.mm.default, aten.bmm.default]),
+        (
+            Reshape(),
+            [
+                aten.flatten.using_ints,
+                aten.view.default,
+                aten.reshape.default,
+                aten._unsafe_view.default,
+                aten.unflatten.int,
+                aten.squeeze.default,
+                aten.squeeze.dim,
+                aten.squeeze.dims,
+                aten.unsqueeze.default,
+            ],
+        ),
+        (Expand(), [aten.expand.default]),
+        (Permute(), [aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default]),
+        (
+            WholeDimension(),
+            [
+                aten.softmax.int,
+                aten.log_softmax.int,
+                aten._softmax.default,
+                aten._log_softmax.default,
+                aten.cumsum.default,
+            ],
+        ),
+        (Reduction(), [aten.sum.default, aten.sum.dim_IntList]),
+        (Mean(), [aten.mean.default, aten.mean.dim]),
+        (Extreme(), [aten.amax.default, aten.amin.default]),
+        (
+            ElementwiseLoss(),
+            [
+                aten.mse_loss.default,
+                aten.l1_loss.default,
+                aten.smooth_l1_loss.default,
+                aten.huber_loss.default,
+                aten.binary_cross_entropy.default,
+                aten.binary_cross_entropy_with_logits.default,
+            ],
+        ),
+        (ClassLoss(), [aten.cross_entropy_loss.default, aten.nll_loss.default, aten.nll_loss_nd.default]),
+    ]
+    for rule, operators in rules:
+        table.update(dict.fromkeys(operators, rule))
+    return table
+
+
+REPLICATED = Replicated()
+
+
+def find_rule(target: Any) -> Rule | None:
+    """Return the rule of an operator, or None when it has none."""
+    return _table().get(target)

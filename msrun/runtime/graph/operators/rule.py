@@ -1,0 +1,171 @@
+"""What a rule says about one operator: how its dimensions hang together, and how its local part is computed.
+
+A rule names the dimensions of every input and of the output with labels, as in an einsum. Everything else follows:
+
+- a strategy gives each label a number of parts; a label has one number wherever it stands;
+- a label that stands in an input but not in the output is summed over: split, it leaves partial sums to all-reduce;
+- an input that lacks a split label is used in full by several parts of the work: its gradient is a partial sum, so it
+  passes an `enter` collective first;
+- a label in `whole`, and a dimension without a label (None), must not be split.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.layout import Axes, Layout, Mesh
+
+Label = str | None
+Labels = tuple[Label, ...]
+LabelSplit = Mapping[str, Axes]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The dimensions of one operator call."""
+
+    inputs: tuple[Labels, ...]
+    """One tuple per tensor input, one label per dimension."""
+    output: Labels
+    sizes: Mapping[str, int]
+    """Global size of every label."""
+    whole: frozenset[str] = field(default_factory=frozenset)
+    """Labels that must not be split."""
+    added: frozenset[int] = field(default_factory=frozenset)
+    """Inputs that join after partial sums were made whole, such as a bias: summed labels do not concern them."""
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Labels that stand in an input and not in the output, in order of appearance."""
+        seen = dict.fromkeys(label for labels in self.inputs for label in labels if label is not None)
+        return tuple(label for label in seen if label not in self.output)
+
+    def can_split(self, label: Label, parts: int) -> bool:
+        """Return True when `label` may be cut into this many parts."""
+        return label is not None and label not in self.whole and self.sizes[label] % parts == 0
+
+    def entered(self, index: int, split: LabelSplit) -> Axes:
+        """Return the axes along which several parts of the work use input `index` in full."""
+        own = {*self.inputs[index], *(self.summed if index in self.added else ())}
+        return tuple(sorted(axis for label, axes in split.items() if label not in own for axis in axes))
+
+    def layout(self, labels: Labels, split: LabelSplit) -> Layout:
+        """Return the layout of a tensor with these labels."""
+        return Layout(tuple(split.get(label, ()) if label is not None else () for label in labels))
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator in the captured graph."""
+
+    node: fx.Node
+    tensors: tuple[fx.Node, ...]
+    """Its tensor inputs in order of appearance."""
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Global shapes of the tensor inputs."""
+        return [tuple(node.meta["val"].shape) for node in self.tensors]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Global shape of the output."""
+        return tuple(self.node.meta["val"].shape)
+
+    @property
+    def module_path(self) -> str:
+        """Dotted path of the module that called the operator; empty outside any."""
+        paths = [path for path, _ in self.node.meta.get("nn_module_stack", {}).values()]
+        return paths[-1].removeprefix("root").removeprefix(".") if paths else ""
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return an argument by its schema name, wherever it was given."""
+        schema = self.node.target._schema  # type: ignore[union-attr]
+        for index, argument in enumerate(schema.arguments):
+            if argument.name == name:
+                if index < len(self.node.args):
+                    return self.node.args[index]
+                return self.node.kwargs.get(name, argument.default_value if argument.has_default_value() else default)
+        return default
+
+
+def operator_call(node: fx.Node) -> OperatorCall:
+    """Return the call behind a node of the captured graph."""
+    tensors: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda n: tensors.append(n) or n)  # type: ignore[func-returns-value]
+    return OperatorCall(node, tuple(n for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)))
+
+
+class LocalBuilder:
+    """Writes the local graph. Rules use it; the partition owns it."""
+
+    def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
+        self.graph = graph
+        self.mesh = mesh
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """Add one local operator."""
+        return self.graph.call_function(target, args, kwargs)
+
+    def collective(self, collective: Collective, value: fx.Node) -> fx.Node:
+        """Add one collective."""
+        return self.graph.call_function(apply_collective, (value,), {"collective": collective})  # type: ignore[dict-item]
+
+    def sum_over(self, value: fx.Node, axes: Axes) -> fx.Node:
+        """Make partial sums whole; nothing to do without axes."""
+        return self.collective(Collective("all_reduce", axes), value) if axes else value
+
+
+def apply_collective(_value: torch.Tensor, *, collective: Collective) -> torch.Tensor:
+    """Stand for a collective in a local graph: the executor cuts the graph here and never calls this."""
+    raise RuntimeError(f"{collective} stands between two segments and is run by the executor")
+
+
+class Rule(ABC):
+    """One rule for one or more operators."""
+
+    follows = False
+    """True for operators that, without a strategy, keep the layout of their first input: those that are cheap beside
+    the traffic of a change. The others run data-parallel."""
+
+    @abstractmethod
+    def form(self, call: OperatorCall) -> Form:
+        """Return the dimensions of a call."""
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Add the local operator and what makes its result whole; returns the result.
+
+        `inputs` are local and laid out as the form and the split say.
+        """
+        return build.sum_over(self.local_call(call, build, inputs), summed_axes(form, split))
+
+    def local_call(self, call: OperatorCall, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
+        """Add the same operator on local inputs."""
+        local = iter(inputs)  # not by node: both sides of `x @ x` are one node and two local values
+        args, kwargs = fx.node.map_arg((call.node.args, call.node.kwargs), lambda _: next(local))
+        assert callable(call.node.target)
+        return build.call(call.node.target, *args, **kwargs)
+
+
+def summed_axes(form: Form, split: LabelSplit) -> Axes:
+    """Return the axes along which the result of a call is a partial sum."""
+    return tuple(sorted(axis for label in form.summed for axis in split.get(label, ())))
+
+
+def dimension_labels(prefix: str, count: int) -> tuple[str, ...]:
+    """Return `count` labels: d0, d1, ..."""
+    return tuple(f"{prefix}{index}" for index in range(count))
+
+
+def sizes_of(*pairs: tuple[Labels, Sequence[int]]) -> dict[str, int]:
+    """Return the size of every label from (labels, shape) pairs."""
+    return {label: size for labels, shape in pairs for label, size in zip(labels, shape, strict=True) if label}

@@ -1,0 +1,146 @@
+"""Groups of ranks: by name, as MindSpore has them, and by mesh axes, as the partitioned graph needs them.
+
+The only module that calls `new_group`. Every rank must make the same groups in the same order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from msrun.errors import WorldError, near_miss
+from msrun.runtime.layout import Mesh
+from msrun.runtime.world import at_release, world
+
+_named: dict[str, tuple[tuple[int, ...], dist.ProcessGroup | None]] = {}
+_by_axes: dict[tuple[Mesh, tuple[int, ...]], dist.ProcessGroup] = {}
+"""(mesh, axes) -> this rank's own group"""
+_by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def create_group(group: str, rank_ids: Sequence[int]) -> None:
+    """Make a named group. Called by every rank of the world, members or not.
+
+    Raises:
+        WorldError: the name is taken, fewer than two ranks, a repeated rank, or one outside the world.
+    """
+    ranks = tuple(rank_ids)
+    if group in _named:
+        raise WorldError(f"group {group!r} exists already with ranks {list(_named[group][0])}: destroy_group it first")
+    if len(ranks) < 2 or len(set(ranks)) != len(ranks):
+        raise WorldError(f"group {group!r} of ranks {list(ranks)}: two or more different ranks are needed")
+    size = world().world_size
+    outside = [rank for rank in ranks if not 0 <= rank < size]
+    if outside:
+        raise WorldError(f"group {group!r}: rank {outside[0]} is outside the world; ranks are 0 to {size - 1}")
+    _named[group] = (ranks, _new_group(ranks))
+
+
+def _new_group(ranks: tuple[int, ...]) -> Any:
+    """Make torch's group with its ranks in this very order; torch sorts them unless told not to.
+
+    Raises:
+        WorldError: an order that is not ascending, with a torch that cannot keep it.
+    """
+    if list(ranks) == sorted(ranks):
+        return dist.new_group(list(ranks))
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        raise WorldError(
+            f"a group of ranks in the order {list(ranks)} is needed, and torch {torch.__version__} can only sort them: "
+            "install torch 2.13, or give the ranks in ascending order"
+        )
+    return dist.new_group(list(ranks), sort_ranks=False)
+
+
+def destroy_group(group: str) -> None:
+    """Forget a named group.
+
+    Raises:
+        WorldError: no such group.
+    """
+    ranks, process_group = _find(group)
+    if process_group is not None and world().global_rank in ranks:
+        dist.destroy_process_group(process_group)
+    del _named[group]
+
+
+def get_process_group_ranks(group: str) -> list[int]:
+    """Return the world ranks of a named group, in group order."""
+    return list(_find(group)[0])
+
+
+def get_world_rank_from_group_rank(group: str, group_rank: int) -> int:
+    """Return the world rank of a member."""
+    ranks = _find(group)[0]
+    if not 0 <= group_rank < len(ranks):
+        raise WorldError(f"rank {group_rank} of group {group!r}: the group has ranks 0 to {len(ranks) - 1}")
+    return ranks[group_rank]
+
+
+def get_group_rank_from_world_rank(world_rank: int, group: str) -> int:
+    """Return a member's rank inside a named group."""
+    ranks = _find(group)[0]
+    if world_rank not in ranks:
+        raise WorldError(f"world rank {world_rank} is not in group {group!r}; its ranks are {list(ranks)}")
+    return ranks.index(world_rank)
+
+
+def get_rank(group: str | None = None) -> int:
+    """Return this process's rank in the world, or in a named group."""
+    rank = world().global_rank
+    return rank if group is None else get_group_rank_from_world_rank(rank, group)
+
+
+def get_group_size(group: str | None = None) -> int:
+    """Return the number of ranks in the world, or in a named group."""
+    return world().world_size if group is None else len(get_process_group_ranks(group))
+
+
+def process_group(group: str) -> dist.ProcessGroup:
+    """Return torch's process group behind a name, for torch's own collectives."""
+    found = _find(group)[1]
+    if found is None:
+        raise WorldError(f"group {group!r} has no process group: this process is alone")
+    return found
+
+
+def axes_group(mesh: Mesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
+    """Return the group of ranks that differ from this one only along `axes`, most significant axis first.
+
+    All ranks make all groups of the same axes together, at the first call; later calls only look them up.
+    """
+    if (mesh, axes) in _by_axes:
+        return _by_axes[mesh, axes]
+    mine: dist.ProcessGroup | None = None
+    for ranks in mesh.groups(axes):
+        if ranks not in _by_ranks:
+            is_world = ranks == tuple(range(world().world_size))
+            made = dist.group.WORLD if is_world else _new_group(ranks)
+            assert made is not None
+            _by_ranks[ranks] = made
+        if world().global_rank in ranks:
+            mine = _by_ranks[ranks]
+    if mine is None:
+        raise WorldError(f"rank {world().global_rank} is not in the mesh {mesh.shape}")
+    _by_axes[mesh, axes] = mine
+    return mine
+
+
+def forget_groups() -> None:
+    """Drop every group; torch destroys them together with the world."""
+    _named.clear()
+    _by_ranks.clear()
+    _by_axes.clear()
+
+
+def _find(group: str) -> tuple[tuple[int, ...], dist.ProcessGroup | None]:
+    if group not in _named:
+        raise WorldError(f"no group {group!r}{near_miss(group, _named)}: make it with create_group on every rank")
+    return _named[group]
+
+
+at_release(forget_groups)

@@ -1,0 +1,1 @@
+"""Networks: deferred initialisation, and a network joined with its loss."""

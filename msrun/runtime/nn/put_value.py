@@ -1,0 +1,26 @@
+"""Put a value into an existing tensor object. The one place that uses torch's private swap."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from msrun.errors import ParallelError
+
+
+def put_value(tensor: Tensor, value: Tensor) -> None:
+    """Give `tensor` another value, shape and device while it stays the same object.
+
+    Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
+    afterwards. `torch.utils.swap_tensors` does the same but refuses tensors with weak references.
+
+    Raises:
+        ParallelError: an autograd graph still holds the tensor.
+    """
+    if tensor._use_count() > 1:  # type: ignore[attr-defined]
+        raise ParallelError(
+            f"a parameter of shape {tuple(tensor.shape)} is still held by a backward graph: "
+            "drop losses of earlier steps before the first call of AutoParallel"
+        )
+    fresh: Tensor = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    torch._C._swap_tensor_impl(tensor, fresh)

@@ -1,0 +1,60 @@
+"""value_and_grad: the loss and its gradients, as MindSpore's functional training asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from msrun.errors import StrategyError
+from msrun.runtime.parallel.auto_parallel import current_parallel
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    grad_position: int | tuple[int, ...] | None = 0,
+    weights: Iterable[Tensor] | None = None,
+    has_aux: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """Return a function that gives `fn`'s result and the gradients of its loss.
+
+    `fn` returns the loss, or with `has_aux` (loss, other results...). Inside a step function that AutoParallel runs,
+    `fn` is captured and runs on all ranks: the loss is the global one and each gradient is that of this rank's part of
+    the weight.
+
+    Args:
+        grad_position: which positional arguments to differentiate; None for none.
+        weights: parameters to differentiate; None for none.
+
+    Returns:
+        (result, gradients). Gradients are those of the arguments, those of the weights as a tuple, or a pair of both
+        when both are asked for.
+
+    Raises:
+        StrategyError: nothing to differentiate.
+    """
+    kept = list(weights) if weights is not None else None
+    if grad_position is None and kept is None:
+        raise StrategyError("value_and_grad(grad_position=None, weights=None): name arguments or weights")
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+        inputs = [args[i].detach().requires_grad_() for i in positions]
+        full = list(args)
+        for i, value in zip(positions, inputs, strict=True):
+            full[i] = value
+        parallel = current_parallel.get()
+        with torch.enable_grad():
+            result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, fn, full, kwargs)
+        loss = result[0] if has_aux else result
+        wanted = [*inputs, *(kept or [])]
+        grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+        of_inputs, of_weights = grads[: len(inputs)], tuple(grads[len(inputs) :])
+        given: Any = of_inputs[0] if isinstance(grad_position, int) else tuple(of_inputs)
+        gradients = of_weights if not inputs else given if kept is None else (given, of_weights)
+        return pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, result), gradients
+
+    return run

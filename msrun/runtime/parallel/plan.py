@@ -1,0 +1,146 @@
+"""ParallelPlan: what AutoParallel decided, for people and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.partition import OperatorPlan
+from msrun.runtime.graph.segments import render_segments
+from msrun.runtime.layout import Mesh
+from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.hsdp import ZERO_WORDS, HsdpSpec
+from msrun.runtime.parallel.scaling import Compat, describe
+from msrun.runtime.parallel.storage import ParameterStorage
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter is stored and how its gradient travels."""
+
+    name: str
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    local_bytes: int
+    global_bytes: int
+    layout: tuple[int, ...]
+    """Parts per dimension at rest."""
+    shard_ranks: int
+    """Ranks that optimizer parallel cut it over; 1 = left whole."""
+    reason: str
+    group: int
+    """Parameters of one group travel in one message; -1 when the graph does not use it."""
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Every decision about one network and one shape of its input."""
+
+    mode: str
+    world_size: int
+    mesh: tuple[int, ...]
+    copies: int
+    losses: str
+    optimizer_parallel: str
+    dataset_strategy: str
+    parameters: tuple[ParameterPlan, ...]
+    operators: tuple[OperatorPlan, ...]
+    notes: tuple[str, ...]
+    program: str
+    """The local program as text: every operator and every collective."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return asdict(self)
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of all parameters on this rank."""
+        return sum(parameter.local_bytes for parameter in self.parameters)
+
+    @property
+    def global_bytes(self) -> int:
+        """Bytes of all parameters of the network."""
+        return sum(parameter.global_bytes for parameter in self.parameters)
+
+    def summary(self) -> str:
+        """Return the first log line."""
+        mesh = " x ".join(map(str, self.mesh)) or "1"
+        copies = f", {self.copies} copies" if self.copies > 1 else ""
+        return (
+            f"{self.world_size} ranks as {mesh}, {self.mode}, {self.optimizer_parallel}{copies}; {self.losses}; "
+            f"parameters {self.local_bytes / 1024:.0f} KB of {self.global_bytes / 1024:.0f} KB on this rank"
+        )
+
+    def explain(self) -> str:
+        """Return every decision as a table: parameters with sizes and reasons, operators with their collectives."""
+        lines = [self.summary(), "", "parameters"]
+        width = max((len(p.name) for p in self.parameters), default=4)
+        for p in self.parameters:
+            shape = f"{_shape(p.global_shape)} -> {_shape(p.local_shape)}"
+            where = f"message {p.group}" if p.group >= 0 else "unused"
+            lines.append(f"  {p.name:<{width}}  {shape:<28} {p.local_bytes:>10} B  {where:<10}  {p.reason}")
+        lines += ["", "operators"]
+        for o in self.operators:
+            strategy = ", ".join(str(numbers) for numbers in o.strategy)
+            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}")
+            lines += [f"      {collective}" for collective in o.collectives]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "()"
+
+
+def build_parallel_plan(
+    compiled: CompiledCall,
+    storage: ParameterStorage,
+    *,
+    mode: str,
+    mesh: Mesh,
+    hsdp: HsdpSpec | None,
+    compat: Compat,
+    dataset_strategy: str,
+) -> ParallelPlan:
+    """Put every decision about one captured call together."""
+    group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
+    level = hsdp.optimizer_level if hsdp else None
+    return ParallelPlan(
+        mode=mode,
+        world_size=mesh.size,
+        mesh=mesh.shape,
+        copies=compiled.copies,
+        losses=describe(compat),
+        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
+        dataset_strategy=dataset_strategy,
+        parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1)) for s in storage.stored.values()),
+        operators=tuple(replace(o, module_path=user_name(o.module_path)) for o in compiled.program.operators),
+        notes=tuple(compiled.program.notes),
+        program=render_segments(compiled.segments),
+    )
+
+
+def _parameter(stored: StoredParameter, mesh: Mesh, group: int) -> ParameterPlan:
+    item = stored.parameter.element_size()
+    return ParameterPlan(
+        name=user_name(stored.name),
+        global_shape=stored.shape,
+        local_shape=tuple(stored.parameter.shape),
+        local_bytes=stored.parameter.numel() * item,
+        global_bytes=torch.Size(stored.shape).numel() * item,
+        layout=stored.stored.numbers(mesh),
+        shard_ranks=mesh.extent(stored.shard_axes),
+        reason=stored.reason,
+        group=group,
+    )
+
+
+def user_name(name: str) -> str:
+    """Take off what our own wrappers (WithLoss, MicroBatchInterleaved) put before a name."""
+    while name.startswith("network."):
+        name = name.removeprefix("network.")
+    return name

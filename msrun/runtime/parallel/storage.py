@@ -1,0 +1,167 @@
+"""The parameters of one network on this rank: decided once, at the first capture, and put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.partition import LocalProgram, ParameterUse
+from msrun.runtime.layout import Axes, Layout, Mesh
+from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
+from msrun.runtime.nn.put_value import put_value
+from msrun.runtime.parallel.fusion import fusion_id_of
+from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
+
+    shape: tuple[int, ...]
+    used: Layout
+    shard_axes: Axes
+    reason: str
+
+
+_placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""parameter -> its placement"""
+
+
+class ParameterStorage:
+    """Knows how every parameter is stored and has put its part into the user's own parameter object."""
+
+    def __init__(self, root: nn.Module, mesh: Mesh, rank: int, hsdp: HsdpSpec | None) -> None:
+        self._root = root
+        self._mesh = mesh
+        self._rank = rank
+        self._hsdp = hsdp
+        self.stored: dict[str, StoredParameter] = {}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Global shape of every parameter that is stored already."""
+        named = self._root.named_parameters()
+        return {name: _placements[value].shape for name, value in named if value in _placements}
+
+    def place(self, program: LocalProgram) -> list[str]:
+        """Store the parameters that `program` uses, and check those that are stored already.
+
+        Returns notes for the plan. All ranks call it together.
+
+        Raises:
+            StrategyError: a later program wants a parameter in another layout than the first one.
+        """
+        if self.stored:
+            self._check_same(program, self.stored)
+            return []
+        stored = {
+            name: self._decide(name, parameter, program.parameters.get(name))
+            for name, parameter in self._root.named_parameters()
+        }
+        self._check_same(program, stored)
+        self.stored = stored
+        new = {name for name, item in stored.items() if item.parameter not in _placements}
+        notes = self._agree(new)
+        self._fill(new)
+        for name in new:
+            item = stored[name]
+            _placements[item.parameter] = _Placement(item.shape, item.used, item.shard_axes, item.reason)
+        return notes
+
+    def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
+        placed: _Placement | None = _placements.get(parameter)
+        if placed is not None:
+            return StoredParameter(
+                name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
+            )
+        shape = tuple(parameter.shape)
+        used = use.layout if use is not None else Layout.replicated(len(shape))
+        axes, reason = choose_shard_axes(
+            self._hsdp,
+            self._mesh,
+            used,
+            shape,
+            parameter.element_size(),
+            opted_out=getattr(parameter, "parallel_optimizer", True) is False,
+            partial_axes=use.partial_axes if use is not None else (),
+        )
+        if use is None:
+            axes, reason = (), "the graph does not use it"
+        return StoredParameter(name, parameter, shape, used, axes, reason, fusion_id_of(parameter))
+
+    def _check_same(self, program: LocalProgram, stored: Mapping[str, StoredParameter]) -> None:
+        for name, use in program.parameters.items():
+            if use.layout != stored[name].used:
+                raise StrategyError(
+                    f"parameter {name}: this call uses it as {use.layout.numbers(self._mesh)} but it is stored as "
+                    f"{stored[name].used.numbers(self._mesh)} since the first call; use it alike in every call"
+                )
+
+    def _fill(self, new: Set[str]) -> None:
+        """Replace every parameter's whole value, or its missing one, by this rank's part."""
+        deferred = deferred_tensors(self._root)
+        for name, value in list(replay_deferred(self._root, self._cut)):
+            put_value(deferred[name], value)
+        for name, stored in self.stored.items():
+            if name in new and name not in deferred and any(stored.stored.split):
+                put_value(stored.parameter, self._cut(name, stored.parameter.detach()).clone())
+
+    def _cut(self, name: str, whole: Tensor) -> Tensor:
+        stored = self.stored.get(name)
+        if stored is None:  # a buffer: whole on every rank
+            return whole
+        return whole[stored.stored.slices(self._mesh, stored.shape, self._rank)]
+
+    def _agree(self, new: Set[str]) -> list[str]:
+        """Make every rank start from rank 0's values: seeds may differ, models must not."""
+        notes: list[str] = []
+        deferred = deferred_tensors(self._root)
+        tapes = tape_states(self._root)
+        named = [*self._root.named_parameters(), *self._root.named_buffers()]
+        present = {n: t for n, t in named if n not in deferred and (n in new or n not in self.stored)}
+        states = [torch.cat([seed for seed in tape.seeds if seed is not None]) for tape in tapes]
+        equal = _equal_everywhere([*states, *(tensor.detach() for tensor in present.values())])
+        for tape, is_equal in zip(tapes, equal[: len(tapes)], strict=True):
+            if not is_equal:
+                of_rank_0 = [tape.seeds]
+                dist.broadcast_object_list(of_rank_0, 0)
+                tape.use_seeds(of_rank_0[0])
+                notes.append("the ranks had different random seeds: rank 0's is used for the initial weights")
+        different = []
+        for (name, tensor), is_equal in zip(present.items(), equal[len(tapes) :], strict=True):
+            if not is_equal:
+                value = tensor.detach().contiguous()
+                dist.broadcast(value, 0)
+                tensor.data = value
+                different.append(name)
+        if different:
+            notes.append(
+                f"{len(different)} parameters or buffers differed between ranks ({different[0]}, ...): "
+                "rank 0's are used"
+            )
+        return notes
+
+
+def _equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
+    """Return for each tensor whether all ranks hold the same values; one small all-reduce for all of them."""
+    if not tensors:
+        return []
+    sums = torch.stack([_weighted(tensor) for tensor in tensors]).to(world.device())
+    extremes = torch.cat([sums, -sums])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    highest, lowest = extremes[: len(tensors)], -extremes[len(tensors) :]
+    return [bool(same) for same in (highest == lowest).tolist()]
+
+
+def _weighted(tensor: Tensor) -> Tensor:
+    """Return a number that changes when any element does, or when two change places."""
+    flat = tensor.reshape(-1).double()
+    return (flat * torch.linspace(1.0, 2.0, flat.numel(), dtype=torch.float64, device=flat.device)).sum().cpu()

@@ -1,0 +1,101 @@
+"""Model: a small trainer in MindSpore's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msrun.errors import ParallelError
+from msrun.runtime.nn.with_loss import WithLoss
+from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.train.callbacks import Callback, RunContext
+
+
+class Model:
+    """Train a network.
+
+    Args:
+        network: a module, or an AutoParallel of one. Without `loss_fn` its result is the loss.
+        loss_fn: joined with the network as `loss_fn(network(*inputs), label)`.
+        optimizer: any torch optimizer over the network's parameters.
+
+    Raises:
+        ParallelError: `loss_fn` for an AutoParallel, which must hold its loss itself.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | AutoParallel,
+        loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if loss_fn is not None and isinstance(network, AutoParallel):
+            raise ParallelError(
+                "Model(AutoParallel(net), loss_fn): wrap the loss first, AutoParallel(WithLoss(net, loss))"
+            )
+        self.network: Any = WithLoss(network, loss_fn) if loss_fn is not None else network  # type: ignore[arg-type]
+        self.optimizer = optimizer
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Iterable[Sequence[Tensor]],
+        callbacks: Callback | Sequence[Callback] | None = None,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train for `epoch` epochs over a dataset that yields tuples of tensors, label last.
+
+        Raises:
+            ParallelError: no optimizer, or a dataset that yields nothing.
+        """
+        if self.optimizer is None:
+            raise ParallelError("Model.train: no optimizer; give Model(network, optimizer=...)")
+        listeners = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        context = RunContext(self.network, epoch, _length(train_dataset))
+        self.network.train()
+        _tell(listeners, "on_train_begin", context)
+        for number in range(initial_epoch, epoch):
+            context.cur_epoch_num, context.step_in_epoch = number + 1, 0
+            _tell(listeners, "on_train_epoch_begin", context)
+            for batch in train_dataset:
+                self._step(batch, context)
+                _tell(listeners, "on_train_step_end", context)
+                if context.stop_requested:
+                    break
+            if context.step_in_epoch == 0:
+                raise ParallelError("Model.train: the dataset yields no batch; give more samples or smaller batches")
+            _tell(listeners, "on_train_epoch_end", context)
+            if context.stop_requested:
+                break
+        _tell(listeners, "on_train_end", context)
+
+    def _step(self, batch: Sequence[Tensor], context: RunContext) -> None:
+        assert self.optimizer is not None
+        loss = self.network(*batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        context.loss = float(loss.detach())
+        context.step_in_epoch += 1
+        context.cur_step_num += 1
+
+    @torch.no_grad()
+    def predict(self, *inputs: Tensor) -> Any:
+        """Return the network's result without gradients."""
+        self.network.eval()
+        return self.network(*inputs)
+
+
+def _length(dataset: Iterable[Any]) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+
+
+def _tell(listeners: Sequence[Callback], moment: str, context: RunContext) -> None:
+    for listener in listeners:
+        getattr(listener, moment)(context)

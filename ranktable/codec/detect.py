@@ -1,0 +1,142 @@
+"""Tells which kind of table a JSON object is, by its keys first and its version second.
+
+Keys come first because several files carry a version of HCCL's tables and are none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+Members = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A kind of table: a short name, what to call it in a sentence, and who reads it."""
+
+    name: str
+    title: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The dialect of an object and the keys that gave it away."""
+
+    dialect: Dialect
+    evidence: str
+
+
+V1_0 = Dialect("1.0", "a version 1.0 rank table", "HCCL on 910A, A2 and 300I Duo")
+V1_1 = Dialect("1.1", "a heterogeneous rank table (version 1.1)", "HCCL groups of hosts and devices")
+V1_2 = Dialect("1.2", "a super pod rank table (version 1.2)", "HCCL on A3 super pods")
+V2_0 = Dialect("2.0", "a version 2.0 rank table", "HCCL on Ascend 950")
+V2_0_DRAFT = Dialect("2.0-draft", "a pre-release draft of the version 2.0 rank table", "no released reader")
+V2_0_OXC = Dialect("2.0-oxc", "an optical-switch rank table (2.0 OXC variant)", "HCCL, experimental")
+CLOUD = Dialect("template2-cloud", "a template 2 cloud rank table (group_list, no version)", "older HCCL and ModelArts")
+LAB = Dialect("template2-lab", "a template 2 lab rank table (board_id, group_list)", "HCCL of 2019 to 2021")
+ROLES = Dialect("roles", "a parameter-server role table", "HCCL heterogeneous groups")
+VOLCANO_JOB = Dialect("volcano-job", "a Volcano job table (version 1.3)", "the configmap1980 plugin of Volcano")
+VOLCANO_GLOBAL = Dialect("volcano-global", "a Volcano global table (version 1.4)", "HyperJob over several clusters")
+MINDIE = Dialect("mindie-global", "a MindIE global table", "MindIE-Motor, for inference")
+VLLM = Dialect("vllm-pd", "a vLLM-Ascend prefill and decode table", "the LLMDataDist connector, for inference")
+LOCAL_RES = Dialect(
+    "local-comm-res", "a LocalCommRes description of one server", "llm_datadist and HIXL, for inference"
+)
+TOR = Dialect("tor-list", "a TOR list", "ModelArts, beside jobstart_hccl.json")
+
+
+def detect_dialect(value: Members) -> Detection | None:
+    """Return the dialect of the object with the evidence, or None when no key of any known dialect is there."""
+    for dialect, find_evidence in _TESTS:
+        evidence = find_evidence(value)
+        if evidence:
+            return Detection(dialect, evidence)
+    return None
+
+
+def _has(*keys: str) -> Callable[[Members], str]:
+    def find_evidence(value: Members) -> str:
+        return next((key for key in keys if key in value), "")
+
+    return find_evidence
+
+
+def _is_lab(value: Members) -> str:
+    telling = [key for key in ("board_id", "chip_info", "deploy_mode", "para_plane_nic_location") if key in value]
+    return " and ".join(telling) if telling and "group_list" in value else ""
+
+
+def _is_draft(value: Members) -> str:
+    keys = {key for rank in _items(value, "rank_list") for level in _items(rank, "level_list") for key in level}
+    return next((key for key in ("rank_addrs", "fabric_type", "rank_addr_type") if key in keys), "")
+
+
+def _is_oxc(value: Members) -> str:
+    if "oxc_group_list" in value:
+        return "oxc_group_list"
+    return 'server_list with version "2.0"' if "server_list" in value and value.get("version") == "2.0" else ""
+
+
+def _is_tor(value: Members) -> str:
+    if "version" in value or "rank_id" in _device_keys(value):
+        return ""
+    return "tor_ip in its devices and no rank_id" if "tor_ip" in _device_keys(value) else ""
+
+
+def _is_local(value: Members) -> str:
+    if "endpoint_list" in value:
+        return "endpoint_list"
+    keys = _device_keys(value)
+    is_local = len(list(_items(value, "server_list"))) == 1 and keys and "rank_id" not in keys
+    return "one server and no rank_id" if is_local and value.get("version") in ("1.2", "1.3") else ""
+
+
+def _has_version(version: str) -> Callable[[Members], str]:
+    def find_evidence(value: Members) -> str:
+        is_it = "server_list" in value and value.get("version") == version
+        return f'server_list with version "{version}"' if is_it else ""
+
+    return find_evidence
+
+
+def _is_super_pod(value: Members) -> str:
+    """Version 1.2, or a super pod list without a version. Version 1.0 with one stays 1.0: HCCL goes by the version."""
+    found = _has_version("1.2")(value)
+    return found or ("super_pod_list and no version" if "super_pod_list" in value and "version" not in value else "")
+
+
+def _is_concise(value: Members) -> str:
+    if "server_list" in value:
+        return "server_list"
+    return 'version "1.0"' if value.get("version") == V1_0.name else ""
+
+
+def _device_keys(value: Members) -> set[str]:
+    return {key for server in _items(value, "server_list") for device in _items(server, "device") for key in device}
+
+
+def _items(value: Members, key: str) -> Iterator[Members]:
+    items = value.get(key)
+    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))
+
+
+# In this order: the rarer and more telling keys first.
+_TESTS: tuple[tuple[Dialect, Callable[[Members], str]], ...] = (
+    (MINDIE, _has("server_group_list")),
+    (VLLM, _has("prefill_device_list", "decode_device_list")),
+    (V2_0_DRAFT, _is_draft),
+    (V2_0, _has("rank_list", "rank_count")),
+    (V2_0_OXC, _is_oxc),
+    (LOCAL_RES, _is_local),
+    (V1_1, _has("node_list", "collective_id")),
+    (LAB, _is_lab),
+    (CLOUD, _has("group_list", "group_count")),
+    (ROLES, _has("Servers", "Clients")),
+    (TOR, _is_tor),
+    (VOLCANO_JOB, _has_version("1.3")),
+    (VOLCANO_GLOBAL, _has_version("1.4")),
+    (V1_2, _is_super_pod),
+    (V1_0, _is_concise),
+)

@@ -1,0 +1,105 @@
+"""Checks JSON objects against a list of keys: present, of the right type, well formed, known. No dialect in here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from ranktable.placeholder import name_placeholder
+from ranktable.problem import Problem, Severity, join_key, show_value
+
+Kind = Literal["text", "number", "list"]
+
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of an object in a dialect whose scalars are strings."""
+
+    name: str
+    kind: Kind = "text"
+    missing: Severity | None = None
+    """How bad it is to leave the key out; None when it is optional."""
+    rule: str = "R5"
+    """The rule that a malformed number breaks."""
+
+
+def parse_number(value: object) -> int | None:
+    """Return the number in a decimal string of at most ten digits, or in a JSON integer; None for all else."""
+    if isinstance(value, str):
+        return int(value) if _DECIMAL.fullmatch(value) else None
+    is_plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**10
+    return value if is_plain and isinstance(value, int) else None
+
+
+def check_shape(
+    members: Mapping[str, object], path: str, keys: Iterable[Key], known_extras: Iterable[str]
+) -> Iterator[Problem]:
+    """Yield what is wrong with the object at `path`: rules R4, R5, R31 and those that `keys` name."""
+    by_name = {key.name: key for key in keys}
+    misspelt = {name: _find_near(name, by_name) for name in members if name not in by_name and name not in known_extras}
+    for key in by_name.values():
+        if key.name in members:
+            yield from _check_value(members[key.name], join_key(path, key.name), key)
+        elif key.missing:
+            written = next((name for name, meant in misspelt.items() if meant == key.name), None)
+            yield _report_missing(path, key, written)
+    for name, meant in misspelt.items():
+        is_reported = meant is not None and meant not in members and by_name[meant].missing is not None
+        if not is_reported:
+            yield _report_unknown(path, name, meant)
+
+
+def _find_near(name: str, known: Iterable[str]) -> str | None:
+    plain = {key.replace("_", ""): key for key in known}
+    near = get_close_matches(name.replace("_", "").replace("-", "").lower(), plain, n=1, cutoff=0.8)
+    return plain[near[0]] if near else None
+
+
+def _report_missing(path: str, key: Key, written: str | None) -> Problem:
+    remedy = f"rename {written!r} to {key.name!r}" if written else f"add {key.name!r}"
+    severity: Severity = key.missing or "error"
+    return Problem(join_key(path, key.name), "R5", severity, "the key is missing", remedy)
+
+
+def _report_unknown(path: str, name: str, meant: str | None) -> Problem:
+    remedy = f"did you mean {meant!r}?" if meant else "remove it, or keep it if another program reads it"
+    return Problem(join_key(path, name), "R31", "warning", "the key is not known and will be ignored", remedy)
+
+
+def _check_value(value: object, path: str, key: Key) -> Iterator[Problem]:
+    if key.kind == "list":
+        yield from _check_list(value, path)
+    elif not isinstance(value, str):
+        yield _report_type(value, path)
+    elif key.kind == "number" and not _DECIMAL.fullmatch(value):
+        what = name_placeholder(value)
+        message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number"
+        yield Problem(
+            path, key.rule, "error", message, 'write a decimal number as a string, such as "0"', show_value(value)
+        )
+
+
+def _report_type(value: object, path: str) -> Problem:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    remedy = f'put it in double quotes: "{show_value(value)}"' if is_number else "write a string, or leave the key out"
+    return Problem(path, "R4", "error", "the value must be a JSON string", remedy, show_value(value))
+
+
+def _check_list(value: object, path: str) -> Iterator[Problem]:
+    if not isinstance(value, list):
+        yield Problem(
+            path, "R5", "error", "the value must be an array", "write it in square brackets", show_value(value)
+        )
+        return
+    if not value:
+        yield Problem(path, "R5", "error", "the array is empty", "list at least one entry", "[]")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            yield Problem(
+                f"{path}[{index}]", "R5", "error", "the entry must be an object", "write it in braces", show_value(item)
+            )

@@ -1,0 +1,176 @@
+"""Bytes to JSON, strictly: one object in UTF-8, no doubled keys unnoticed, no odd numbers, bounded size and depth."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ranktable.errors import JsonTextError
+from ranktable.json_fault import Fault, explain_fault
+from ranktable.positions import Lines, walk_marks
+from ranktable.problem import Position
+
+MAX_DEPTH = 64
+"""Deepest nesting that is read; the deepest known dialect needs 6."""
+
+_OTHER_ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_MAX_DIGITS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedKey:
+    """A key that its object has had before; JSON parsers keep the last one without a word."""
+
+    path: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One JSON object with where it came from."""
+
+    source: str
+    """Name for messages: the path as given, or `<stdin>`."""
+    text: str
+    value: dict[str, object]
+    has_bom: bool = False
+    """True when the file starts with a UTF-8 byte order mark."""
+    repeated_keys: tuple[RepeatedKey, ...] = ()
+    size_bytes: int = 0
+
+
+class _ForeignValueError(ValueError):
+    """Raised inside the JSON parser for a number that JSON does not have; `literal` is its text."""
+
+    def __init__(self, literal: str, message: str) -> None:
+        super().__init__(message)
+        self.literal = literal
+
+
+def parse_document(data: bytes, source: str = "<bytes>") -> Document:
+    """Return the JSON object that `data` holds.
+
+    Raises JsonTextError, with line and column, for anything else: another encoding, comments, trailing commas,
+    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, a top that is not an object.
+    Repeated keys do not raise; they are listed in the result.
+    """
+    text, has_bom = _decode_text(data, source)
+    has_repeats = False
+
+    def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal has_repeats
+        built = dict(pairs)
+        has_repeats = has_repeats or len(built) < len(pairs)
+        return built
+
+    value = _load(text, source, build_object)
+    if not isinstance(value, dict):
+        _refuse(text, source, Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {"))
+    _check_depth(value, text, source)
+    repeats = _find_repeats(text) if has_repeats else ()
+    return Document(source, text, value, has_bom, repeats, len(data))
+
+
+def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
+    for mark, name in _OTHER_ENCODINGS:
+        if data.startswith(mark):
+            _refuse("", source, _wrong_encoding(name))
+    if b"\0" in data[:4]:
+        _refuse("", source, _wrong_encoding("UTF-16 or UTF-32"))
+    has_bom = data.startswith(codecs.BOM_UTF8)
+    body = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return body.decode("utf-8"), has_bom
+    except UnicodeDecodeError as error:
+        before = body[: error.start].decode("utf-8")
+        fault = Fault(len(before), f"byte 0x{body[error.start]:02x} is not UTF-8", "save the file as UTF-8")
+        _refuse(before, source, fault)
+
+
+def _wrong_encoding(name: str) -> Fault:
+    return Fault(0, f"the file is {name}, a rank table must be UTF-8", "save the file as UTF-8, for example with iconv")
+
+
+def _load(text: str, source: str, build_object: object) -> object:
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=build_object,  # type: ignore[arg-type]
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
+        )
+    except json.JSONDecodeError as error:
+        _refuse(text, source, explain_fault(text, error))
+    except _ForeignValueError as error:
+        _refuse(text, source, Fault(max(0, _find_literal(text, error.literal)), str(error), "write a plain value"))
+    except RecursionError:
+        _refuse(text, source, _too_deep(text))
+
+
+def _refuse_constant(literal: str) -> NoReturn:
+    raise _ForeignValueError(literal, f"{literal} is no JSON value")
+
+
+def _parse_float(literal: str) -> float:
+    number = float(literal)
+    if not math.isfinite(number):
+        raise _ForeignValueError(literal, "the number is too large to be kept")
+    return number
+
+
+def _parse_int(literal: str) -> int:
+    if len(literal) > _MAX_DIGITS:
+        raise _ForeignValueError(literal, f"the number has more than {_MAX_DIGITS} digits")
+    return int(literal)
+
+
+def _find_literal(text: str, literal: str) -> int:
+    outside_strings = re.compile(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal[:_MAX_DIGITS])})', re.DOTALL)
+    return next((match.start() for match in outside_strings.finditer(text) if match.group(1)), 0)
+
+
+def _check_depth(value: object, text: str, source: str) -> None:
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for holder in level for child in _children(holder)]
+        if not level:
+            return
+    _refuse(text, source, _too_deep(text))
+
+
+def _children(holder: object) -> list[object]:
+    values = holder.values() if isinstance(holder, dict) else holder if isinstance(holder, list) else ()
+    return [value for value in values if isinstance(value, dict | list)]
+
+
+def _too_deep(text: str) -> Fault:
+    depth = 0
+    for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match.group(), 0)
+        if depth > MAX_DEPTH:
+            return Fault(match.start(), f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
+    return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
+
+
+def _find_repeats(text: str) -> tuple[RepeatedKey, ...]:
+    lines = Lines(text)
+    return tuple(RepeatedKey(mark.path, lines.position_at(mark.offset)) for mark in walk_marks(text) if mark.is_repeat)
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _refuse(text: str, source: str, fault: Fault) -> NoReturn:
+    raise JsonTextError(source, Lines(text).position_at(fault.offset), fault.message, fault.remedy)

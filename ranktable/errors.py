@@ -1,0 +1,145 @@
+"""The exceptions of this package, each with the exit code that the command line gives it.
+
+    RankTableError                 2   base of all; never raised itself
+        ReadError                  2   a file that cannot be opened, is a folder, or is too large
+        WriteError                 2   a file that cannot be written
+        JsonTextError              1   text that is not UTF-8 JSON with an object at the top; has line and column
+        UnsupportedDialectError    2   a known kind of table that this package does not read yet
+        UnknownDialectError        1   JSON that is no rank table of any known kind
+        InvalidTableError          1   a table whose structure is wrong; carries every problem found
+        NotReadyError              3   a table whose status is still "initializing"
+        BuildError                 2   wrong input to the generator (also a ValueError)
+        HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
+        ProfileError               2   an unknown device target or chip (also a ValueError)
+        RankNotFoundError          2   a rank that the table does not have (also a LookupError)
+
+The exit codes are 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranktable.problem import Position, Problem
+
+EXIT_VALID = 0
+EXIT_PROBLEMS = 1
+EXIT_USAGE = 2
+EXIT_NOT_READY = 3
+
+
+class RankTableError(Exception):
+    """Base class: a message that names the value and the constraint, and a remedy that may be empty."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class ReadError(RankTableError):
+    """A source that cannot be read: `source` is its name, `reason` what the system says."""
+
+    def __init__(self, source: str, reason: str, remedy: str = "") -> None:
+        super().__init__(f"cannot read {source}: {reason}", remedy)
+        self.source = source
+        self.reason = reason
+
+
+class WriteError(RankTableError):
+    """A file that cannot be written: `target` is its path, `reason` what the system says."""
+
+    def __init__(self, target: str, reason: str, remedy: str = "") -> None:
+        super().__init__(f"cannot write {target}: {reason}", remedy)
+        self.target = target
+        self.reason = reason
+
+
+class JsonTextError(RankTableError):
+    """Text that is not UTF-8 JSON with an object at the top; `problem` holds it as a finding of rule R1."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, source: str, position: Position, message: str, remedy: str) -> None:
+        super().__init__(f"{source}:{position.line}:{position.column}: {message}", remedy)
+        self.source = source
+        self.position = position
+        self.problem = Problem("", "R1", "error", message, remedy, position=position)
+
+
+class UnsupportedDialectError(RankTableError):
+    """A known kind of table that cannot be read here: `dialect` names it, `evidence` says why it is taken for it."""
+
+    def __init__(self, source: str, dialect: str, evidence: str, remedy: str) -> None:
+        super().__init__(f"{source} is not a version 1.0 rank table but {dialect} (it has {evidence})", remedy)
+        self.source = source
+        self.dialect = dialect
+        self.evidence = evidence
+
+
+class UnknownDialectError(RankTableError):
+    """JSON that has no telling key of any known kind of table; `keys` are those at its top."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, source: str, keys: Sequence[str], remedy: str) -> None:
+        shown = ", ".join(keys[:6]) if keys else "none"
+        super().__init__(f"{source} is not a rank table of any known kind (top-level keys: {shown})", remedy)
+        self.source = source
+        self.keys = tuple(keys)
+
+
+class InvalidTableError(RankTableError):
+    """A table that cannot be decoded; `problems` holds every fault of its structure, not only the first."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{source} is not a valid rank table: {first.subject}: {first.message}{more}", first.remedy)
+        self.source = source
+        self.problems = tuple(problems)
+
+
+class NotReadyError(RankTableError):
+    """A table that its producer has not finished: its status is "initializing"."""
+
+    exit_code = EXIT_NOT_READY
+
+    def __init__(self, source: str) -> None:
+        super().__init__(
+            f'{source} is not ready: its status is "initializing"',
+            'wait until its producer sets the status to "completed"',
+        )
+        self.source = source
+
+
+class BuildError(RankTableError, ValueError):
+    """Servers, devices or addresses that make no valid table."""
+
+
+class HostListError(RankTableError, ValueError):
+    """A host list that cannot be parsed; `part` is the faulty piece of it."""
+
+    def __init__(self, part: str, message: str, remedy: str) -> None:
+        super().__init__(f"host list: {part!r} {message}", remedy)
+        self.part = part
+
+
+class ProfileError(RankTableError, ValueError):
+    """A device target or a chip that is not known."""
+
+
+class RankNotFoundError(RankTableError, LookupError):
+    """A rank that no device of the table has; `global_rank` is the one asked for."""
+
+    def __init__(self, global_rank: int, world_size: int) -> None:
+        super().__init__(f"no device of the table has rank {global_rank}", f"the table has {world_size} devices")
+        self.global_rank = global_rank
+        self.world_size = world_size

@@ -1,0 +1,104 @@
+"""The neutral rank table: frozen values that every dialect decodes to and encodes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ranktable.errors import RankNotFoundError
+
+COMPLETED = "completed"
+INITIALIZING = "initializing"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator (or, on a host without any, one process slot) and the global rank that it carries."""
+
+    device_id: int
+    """Physical number of the device on its server, unique there."""
+    rank_id: int
+    """Global rank, 0 to world_size - 1."""
+    device_ip: str | None = None
+    """Address of the device's own network port; None where it has none. Never invented."""
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other keys of the device as they stood in the file; do not change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One host and its devices, in the order of the file."""
+
+    server_id: str
+    """Name or address that is unique in the table."""
+    devices: tuple[Device, ...]
+    host_ip: str | None = None
+    """Address of the host's own network port, if the table gives one."""
+    pod_ip: str | None = None
+    """Address of the pod that runs on the host, if the table gives one."""
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other keys of the server as they stood in the file; do not change it."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of this server in ascending order."""
+        return tuple(sorted(device.rank_id for device in self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """Servers, devices and ranks of one job.
+
+    The values are as the file or the caller gave them: a table may break rules (`validate_table` tells which).
+    """
+
+    version: str
+    """Version key of the dialect, "1.0"."""
+    servers: tuple[Server, ...]
+    status: str = COMPLETED
+    """"completed" when the table may be used, "initializing" while its producer still works on it."""
+    declared_server_count: int | None = None
+    """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other top-level keys as they stood in the file; do not change it."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of devices, which is the number of ranks."""
+        return sum(len(server.devices) for server in self.servers)
+
+    @property
+    def is_ready(self) -> bool:
+        """True when the status is "completed"."""
+        return self.status == COMPLETED
+
+    @property
+    def placements(self) -> Iterator[tuple[Server, Device]]:
+        """Every device with its server, in the order of the file."""
+        return ((server, device) for server in self.servers for device in server.devices)
+
+    def server_of(self, global_rank: int) -> Server:
+        """Return the server of `global_rank`; raises RankNotFoundError."""
+        return self._placement_of(global_rank)[0]
+
+    def device_of(self, global_rank: int) -> Device:
+        """Return the device of `global_rank`; raises RankNotFoundError."""
+        return self._placement_of(global_rank)[1]
+
+    def node_rank_of(self, global_rank: int) -> int:
+        """Return the place of the rank's server among the servers ordered by their lowest rank.
+
+        Raises RankNotFoundError.
+        """
+        return self.servers_by_rank.index(self.server_of(global_rank))
+
+    @property
+    def servers_by_rank(self) -> tuple[Server, ...]:
+        """The servers ordered by their lowest global rank; servers without devices come last."""
+        return tuple(sorted(self.servers, key=lambda server: (not server.devices, server.ranks[:1])))
+
+    def _placement_of(self, global_rank: int) -> tuple[Server, Device]:
+        for server, device in self.placements:
+            if device.rank_id == global_rank:
+                return server, device
+        raise RankNotFoundError(global_rank, self.world_size)

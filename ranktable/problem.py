@@ -1,0 +1,82 @@
+"""One finding of a validation, and the JSON paths that findings point at."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_LAST_STEP = re.compile(r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
+_MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a text, counted from 1; the column counts characters."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding: where, against which rule, how bad, what is wrong, and one way to put it right."""
+
+    path: str
+    """JSON path such as `server_list[1].device[3].device_ip`; empty for the file as a whole."""
+    rule: str
+    """Stable id, R1 to R32."""
+    severity: Severity
+    message: str
+    """What is wrong, without the value, so that repeats of one fault have equal messages."""
+    remedy: str
+    value: str | None = None
+    """The offending value as JSON text, shortened; None where there is none, as for a missing key."""
+    position: Position | None = None
+    """Where the path stands in the file; None when the table did not come from a text."""
+
+    @property
+    def is_error(self) -> bool:
+        """True for an error, False for a warning."""
+        return self.severity == "error"
+
+    @property
+    def subject(self) -> str:
+        """The path with the value: what the message speaks about."""
+        path = self.path or "the file"
+        return path if self.value is None else f"{path} = {self.value}"
+
+
+def show_value(value: object) -> str:
+    """Return `value` as JSON text in ASCII, cut to 60 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def join_key(path: str, key: str) -> str:
+    """Return the path of member `key` of the object at `path`.
+
+    >>> join_key("server_list[0]", "device")
+    'server_list[0].device'
+    """
+    if not _PLAIN_KEY.fullmatch(key):
+        return f"{path}[{json.dumps(key)}]"
+    return f"{path}.{key}" if path else key
+
+
+def join_index(path: str, index: int) -> str:
+    """Return the path of item `index` of the array at `path`."""
+    return f"{path}[{index}]"
+
+
+def parent_path(path: str) -> str:
+    """Return the path of the object or array that holds `path`; the top is the empty path.
+
+    >>> parent_path("server_list[1].device[3]")
+    'server_list[1].device'
+    """
+    return _LAST_STEP.sub("", path, count=1)

@@ -1,0 +1,110 @@
+"""Text for people and JSON for programs out of reports and tables. Pure; printing is left to the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from ranktable.codec.layout import render_json
+from ranktable.model import RankTable
+from ranktable.problem import Problem, show_value
+from ranktable.validate import Report
+
+_SHOWN_REPEATS = 3
+
+
+def render_report(report: Report) -> str:
+    """Return a report as lines `FILE:LINE:COLUMN: severity RULE path = value: message`, each with its remedy below.
+
+    Repeats of one fault are shown three times and then counted.
+    """
+    lines = [line for group in _group(report.problems) for line in _render_group(group, report.source)]
+    return "\n".join([*lines, f"{report.source}: {_summarise(report)}"])
+
+
+def report_as_json(report: Report) -> dict[str, object]:
+    """Return a report as an object for JSON, with every problem."""
+    return {
+        "file": report.source,
+        "dialect": report.dialect,
+        "device_target": report.profile.device_target,
+        "chip": report.profile.chip,
+        "ready": report.is_ready,
+        "servers": report.num_servers,
+        "devices": report.num_devices,
+        "errors": report.num_errors,
+        "warnings": report.num_warnings,
+        "problems": [_problem_as_json(problem) for problem in report.problems],
+    }
+
+
+def render_table(table: RankTable) -> str:
+    """Return the table as plain columns, one line per rank in ascending order."""
+    placed = sorted(table.placements, key=lambda placement: placement[1].rank_id)
+    rows = [("rank", "server_id", "device_id", "device_ip")]
+    rows += [
+        (str(device.rank_id), _plain(server.server_id), str(device.device_id), _plain(device.device_ip or "-"))
+        for server, device in placed
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    size = f"{_count(len(table.servers), 'server')}, {_count(table.world_size, 'device')}"
+    lines = [f"version {_plain(table.version)}, status {_plain(table.status)}, {size}"]
+    lines += [f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}" for row in rows]
+    return "\n".join(lines)
+
+
+def render_reports_json(entries: Sequence[dict[str, object]]) -> str:
+    """Return several JSON objects as one array."""
+    return render_json(list(entries))
+
+
+def _group(problems: Iterable[Problem]) -> list[list[Problem]]:
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.rule, problem.severity, problem.message), []).append(problem)
+    return list(groups.values())
+
+
+def _render_group(group: Sequence[Problem], source: str) -> Iterable[str]:
+    shown = group[:_SHOWN_REPEATS]
+    for problem, following in zip_longest(shown, shown[1:]):
+        place = f":{problem.position.line}:{problem.position.column}" if problem.position else ""
+        yield f"{source}{place}: {problem.severity} {problem.rule} {problem.subject}: {problem.message}"
+        if following is None and len(group) > len(shown):
+            yield f"    and {len(group) - len(shown)} more like this"
+        if following is None or following.remedy != problem.remedy:
+            yield f"    remedy: {problem.remedy}"
+
+
+def _summarise(report: Report) -> str:
+    target = report.profile.chip or report.profile.device_target
+    found = f"{_count(report.num_errors, 'error')}, {_count(report.num_warnings, 'warning')}"
+    if report.dialect is None:
+        return f"{found}; not a rank table"
+    size = f"{_count(report.num_servers, 'server')}, {_count(report.num_devices, 'device')}"
+    state = "" if report.is_ready else "not ready; "
+    verdict = found if report.problems else "valid"
+    return f"{state}{verdict} (version {report.dialect}, {size}, checked for {target})"
+
+
+def _problem_as_json(problem: Problem) -> dict[str, object]:
+    position = problem.position
+    return {
+        "path": problem.path,
+        "line": position.line if position else None,
+        "column": position.column if position else None,
+        "rule": problem.rule,
+        "severity": problem.severity,
+        "value": problem.value,
+        "message": problem.message,
+        "remedy": problem.remedy,
+    }
+
+
+def _plain(text: str) -> str:
+    """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
+    return text if text.isascii() and text.isprintable() else show_value(text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,134 @@
+"""Rules R13 to R16: the addresses of devices and hosts.
+
+`device_ip` may be left out where the device has no network port of its own: always for the targets cpu and gpu, and
+on Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port.
+Source: HCCL's parser (EI0001, EI0014) and documentation, and the field reports behind the messages.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from typing import TypeVar
+
+from ranktable.placeholder import name_placeholder
+from ranktable.problem import Problem, Severity, join_key
+from ranktable.profile import Profile
+from ranktable.rules.registry import rule
+from ranktable.survey import DeviceEntry, Survey
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Value = TypeVar("_Value", bound=Hashable)
+
+_FIND_IT = "write the address of the device's port: hccn_tool -i DEVICE_ID -ip -g, or address_N of /etc/hccn.conf"
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+
+
+def parse_address(text: str) -> Address | None:
+    """Return the IPv4 or IPv6 address in `text`, None when it is none."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def read_device_addresses(device: DeviceEntry) -> list[Address]:
+    """Return the addresses of `device_ip`, which may be a list with commas; leave out what is no address."""
+    return [address for part in (device.text("device_ip") or "").split(",") if (address := parse_address(part))]
+
+
+@rule("R13", "device_ip is the address of a network port")
+def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
+    for device in survey.devices:
+        text = device.text("device_ip")
+        for part in () if text is None else text.split(","):
+            found = _fault_of(part, survey)
+            if found is not None:
+                severity, message = found
+                remedy = _FIND_IT if profile.is_ascend else "leave the key out: this kind of device has no such port"
+                yield device.complain("device_ip", "R13", severity, message, remedy)
+                break
+
+
+def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
+    what = name_placeholder(part)
+    address = parse_address(part)
+    if not part.strip():
+        return "error", "the address is empty"
+    if what:
+        return "error", f"the address is {what}"
+    if address is None:
+        return "error", "the value is not an IPv4 or IPv6 address"
+    if address.is_unspecified or address.is_multicast or address == _BROADCAST:
+        return "error", "the address cannot belong to a network port"
+    if address.is_loopback:
+        return "error" if survey.is_multi_server else "warning", "the address is a loopback address"
+    return None
+
+
+@rule("R14", "device_ip is unique in the whole table")
+def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """A backup address is another device's own address by design (R27), so it does not count here."""
+    first_paths: dict[Address, str] = {}
+    for device in survey.devices:
+        path = join_key(device.path, "device_ip")
+        for address in read_device_addresses(device):
+            if address in first_paths:
+                message = f"the same address stands at {first_paths[address]}"
+                yield device.complain("device_ip", "R14", "error", message, _FIND_IT)
+                break
+            first_paths[address] = path
+
+
+@rule("R15", "all device addresses are of one family and equal in number, and so are all host addresses")
+def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """The odd ones are reported, not the many."""
+    devices = [(device, read_device_addresses(device)) for device in survey.devices]
+    with_address = [(device, addresses) for device, addresses in devices if addresses]
+    family = _most_common(address.version for _, addresses in with_address for address in addresses)
+    count = _most_common(len(addresses) for _, addresses in with_address)
+    for device, addresses in with_address:
+        if any(address.version != family for address in addresses):
+            message = f"the other addresses are IPv{family}"
+            yield device.complain("device_ip", "R15", "error", message, f"use IPv{family} for every device")
+        elif len(addresses) != count:
+            message = f"the device has {len(addresses)} addresses, the others have {count}"
+            yield device.complain("device_ip", "R15", "error", message, "give every device as many addresses")
+    yield from _check_host_addresses(survey)
+
+
+def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
+    hosts = [
+        (server, parse_address(server.text("host_ip") or "")) for server in survey.servers if server.has("host_ip")
+    ]
+    family = _most_common(address.version for _, address in hosts if address)
+    for server, address in hosts:
+        what = name_placeholder(server.text("host_ip") or "")
+        if server.text("host_ip") is None:
+            continue
+        if address is None:
+            message = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
+            yield server.complain("host_ip", "R15", "error", message, "write the host's address, or leave the key out")
+        elif address.version != family:
+            message = f"the other host addresses are IPv{family}"
+            yield server.complain("host_ip", "R15", "error", message, f"use IPv{family} for every host")
+
+
+@rule("R16", "device_ip is there where devices talk over their own ports")
+def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """On Ascend: with several servers always, on one server on 910A and 300I Duo. On cpu and gpu: never asked for."""
+    severity: Severity | None = "error" if survey.is_multi_server else profile.severity_on("910a", "300i-duo")
+    if severity is None or not profile.is_ascend:
+        return
+    where = "in a table of several servers" if survey.is_multi_server else "on 910A and 300I Duo"
+    for device in survey.devices:
+        if not device.has("device_ip"):
+            message = f"the key is missing; HCCL needs it {where}"
+            yield device.complain("device_ip", "R16", severity, message, _FIND_IT)
+
+
+def _most_common(values: Iterator[_Value]) -> _Value | None:
+    ranking = Counter(values).most_common(1)
+    return ranking[0][0] if ranking else None

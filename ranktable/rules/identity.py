@@ -1,0 +1,116 @@
+"""Rules R3 and R6 to R9: status, counts, and the ids of servers, devices and ranks.
+
+Source: what HCCL's rank table parser refuses (errors EI0014 and EI0017), and its documentation.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from ranktable.model import COMPLETED
+from ranktable.placeholder import name_placeholder
+from ranktable.problem import Problem, join_key
+from ranktable.profile import Profile
+from ranktable.rules.registry import rule
+from ranktable.survey import DeviceEntry, ServerEntry, Survey
+
+MAX_SERVER_ID_LENGTH = 64
+MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31}
+"""Highest physical device id of each chip."""
+
+
+@rule("R3", 'status is "completed"')
+def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """HCCL reads a file with another status again every second, for half an hour, and then gives up."""
+    status = survey.text("status")
+    if status is not None and status != COMPLETED:
+        message = 'the table is not ready: a reader waits until the status is "completed"'
+        yield survey.complain(
+            "status", "R3", "error", message, 'wait for its producer, or write "completed" when it is'
+        )
+
+
+@rule("R6", "server_count is the number of entries of server_list")
+def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """The count is compared with what is listed."""
+    found = len(survey.servers)
+    if survey.declared_server_count is not None and survey.declared_server_count != found:
+        message = f"the table lists {found} server{'s' if found != 1 else ''}"
+        yield survey.complain("server_count", "R6", "error", message, f'write "{found}", or list the missing servers')
+
+
+@rule("R7", "server_id is a unique name or address of 1 to 64 characters")
+def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """Masks of documentation samples are named as such; a doubled id is reported at its second place."""
+    first_paths: dict[str, str] = {}
+    for server in survey.servers:
+        if server.server_id is None:
+            continue
+        yield from _check_server_id(server, server.server_id, survey)
+        if server.server_id in first_paths:
+            message = f"the same server_id stands at {first_paths[server.server_id]}"
+            yield server.complain("server_id", "R7", "error", message, "give each server its own id")
+        first_paths.setdefault(server.server_id, join_key(server.path, "server_id"))
+
+
+def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Iterator[Problem]:
+    what = name_placeholder(server_id)
+    if not server_id.strip():
+        yield server.complain("server_id", "R7", "error", "the id is empty", "write the address or name of the host")
+    elif what:
+        message = f"the id is {what}, not the address or name of a host"
+        yield server.complain("server_id", "R7", "error", message, "write the address or name of this host")
+    elif len(server_id) > MAX_SERVER_ID_LENGTH:
+        message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
+        yield server.complain("server_id", "R7", "error", message, "shorten it")
+    elif survey.is_multi_server and _is_loopback(server_id):
+        message = "the id is a loopback address in a table of several servers"
+        yield server.complain("server_id", "R7", "warning", message, "write the address that the other hosts reach")
+
+
+def _is_loopback(server_id: str) -> bool:
+    try:
+        return ipaddress.ip_address(server_id).is_loopback
+    except ValueError:
+        return server_id == "localhost"
+
+
+@rule("R8", "device_id is a physical device number that is unique on its server")
+def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The highest number depends on the chip; without a chip it is that of the largest, the 300I Duo."""
+    highest = MAX_DEVICE_ID[profile.chip or "300i-duo"]
+    for server in survey.servers:
+        first_paths: dict[int, str] = {}
+        for device in server.devices:
+            if device.device_id is None:
+                continue
+            if profile.is_ascend and device.device_id > highest:
+                message = f"the highest device number is {highest} on {profile.chip or 'any chip of version 1.0'}"
+                yield device.complain("device_id", "R8", "error", message, "write the physical number of the device")
+            if device.device_id in first_paths:
+                message = f"the same device_id stands at {first_paths[device.device_id]}"
+                yield device.complain(
+                    "device_id", "R8", "error", message, "give each device of a server its own number"
+                )
+            first_paths.setdefault(device.device_id, join_key(device.path, "device_id"))
+
+
+@rule("R9", "the rank ids are 0 to n-1, each once")
+def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """n is the number of devices in the table."""
+    size = survey.num_devices
+    first_paths: dict[int, str] = {}
+    wrong: list[tuple[DeviceEntry, str]] = []
+    for device in survey.devices:
+        if device.rank_id is None:
+            continue
+        if device.rank_id >= size:
+            wrong.append((device, f"the table has {size} devices, so ranks go from 0 to {size - 1}"))
+        elif device.rank_id in first_paths:
+            wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
+        else:
+            first_paths[device.rank_id] = join_key(device.path, "rank_id")
+    missing = (rank for rank in range(size) if rank not in first_paths)
+    for device, message in wrong:
+        yield device.complain("rank_id", "R9", "error", message, f'write "{next(missing)}", a rank that is missing')

@@ -1,0 +1,77 @@
+"""Rules R10 to R12: the order of the ranks over servers and inside one server.
+
+Source: the rank table pages of the HCCL documentation (R10, R12: contiguous, physical order) and of the MindSpore
+documentation (R11: the order of rank_id is that of server_id as strings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ranktable.problem import Problem, join_key, show_value
+from ranktable.profile import Profile
+from ranktable.rules.registry import rule
+from ranktable.survey import DeviceEntry, ServerEntry, Survey
+
+
+@rule("R10", "the ranks of one server follow each other without a gap")
+def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """Interleaved servers make every rank guess of the form rank = server x devices + i wrong."""
+    for server in survey.servers:
+        ranks = server.ranks
+        if any(after - before > 1 for before, after in pairwise(ranks)):
+            message = f"the ranks of this server have gaps: {fold_numbers(ranks)}"
+            yield _about_devices(server, "R10", message, "number the devices of each server in one row")
+
+
+@rule("R11", "the order of the ranks is the string order of the server ids")
+def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """In string order "10.0.0.10" comes before "10.0.0.9". Only readers for Ascend ask for it."""
+    if not profile.is_ascend:
+        return
+    with_ranks = [(server.ranks[0], server.server_id or "", server) for server in survey.servers if server.ranks]
+    by_rank = sorted(with_ranks, key=lambda entry: entry[0])
+    for (_, earlier, _), (rank, server_id, server) in pairwise(by_rank):
+        if server_id < earlier:
+            message = f"its ranks start at {rank}, after those of {show_value(earlier)}, but its id sorts before that"
+            remedy = "number the servers in the string order of their ids"
+            yield server.complain("server_id", "R11", "warning", message, remedy)
+
+
+@rule("R12", "on one server the order of the ranks is that of the device ids")
+def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The physical order that 910A and A2 expect."""
+    if profile.severity_on("910a", "a2") is None:
+        return
+    for server in survey.servers:
+        readable = [pair for device in server.devices if (pair := _ids(device)) is not None]
+        by_device = [rank_id for _, rank_id in sorted(readable)]
+        if by_device != sorted(by_device):
+            message = f"in the order of device_id the ranks are {', '.join(map(str, by_device))}"
+            yield _about_devices(server, "R12", message, "number the devices in the order of device_id")
+
+
+def fold_numbers(numbers: list[int]) -> str:
+    """Return ascending numbers with runs written as ranges.
+
+    >>> fold_numbers([0, 1, 2, 7])
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _ids(device: DeviceEntry) -> tuple[int, int] | None:
+    if device.device_id is None or device.rank_id is None:
+        return None
+    return device.device_id, device.rank_id
+
+
+def _about_devices(server: ServerEntry, rule_id: str, message: str, remedy: str) -> Problem:
+    return Problem(join_key(server.path, "device"), rule_id, "warning", message, remedy)

@@ -1,0 +1,82 @@
+"""What a table says as far as it can be read: the dialect-neutral input of the rules.
+
+A faulty table cannot be decoded into a `RankTable`, yet all of its faults are to be reported in one run. A survey
+holds each value that could be read (None where it could not) together with its JSON path. Every dialect makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ranktable.problem import Problem, Severity, join_key, show_value
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object of the file: its path and its members as they stand there."""
+
+    path: str
+    members: Mapping[str, object] = field(default_factory=dict)
+
+    def text(self, key: str) -> str | None:
+        """Return the member if it is a string, else None."""
+        value = self.members.get(key)
+        return value if isinstance(value, str) else None
+
+    def has(self, key: str) -> bool:
+        """True when the member is there, whatever its value."""
+        return key in self.members
+
+    def complain(self, key: str, rule: str, severity: Severity, message: str, remedy: str) -> Problem:
+        """Return a problem about member `key`, with its value."""
+        value = show_value(self.members[key]) if key in self.members else None
+        return Problem(join_key(self.path, key), rule, severity, message, remedy, value)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEntry(Entry):
+    """A device; ids are None where the file does not give a usable number."""
+
+    device_id: int | None = None
+    rank_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEntry(Entry):
+    """A server and its devices."""
+
+    devices: tuple[DeviceEntry, ...] = ()
+
+    @property
+    def server_id(self) -> str | None:
+        """The id of the server, None where the file gives no string."""
+        return self.text("server_id")
+
+    @property
+    def ranks(self) -> list[int]:
+        """The readable ranks of the server in ascending order."""
+        return sorted(device.rank_id for device in self.devices if device.rank_id is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey(Entry):
+    """A whole table."""
+
+    servers: tuple[ServerEntry, ...] = ()
+    declared_server_count: int | None = None
+
+    @property
+    def devices(self) -> Iterator[DeviceEntry]:
+        """Every device of the table, in the order of the file."""
+        return (device for server in self.servers for device in server.devices)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the table lists."""
+        return sum(len(server.devices) for server in self.servers)
+
+    @property
+    def is_multi_server(self) -> bool:
+        """True when the table lists two servers or more."""
+        return len(self.servers) > 1

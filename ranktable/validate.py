@@ -1,0 +1,134 @@
+"""Holds a table against every rule in one run and lists all that it breaks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from ranktable.codec import describe_repeat, examine_table, find_codec
+from ranktable.document import Document
+from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
+from ranktable.model import INITIALIZING, RankTable
+from ranktable.positions import locate_paths
+from ranktable.problem import Problem
+from ranktable.profile import Profile, build_profile
+from ranktable.read import STDIN_NAME, read_document
+from ranktable.rules import registered_rules
+from ranktable.survey import Survey
+
+_HCCL_MAX_BYTES = 40 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the validation of one file found."""
+
+    source: str
+    profile: Profile
+    problems: tuple[Problem, ...]
+    dialect: str | None = None
+    """Version of the table, None when the text is no table at all."""
+    is_ready: bool = True
+    """False when the status is "initializing": then only the status is reported."""
+    num_servers: int = 0
+    num_devices: int = 0
+
+    @property
+    def num_errors(self) -> int:
+        """How many of the problems are errors."""
+        return sum(problem.is_error for problem in self.problems)
+
+    @property
+    def num_warnings(self) -> int:
+        """How many of the problems are warnings."""
+        return len(self.problems) - self.num_errors
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """Return 0 valid, 1 problems, 3 not ready. `strict` counts warnings as problems."""
+        if not self.is_ready:
+            return EXIT_NOT_READY
+        return EXIT_PROBLEMS if self.num_errors or (strict and self.problems) else EXIT_VALID
+
+
+def validate_table(table: RankTable, *, device_target: str = "ascend", chip: str | None = None) -> tuple[Problem, ...]:
+    """Return every problem of `table`, structure first, then rule by rule; empty when there is not even a warning.
+
+    `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
+    `chip` is "910a", "a2", "a3", "300i-duo" or None: it turns the warnings of its own rules into errors.
+    Raises ProfileError for other names, BuildError for a version that has no codec.
+    """
+    profile = build_profile(device_target, chip)
+    structure, survey = examine_table(table)
+    return _collect(structure, survey, profile)
+
+
+def validate_file(path: str | os.PathLike[str], *, device_target: str = "ascend", chip: str | None = None) -> Report:
+    """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
+
+    Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
+    """
+    profile = build_profile(device_target, chip)
+    try:
+        document = read_document(path)
+        return validate_document(document, profile)
+    except JsonTextError as error:
+        return Report(error.source, profile, (error.problem,))
+    except UnknownDialectError as error:
+        problem = Problem("", "R2", "error", "the object is no rank table of any known kind", error.remedy)
+        return Report(error.source, profile, (problem,))
+
+
+def validate_document(document: Document, profile: Profile) -> Report:
+    """Return the report on a JSON object, with the line of each problem.
+
+    Raises UnsupportedDialectError and UnknownDialectError.
+    """
+    dialect, codec = find_codec(document)
+    text_problems = _check_text(document, profile)
+    survey = codec.survey(document.value)
+    is_ready = survey.text("status") != INITIALIZING
+    if is_ready:
+        problems = _collect([*text_problems, *codec.check_structure(document.value)], survey, profile)
+    else:
+        status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
+        problems = (*text_problems, *status)
+    located = _locate(problems, document)
+    return Report(document.source, profile, located, dialect.name, is_ready, len(survey.servers), survey.num_devices)
+
+
+def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tuple[Problem, ...]:
+    return (*structure, *_apply_rules(survey, profile))
+
+
+def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
+    return [problem for entry in registered_rules() for problem in entry.check(survey, profile)]
+
+
+def _check_text(document: Document, profile: Profile) -> list[Problem]:
+    """Return the findings of R1 and R32 that do not keep the text from being read."""
+    problems = []
+    if document.has_bom:
+        message = "the file starts with a byte order mark, which many JSON readers refuse"
+        problems.append(Problem("", "R1", "warning", message, "save the file as UTF-8 without it"))
+    if profile.is_ascend and document.size_bytes > _HCCL_MAX_BYTES:
+        message = "the file is larger than 40 MiB, the most that HCCL reads"
+        problems.append(Problem("", "R1", "error", message, "write it without indentation"))
+    if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
+        message = "the file name does not end in .json, which HCCL demands"
+        problems.append(Problem("", "R1", "error", message, "rename the file"))
+    repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
+    return [*problems, *repeats]
+
+
+def _locate(problems: tuple[Problem, ...], document: Document) -> tuple[Problem, ...]:
+    """Return the problems with their positions, in the order of the text."""
+    if not problems:
+        return ()
+    places = locate_paths(document.text, {problem.path for problem in problems})
+    located = [replace(problem, position=problem.position or places[problem.path]) for problem in problems]
+    return tuple(sorted(located, key=_by_place))
+
+
+def _by_place(problem: Problem) -> tuple[int, int]:
+    assert problem.position is not None
+    return problem.position.line, problem.position.column

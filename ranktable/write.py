@@ -1,0 +1,68 @@
+"""Writes rank tables so that a reader sees the old file or the whole new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ranktable.codec import encode_table
+from ranktable.errors import WriteError
+from ranktable.model import RankTable
+
+DEFAULT_MODE = 0o644
+
+
+def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = DEFAULT_MODE) -> None:
+    """Write `table` to `path` with exactly the permissions `mode`, whatever the umask.
+
+    The text goes to a temporary name in the same folder, is made durable, then takes the place of `path`; a symbolic
+    link there is replaced, not followed. Raises WriteError; the file that was there before is then untouched.
+    """
+    target = Path(path)
+    data = encode_table(table).encode("ascii")
+    try:
+        _replace(target, data, mode)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WriteError(str(target), reason.lower(), _suggest(target, error)) from error
+
+
+def _replace(target: Path, data: bytes, mode: int) -> None:
+    if target.is_dir():
+        raise IsADirectoryError(0, "it is a directory")
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable too. Some network file systems refuse to sync folders; the data is safe by then."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _suggest(target: Path, error: OSError | ValueError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "name a file in it"
+    if isinstance(error, FileNotFoundError):
+        return f"create the folder {target.parent} first"
+    return (
+        f"choose a folder that this user can write to, not {target.parent}"
+        if isinstance(error, PermissionError)
+        else ""
+    )

@@ -1,0 +1,82 @@
+"""What every test gets: a clean environment, an awkward directory, and real `msrun` processes that leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner, is_job_variable
+
+WORKERS = Path(__file__).parent / "workers"
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a launcher, a scheduler or a user may have left in the environment of the tests."""
+    for name in [name for name in os.environ if is_job_variable(name)]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_reach_jobs() -> Iterator[None]:
+    """Undo what nohup or a service has set: what this process ignores, every job would ignore too.
+
+    A handler of ours, unlike the wish to ignore, does not pass to started programs.
+    """
+    ignored = [n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, lambda *_: None)
+    yield
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@pytest.fixture
+def odd_path(tmp_path: Path) -> Path:
+    """A directory whose name breaks every careless quoting."""
+    path = tmp_path / 'it\'s a "dir" with  blanks; ünï☃ $HOME `id` *'
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def workers() -> Path:
+    """The folder of tiny worker programs."""
+    return WORKERS
+
+
+@pytest.fixture
+def msrun() -> Iterator[JobRunner]:
+    """Starts real jobs; afterwards no process and no temporary folder of them is left."""
+    with JobRunner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def msrun_of_module() -> Iterator[JobRunner]:
+    """The same for jobs whose one run serves several tests."""
+    with JobRunner() as runner:
+        yield runner
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="Write the files of tests/golden anew.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with a file of tests/golden in full; --update-golden writes the file instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing; look at what it would hold and run pytest --update-golden"
+        assert text == path.read_text(encoding="utf-8"), f"differs from {name}; if meant, run pytest --update-golden"
+
+    return compare

@@ -1,0 +1,115 @@
+"""The examples as a user runs them: `bash run.sh`, and the same program in one process with the same losses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+from msrun.runtime.data import write_idx
+
+DEADLINE_S = 240.0
+STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
+MONITOR_LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """A copy of the examples, so that their logs and data go with the test."""
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("log_output", "data"))
+    command = tmp_path / "bin" / "msrun"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m msrun "$@"\n')
+    command.chmod(0o755)
+    return tmp_path / "examples"
+
+
+def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
+    """Run an example's run.sh and return the log of worker 0."""
+    path = f"{folder.parent.parent / 'bin'}:{os.environ['PATH']}"
+    job = msrun.start("run.sh", *args, cwd=folder, env={"PATH": path, **env}, command=("bash",))
+    done = job.finish(DEADLINE_S)
+    assert done.code == 0, done.stderr
+    return done.log(0).decode()
+
+
+def run_alone(msrun: JobRunner, folder: Path, **env: str) -> str:
+    """Run an example's program as one plain process and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env=msrun.environ(env),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
+    """Return (epoch, step, loss) of every loss line."""
+    return np.array([[float(value) for value in line] for line in pattern.findall(text)])
+
+
+def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:
+    folder = examples / "optimizer_parallel"
+    text = run_example(msrun, folder, EPOCHS="5")
+    parallel = losses(STEP_LINE, text)
+    assert len(parallel) == 25
+    assert parallel[-1, 2] < parallel[0, 2] / 3
+    assert "hsdp level1" in text.splitlines()[0]
+    files = {path.name for path in (folder / "log_output").iterdir()}
+    assert {"scheduler.log", "rank_table.json", *(f"worker_{rank}.log" for rank in range(8))} <= files
+    alone = losses(STEP_LINE, run_alone(msrun, folder, EPOCHS="1"))
+    np.testing.assert_allclose(parallel[: len(alone)], alone, rtol=1e-5)
+
+
+def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:
+    folder = examples / "multiple_copy"
+    settings = {"EPOCHS": "6", "PRINT_EVERY": "48"}
+    text = run_example(msrun, folder, **settings)
+    parallel = losses(MONITOR_LINE, text)
+    assert [tuple(line) for line in parallel[:2, :2]] == [(1, 48), (2, 48)]
+    assert parallel[0, 2] == pytest.approx(2 * np.log(10), rel=0.05), "the sum of two copies' losses"
+    assert parallel[-1, 2] < parallel[0, 2]
+    assert "2 copies" in text.splitlines()[0]
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, **settings))
+    np.testing.assert_allclose(parallel[:2], alone[:2], rtol=1e-5)
+    np.testing.assert_allclose(parallel, alone, rtol=1e-3)  # rounding grows with the steps, most where the loss falls
+
+
+def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
+    data = tmp_path / "mnist"
+    data.mkdir()
+    rng = np.random.default_rng(0)
+    write_idx(data / "train-images-idx3-ubyte", rng.integers(0, 256, (64, 28, 28), dtype=np.uint8))
+    write_idx(data / "train-labels-idx1-ubyte", rng.integers(0, 10, 64, dtype=np.uint8))
+    text = run_example(msrun, examples / "optimizer_parallel", str(data), EPOCHS="1")
+    assert len(losses(STEP_LINE, text)) == 1, "64 samples are two batches of 32"
+    assert not (examples / "data").exists()
+
+
+@pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
+def test_example_trains_alike_however_its_workers_start(msrun: JobRunner, examples: Path, start: str) -> None:
+    folder = examples / "optimizer_parallel"
+    if start == "torchrun":
+        command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        job = msrun.start("train.py", cwd=folder, env={"EPOCHS": "1"}, command=command).finish(DEADLINE_S)
+        text = job.stdout.decode()
+    else:
+        options = ["--worker_num=2", f"--start_method={start}"]
+        job = msrun.start(*options, "train.py", cwd=folder, env={"EPOCHS": "1"}).finish(DEADLINE_S)
+        text = job.log(0).decode()
+    assert job.code == 0, job.stderr
+    alone = losses(STEP_LINE, run_alone(msrun, folder, EPOCHS="1"))
+    parallel = losses(STEP_LINE, "\n".join(dict.fromkeys(text.splitlines())))  # torchrun mixes both ranks' equal lines
+    np.testing.assert_allclose(parallel, alone, rtol=1e-5)

@@ -1,0 +1,148 @@
+"""What `msrun` exits with, whom it names, and what it says about the others."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+STATUS = [
+    # how rank 1 ends, exit status of msrun, words of the report
+    ("7", 7, "exit code 7"),
+    ("255", 255, "exit code 255"),
+    ("raise", 1, "exit code 1"),
+    ("os_exit=9", 9, "exit code 9"),
+    ("SIGKILL", 137, "signal SIGKILL"),
+    ("SIGSEGV", 139, "signal SIGSEGV"),
+    ("SIGABRT", 134, "signal SIGABRT"),
+    ("SIGTERM", 143, "signal SIGTERM"),
+    ("interrupt", 130, "signal SIGINT"),
+]
+
+
+@pytest.mark.parametrize(("how", "code", "words"), STATUS, ids=[row[0] for row in STATUS])
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_first_failure_gives_the_exit_status_and_is_named(
+    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, code: int, words: str, method: str
+) -> None:
+    finished = msrun.run("--worker_num=3", "--start_method", method, workers / "end.py", "1", how, cwd=tmp_path)
+    assert finished.code == code
+    (line,) = finished.errors
+    assert line.startswith("msrun: error: rank 1 on ")
+    assert f"failed first: {words}" in line
+    assert str(tmp_path / "log_output" / "worker_1.log") in finished.stderr
+    assert "  | rank 1 begins" in finished.stderr or how in ("raise", "interrupt")
+    assert "others stopped by msrun: 0, 2" in finished.stderr
+
+    failure = finished.read_json("failure.json")
+    assert failure["exit_code"] == code
+    assert failure["reason"] == line.removeprefix("msrun: error: ")
+    assert failure["others"] == [
+        {"global_rank": 0, "state": "stopped by msrun"},
+        {"global_rank": 2, "state": "stopped by msrun"},
+    ]
+    first = failure["first_failure"]
+    assert (first["global_rank"], first["local_rank"]) == (1, 1)
+    assert first["exit_code"] == (None if words.startswith("signal") else code)
+    assert first["signal"] == (words.removeprefix("signal ") if words.startswith("signal") else None)
+    assert first["run_time_s"] >= 0
+    assert ("out of memory" in first["hint"]) is (how == "SIGKILL")
+    assert failure["job_id"] == finished.read_json("plan.json")["job_id"]
+    assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
+
+
+SUCCESS = ["0", "none", "return"]
+
+
+@pytest.mark.parametrize("how", SUCCESS)
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: Path, how: str, method: str) -> None:
+    finished = msrun.run("--worker_num=2", "--start_method", method, workers / "end.py", "all", how, cwd=tmp_path)
+    assert finished.code == 0
+    assert finished.errors == []
+    assert not (finished.log_dir / "failure.json").exists()
+    assert "all 2 workers ended well" in finished.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_exit_with_a_text_prints_it_and_is_one(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
+    finished = msrun.run(
+        "--worker_num=1", "--start_method", method, workers / "end.py", "all", "text=no data ☃", cwd=tmp_path
+    )
+    assert finished.code == 1
+    assert "no data ☃".encode() in finished.log(0)
+
+
+def test_failure_of_an_earlier_job_is_gone_after_a_good_one(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    assert msrun.run("--worker_num=1", workers / "end.py", "all", "3", cwd=tmp_path).code == 3
+    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    assert finished.code == 0
+    assert not (finished.log_dir / "failure.json").exists()
+
+
+EXECUTABLES = [
+    # content, mode, exit status, words in its log
+    ("#!/no/such/interpreter\n", 0o755, 127, "No such file"),
+    ("no program at all\n", 0o755, 126, "Exec format error"),
+    ("#!/bin/sh\nexit 5\n", 0o755, 5, ""),
+    ("#!/bin/sh\nkill -KILL $$\n", 0o755, 137, ""),
+]
+
+
+@pytest.mark.parametrize(("content", "mode", "code", "words"), EXECUTABLES, ids=["127", "126", "5", "137"])
+def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
+    msrun: JobRunner, tmp_path: Path, content: str, mode: int, code: int, words: str
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(content)
+    program.chmod(mode)
+    finished = msrun.run("--worker_num=1", "./program", cwd=tmp_path)
+    assert finished.code == code
+    assert words in finished.log(0).decode()
+    assert words in finished.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_traceback_is_the_scripts_own_and_is_in_the_report(
+    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
+) -> None:
+    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "fail_deep.py", cwd=tmp_path)
+    assert finished.code == 1
+    log = finished.log(0).decode()
+    script = str(workers / "fail_deep.py")
+    files = [line.split('"')[1] for line in log.splitlines() if line.strip().startswith("File ")]
+    assert set(files) == {script}
+    assert log.count("Traceback (most recent call last):") == 2
+    assert log.endswith("RuntimeError: outer wrong\n")
+    excerpt = finished.read_json("failure.json")["first_failure"]["excerpt"]
+    assert excerpt[0] == "Traceback (most recent call last):"
+    assert excerpt[-1] == "RuntimeError: outer wrong"
+
+
+@pytest.mark.parametrize("form", [["broken.py"], ["-m", "broken"]])
+def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path, form: list[str]) -> None:
+    (tmp_path / "broken.py").write_text("import os\nif:\n")
+    finished = msrun.run("--worker_num=2", *form, cwd=tmp_path)
+    assert finished.code == 1
+    assert "SyntaxError: invalid syntax" in finished.stderr
+    assert "msrun/agent" not in finished.log(0).decode()
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
+    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "at_end.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert finished.log(0).decode().splitlines() == ["last line True", "thread done", "atexit ran", "finalizer ran"]
+    assert (tmp_path / "left_open.txt").read_text() == "written at the end"
+
+
+def test_two_failures_at_once_name_one_first_and_account_for_both(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    finished = msrun.run("--worker_num=2", workers / "end.py", "all", "6", cwd=tmp_path)
+    assert finished.code == 6
+    failure = finished.read_json("failure.json")
+    ranks = [failure["first_failure"]["global_rank"], *(other["global_rank"] for other in failure["others"])]
+    assert sorted(ranks) == [0, 1]

@@ -1,0 +1,116 @@
+"""On a terminal one live line shows where the job is; it gives way to the workers' lines and is gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+DEADLINE_S = 30.0
+SCRIPT = """
+import os, time
+rank = os.environ["RANK"]
+print("loss: 0.5", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("rank", rank, "ends")
+"""
+
+
+class Terminal:
+    """A job on a pseudo-terminal that it leads, as a shell's foreground job does."""
+
+    def __init__(self, msrun: JobRunner, cwd: Path, *words: str) -> None:
+        self._master, slave = pty.openpty()
+        self.text = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "msrun", *words],
+            cwd=cwd,
+            env=msrun.environ({"TERM": "xterm", "COLUMNS": "120"}),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: make_controlling(slave),
+        )
+        os.close(slave)
+
+    def read_until(self, words: bytes | None) -> None:
+        """Read until these words have appeared, or to the end of the terminal."""
+        end = time.monotonic() + DEADLINE_S
+        while words is None or words not in self.text:
+            assert time.monotonic() < end, self.text
+            if select.select([self._master], [], [], 0.2)[0]:
+                try:
+                    data = os.read(self._master, 4096)
+                except OSError:  # every process has closed the terminal
+                    data = b""
+                if not data:
+                    assert words is None, self.text
+                    return
+                self.text += data
+
+    def type(self, data: bytes) -> None:
+        os.write(self._master, data)
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._master)
+
+    def hang_up(self) -> None:
+        """Close the terminal, as closing its window does."""
+        os.close(self._master)
+
+
+def make_controlling(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    shown = Terminal(msrun, tmp_path, "--worker_num=2", "train.py")
+    yield shown
+    shown.close()
+
+
+def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.read_until(b"2 of 2 up, 2 running, 0 done")
+    terminal.read_until(b"loss 0.5")
+    (tmp_path / "go").touch()
+    terminal.read_until(None)
+    assert terminal.process.wait(DEADLINE_S) == 0
+    assert b"rank 0 ends\r\n" in terminal.text
+    assert b"all 2 workers ended well" in terminal.text
+    assert terminal.text.rfind(b"\x1b[?25h") > terminal.text.rfind(b"\x1b[?25l")  # the cursor is back
+
+
+def test_control_c_stops_the_job(terminal: Terminal) -> None:
+    terminal.read_until(b"2 of 2 up")
+    terminal.type(b"\x03")
+    terminal.read_until(None)
+    assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGINT
+    assert b"msrun: error: stopped by SIGINT" in terminal.text
+
+
+def test_closing_the_terminal_ends_the_job(terminal: Terminal, msrun: JobRunner) -> None:
+    terminal.read_until(b"2 of 2 up")
+    terminal.hang_up()
+    assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGHUP
+    msrun.prove_nothing_left(deadline_s=0)

@@ -1,0 +1,109 @@
+"""Plain torch scripts: the same result as under torchrun, spawned helpers, and nothing beyond loopback."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from job_runner import JobRunner
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def read_results(folder: Path) -> list[Any]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("result_*.json"))]
+
+
+@pytest.fixture(scope="module")
+def results_under_torchrun(
+    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
+    cwd = tmp_path_factory.mktemp("torchrun")
+    peer = msrun_of_module.run("--nproc-per-node=2", workers / "all_reduce.py", cwd=cwd, command=TORCHRUN)
+    assert peer.code == 0, peer.stderr
+    return read_results(cwd)
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
+    msrun: JobRunner, workers: Path, tmp_path: Path, method: str, results_under_torchrun: list[Any]
+) -> None:
+    finished = msrun.run("--worker_num=2", "--start_method", method, workers / "all_reduce.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    results = read_results(tmp_path)
+    assert results == results_under_torchrun
+    assert [result["rank"] for result in results] == [0, 1]
+    assert results[0]["sum"] == [0.0, 3.0, 6.0, 9.0]
+
+
+def test_workers_of_torch_are_forked_by_default(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", workers / "all_reduce.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    (ready,) = [event for event in finished.events if event["event"] == "ready"]
+    assert (ready["start_method"], ready["reason"]) == ("fork", "")
+    assert "by exec, not by fork" not in finished.stderr
+
+
+def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "with_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    search = f"{tmp_path / 'modules'}:{msrun.environ()['PYTHONPATH']}"
+    options = ["--worker_num=2", "--preload=with_thread"]
+    finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
+    assert finished.code == 0, finished.stderr
+    assert finished.stderr.count("workers start by exec, not by fork: 1 threads were started by imports") == 1
+    assert finished.log(1) == b"ran\n"
+
+    insisted = msrun.run(*options, "--start_method=fork", "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
+    assert insisted.code == 3
+    assert "--start_method fork: not possible here: 1 threads" in insisted.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
+    finished = msrun.run("--worker_num=1", "--start_method", method, workers / "loader.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    report = json.loads((tmp_path / "loader_0.json").read_text())
+    assert report == {"squares": [0, 1, 4, 9, 16, 25, 36, 49], "elsewhere": True}
+
+
+@pytest.mark.parametrize("form", ["script", "module"])
+def test_spawn_pool_finds_the_functions_of_the_script(
+    msrun: JobRunner, workers: Path, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "pool.py").write_bytes((workers / "pool.py").read_bytes())
+    words = ["pool.py"] if form == "script" else ["-m", "pool"]
+    finished = msrun.run("--worker_num=2", *words, cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert [finished.log(rank) for rank in (0, 1)] == [b"[2, 4, 6]\n"] * 2
+
+
+def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=3", workers / "connected.py", cwd=tmp_path)
+    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
+    pids = msrun.processes()
+    assert len(pids) >= 6  # launcher, fork server, scheduler, workers
+    inet = [entry for pid in pids for entry in psutil.Process(pid).net_connections(kind="inet")]
+    assert any(entry.status == psutil.CONN_LISTEN for entry in inet)
+    assert any(entry.status == psutil.CONN_ESTABLISHED for entry in inet)
+    for entry in inet:
+        for address in (entry.laddr, entry.raddr):
+            assert not address or is_loopback(address.ip), entry
+    job.send(signal.SIGINT)
+    assert job.finish().code == 130

@@ -1,0 +1,188 @@
+"""Wrong input: exit status 2, one line that names value and remedy, nothing started and nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+TABLE = {
+    "version": "1.0",
+    "server_count": "1",
+    "server_list": [
+        {
+            "server_id": "127.0.0.1",
+            "device": [{"device_id": "0", "rank_id": "0"}, {"device_id": "1", "rank_id": "0"}],
+        }
+    ],
+    "status": "completed",
+}
+ONE_RANK = {
+    **TABLE,
+    "server_list": [{"server_id": "127.0.0.1", "device": [{"device_id": "0", "rank_id": "0"}]}],
+}
+
+WRONG = {
+    # name: (arguments, pattern that the line has to match)
+    "nothing to run": ([], r"no SCRIPT given.*msrun train.py"),
+    "missing script": (["trian.py"], r"trian\.py: no such file in .* \(did you mean train\.py\?\)"),
+    "missing folder": (["no/train.py"], r"no/train\.py: .*folder .* does not exist"),
+    "directory": (["folder"], r"folder: is a directory"),
+    "no x bit": (["./plain"], r"\./plain: .*not executable; run chmod \+x"),
+    "missing module": (["-m", "no_such_module.train"], r"-m no_such_module\.train: no module no_such_module in "),
+    "no module name": (["-m", "no/module.py"], r"-m no/module\.py: not a module name"),
+    "python alone": (["python"], r"python: no script after it"),
+    "python -m alone": (["python", "-m"], r"python -m: no module after it"),
+    "no worker": (["--worker_num=0", "train.py"], r"--worker_num 0: must be 1 or more"),
+    "negative workers": (["--worker_num", "-2", "train.py"], r"--worker_num -2: must be 1 or more"),
+    "workers no number": (["--worker_num=two", "train.py"], r"--worker_num: 'two' is not a valid integer"),
+    "no local worker": (["--local_worker_num=0", "train.py"], r"--local_worker_num 0: must be 1 or more"),
+    "too many local": (
+        ["--worker_num=2", "--local_worker_num=3", "train.py"],
+        r"--local_worker_num 3: more than --worker_num 2",
+    ),
+    "several hosts": (["--worker_num=4", "--local_worker_num=2", "train.py"], r"--local_worker_num 2: less than"),
+    "node rank": (["--node_rank=1", "train.py"], r"--node_rank 1: a job on one host has only node 0"),
+    "unknown option": (["--worker_nmu=2", "train.py"], r"--worker_nmu: no such option \(did you mean --worker_num\?\)"),
+    "dashes in an unknown option": (["--log-dri=x", "train.py"], r"--log-dri: .*did you mean --log-dir\?"),
+    "abbreviation": (["--worker=2", "train.py"], r"--worker: no such option"),
+    "short option": (["-n", "2", "train.py"], r"-n: no such option"),
+    "option without its value": (["--worker_num"], r"--worker_num.* requires an argument"),
+    "join": (["--join=maybe", "train.py"], r"--join: 'maybe': give True or False"),
+    "dry run": (["--dry_run=yaml", "train.py"], r"--dry_run: 'yaml' is not one of 'text', 'json'"),
+    "start method": (["--start_method=spawn", "train.py"], r"--start_method: 'spawn' is not one of"),
+    "port too high": (["--master_port=70000", "train.py"], r"--master_port 70000: must be 0 to 65535"),
+    "port negative": (["--master_port=-1", "train.py"], r"--master_port -1: must be 0 to 65535"),
+    "port no number": (["--master_port=abc", "train.py"], r"--master_port: 'abc' is not a valid integer"),
+    "address": (["--master_addr=-oProxy", "train.py"], r"--master_addr '-oProxy': not an address"),
+    "grace": (["--grace=-1", "train.py"], r"--grace -1: must be 0 or more seconds"),
+    "tail beyond": (["--worker_num=2", "--tail_worker_log=2", "train.py"], r"--tail_worker_log 2: .*ranks are 0 to 1"),
+    "tail backwards": (["--worker_num=4", "--tail_worker_log=3-1", "train.py"], r"--tail_worker_log 3-1: "),
+    "tail no rank": (["--tail_worker_log=zero", "train.py"], r"--tail_worker_log zero: 'zero' is no rank"),
+    "log name": (["--worker_log_name=a/b", "train.py"], r"--worker_log_name a/b: "),
+    "log name placeholder": (["--worker_log_name={user}", "train.py"], r"--worker_log_name \{user\}: "),
+    "chdir": (["--chdir=nowhere", "train.py"], r"--chdir nowhere: no such directory"),
+    "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
+    "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
+    "log dir cannot be made": (["--log_dir=/proc/logs/x", "train.py"], r"--log_dir /proc/logs/x: .*give a directory"),
+    "env name": (["--env=1X=2", "train.py"], r"--env 1X: not a variable name"),
+    "env rank": (["--env=RANK=3", "train.py"], r"--env RANK: msrun sets it"),
+    "env port": (["--env=MASTER_PORT=3", "train.py"], r"--env MASTER_PORT: msrun sets it"),
+    "env not set here": (["--env=NOT_SET_HERE", "train.py"], r"--env NOT_SET_HERE: not set here"),
+    "env file missing": (["--env_file=no.env", "train.py"], r"--env_file no\.env: cannot be read \(No such file"),
+    "env file line": (["--env_file=bad.env", "train.py"], r"--env_file bad\.env, line 2: 'no sign' is not NAME=value"),
+    "env file name": (
+        ["--env_file=name.env", "train.py"],
+        r"--env_file name\.env, line 1: '2X' is not a variable",
+    ),
+    "env file no text": (["--env_file=binary", "train.py"], r"--env_file binary: cannot be read \(not UTF-8 text\)"),
+    "table missing": (["--rank_table_file=no.json", "train.py"], r"--rank_table_file .*no\.json: "),
+    "table no JSON": (["--rank_table_file=plain", "train.py"], r"--rank_table_file .*plain: "),
+    "table with a rank twice": (["--worker_num=2", "--rank_table_file=table.json", "train.py"], r"--rank_table_file "),
+    "table of another size": (
+        ["--worker_num=2", "--rank_table_file=one.json", "train.py"],
+        r"holds 1 ranks but --worker_num is 2",
+    ),
+    "devices": (["--device_target=gpu", "train.py"], r"8 workers but 0 gpu devices visible .*--device_target cpu"),
+    "line break in a name": (["a\nb.py"], r"a\\nb\.py: no such file"),
+    "words of the script are not ours": (["no.py", "--debug"], r"no\.py: no such file"),
+}
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    """A directory with a script that would leave a trace, and the files that the table above names."""
+    (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "plain").chmod(0o644)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bad.env").write_text("A=1\nno sign\n")
+    (tmp_path / "name.env").write_text("2X=1\n")
+    (tmp_path / "binary").write_bytes(b"A=\xff\n")
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
+    (tmp_path / "one.json").write_text(json.dumps(ONE_RANK))
+    return tmp_path
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_wrong_input_is_refused_in_one_line_and_nothing_happens(msrun: JobRunner, cwd: Path, name: str) -> None:
+    arguments, pattern = WRONG[name]
+    before = listing(cwd)
+    finished = msrun.run(*arguments, cwd=cwd)
+    assert finished.code == 2, finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert finished.stderr.startswith("msrun: error: ")
+    assert re.search(pattern, finished.stderr), finished.stderr
+    assert finished.stdout == b""
+    assert listing(cwd) == before
+
+
+DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
+"""What only an attempt can show, and what takes away the option itself."""
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
+def test_a_dry_run_refuses_what_a_run_refuses(msrun: JobRunner, cwd: Path, name: str) -> None:
+    arguments, pattern = WRONG[name]
+    finished = msrun.run("--dry_run", *arguments, cwd=cwd)
+    assert finished.code == 2, finished.stderr
+    assert re.search(pattern, finished.stderr), finished.stderr
+
+
+def test_port_in_use_is_named_with_its_address(msrun: JobRunner, cwd: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        before = listing(cwd)
+        finished = msrun.run(f"--master_port={port}", "train.py", cwd=cwd)
+    assert finished.code == 2
+    assert finished.errors == finished.stderr.splitlines()
+    assert f"--master_port {port}: cannot listen on 127.0.0.1:{port} (Address already in use)" in finished.stderr
+    assert listing(cwd) == before
+
+
+def test_free_port_that_was_asked_for_is_taken(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    finished = msrun.run("--worker_num=1", f"--master_port={port}", workers / "record.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert json.loads((tmp_path / "record_0.json").read_text())["env"]["MASTER_PORT"] == str(port)
+
+
+def test_debug_shows_the_traceback(msrun: JobRunner, cwd: Path) -> None:
+    finished = msrun.run("--debug", "no.py", cwd=cwd)
+    assert finished.code == 1
+    assert "Traceback" in finished.stderr and "UsageError: no.py" in finished.stderr
+
+
+def test_log_that_is_a_link_is_not_written_through(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "log_output").mkdir()
+    (cwd / "precious").write_text("kept")
+    (cwd / "log_output" / "worker_0.log").symlink_to(cwd / "precious")
+    finished = msrun.run("--worker_num=1", "train.py", cwd=cwd)
+    assert finished.code == 2
+    assert (cwd / "precious").read_text() == "kept"
+    assert not (cwd / "started").exists()
+
+
+def test_full_disk_is_reported_and_the_job_ends(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk."""
+    none = msrun.run("--worker_num=1", workers / "flood.py", "10", cwd=tmp_path, prefix=["prlimit", "--fsize=1000"])
+    assert none.code == 2
+    assert "File too large" in none.stderr
+    some = msrun.run(
+        "--worker_num=2", workers / "flood.py", "100000", cwd=tmp_path, prefix=["prlimit", "--fsize=50000"]
+    )
+    assert some.code in (1, 120)
+    assert "failed first" in some.stderr

@@ -1,0 +1,39 @@
+"""The many ways in which people call a parallel network, each in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+from runtime_patterns import PATTERNS, WORLD_SIZE
+
+DEADLINE_S = 100.0
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """What went wrong in which pattern; all of them in one process group."""
+    folder = tmp_path_factory.mktemp("patterns")
+    finished = msrun_of_module.run(
+        f"--worker_num={WORLD_SIZE}",
+        "--quiet",
+        workers / "runtime" / "patterns.py",
+        folder / "result.json",
+        cwd=folder,
+        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
+        deadline_s=DEADLINE_S,
+    )
+    assert finished.code == 0, finished.stderr
+    return dict(json.loads((folder / "result.json").read_text()))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_holds_on_every_rank(outcomes: dict[str, list[str]], name: str) -> None:
+    assert outcomes[name] == [], "\n".join(outcomes[name])

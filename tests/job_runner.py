@@ -1,0 +1,270 @@
+"""Runs real `msrun` commands with deadlines and proves that nothing of their jobs is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEADLINE_S = 60.0
+POLL_S = 0.01
+MARK = "JOB_RUNNER_MARK"
+"""Set for every process of a runner's jobs; found again in /proc/PID/environ."""
+
+_JOB_VARIABLE = re.compile(
+    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|SLURM_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET)\w*\Z"
+    r"|(WORLD_SIZE|DEVICE_ID|NODE_RANK|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|PYTHONUNBUFFERED)\Z"
+)
+
+
+def is_job_variable(name: str) -> bool:
+    """Return whether a launcher, a cluster or a user of either sets this variable."""
+    return bool(_JOB_VARIABLE.match(name)) and name != "PYTEST_CURRENT_TEST"
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Return the first true value of `condition`; fail, naming `what`, when none comes in time."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+        time.sleep(POLL_S)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+    log_dir: Path
+
+    def log(self, global_rank: int) -> bytes:
+        """Return what a worker wrote."""
+        return (self.log_dir / f"worker_{global_rank}.log").read_bytes()
+
+    def read_json(self, name: str) -> Any:
+        """Return the content of plan.json, failure.json or rank_table.json."""
+        return json.loads((self.log_dir / name).read_text())
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl."""
+        return [json.loads(line) for line in (self.log_dir / "events.jsonl").read_text().splitlines()]
+
+    @property
+    def errors(self) -> list[str]:
+        """msrun's own error lines."""
+        return [line for line in self.stderr.splitlines() if line.startswith("msrun: error:")]
+
+
+class Running:
+    """A job that was started and may still run."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, log_dir: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.log_dir = log_dir
+        self._folder = folder
+
+    @property
+    def stderr(self) -> str:
+        """What msrun has said so far."""
+        return (self._folder / "stderr").read_text(errors="backslashreplace")
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the launcher alone."""
+        self.process.send_signal(signum)
+
+    def wait_for(self, *paths: Path) -> None:
+        """Wait until all these files exist, which workers make when they are where the test wants them."""
+
+        def have_come() -> bool:
+            if self.process.poll() is not None and not all(path.exists() for path in paths):
+                raise AssertionError(f"msrun ended with {self.process.returncode} too early:\n{self.stderr}")
+            return all(path.exists() for path in paths)
+
+        wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
+
+    def pid_of(self, role: str) -> int:
+        """Return the process id of "scheduler" or of a worker, "0" and so on, from the event log."""
+
+        def find() -> int:
+            for line in (self.log_dir / "events.jsonl").read_text().splitlines():
+                event = json.loads(line)
+                if event["event"] == "scheduler" and role == "scheduler":
+                    return int(event["pid"])
+                if event["event"] == "started" and str(event["global_rank"]) == role:
+                    return int(event["pid"])
+            return 0
+
+        return int(wait_until(find, f"{role} has started"))
+
+    def pid_of_fork_server(self) -> int:
+        """Return the process id of the parent of worker 0."""
+        return int(Path("/proc", str(self.pid_of("0")), "stat").read_bytes().rpartition(b")")[2].split()[1])
+
+    def finish(self, deadline_s: float = DEADLINE_S) -> Finished:
+        """Wait for the end."""
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"msrun has not ended within {deadline_s:g} s; it said:\n{self.stderr}") from None
+        return Finished(code, (self._folder / "stdout").read_bytes(), self.stderr, self.log_dir)
+
+
+class JobRunner:
+    """Starts jobs with a temporary directory of their own; leaving the context proves that they are gone."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        # Short, not tmp_path: sockets are made below it, and their names are limited to 108 bytes.
+        self.temporary = Path(tempfile.mkdtemp(prefix="jr-", dir="/tmp"))
+        self._runs = 0
+        self._started: list[Running] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.prove_nothing_left()
+        finally:
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            for job in self._started:
+                job.process.wait(DEADLINE_S)
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def environ(self, extra: Mapping[str, str] = {}) -> dict[str, str]:
+        """Return the environment of a user who has set nothing, on a host without accelerators."""
+        env = {name: value for name, value in os.environ.items() if not is_job_variable(name)}
+        env.pop("PYTEST_CURRENT_TEST", None)
+        env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env["TMPDIR"] = str(self.temporary)
+        env["CUDA_VISIBLE_DEVICES"] = env["ASCEND_RT_VISIBLE_DEVICES"] = ""
+        env[MARK] = self.mark
+        return {**env, **extra}
+
+    def start(
+        self,
+        *args: str | bytes | Path,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        log_dir: str = "log_output",
+        command: Sequence[str] = (sys.executable, "-m", "msrun"),
+    ) -> Running:
+        """Start `msrun ARGS` in `cwd`.
+
+        Args:
+            env: set over the clean environment.
+            prefix: command that starts msrun, such as nohup.
+            log_dir: where the logs will be, seen from `cwd`; to be given in `args` too when it is not the default.
+            command: another launcher, for comparison.
+        """
+        self._runs += 1
+        folder = self.temporary / f"run-{self._runs}"
+        folder.mkdir()
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                [*prefix, *command, *args],
+                cwd=cwd,
+                env=self.environ(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        job = Running(process, folder, cwd / log_dir)
+        self._started.append(job)
+        return job
+
+    def run(self, *args: str | bytes | Path, cwd: Path, deadline_s: float = DEADLINE_S, **settings: Any) -> Finished:
+        """Run `msrun ARGS` in `cwd` to its end; when it has ended, nothing of it may be left."""
+        finished = self.start(*args, cwd=cwd, **settings).finish(deadline_s)
+        self.prove_nothing_left(deadline_s=0.0)
+        return finished
+
+    def processes(self) -> list[int]:
+        """Return every living process of this runner's jobs: those with its mark, and those with a job's id."""
+        wanted = [f"{MARK}={self.mark}".encode()]
+        wanted += [f"MSRUN_JOB_ID={job_id}".encode() for job_id in self._job_ids()]
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(text in environ for text in wanted) and is_alive(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
+    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        """Fail when a process, a session or a temporary folder of a job is there after the deadline."""
+
+        def gone() -> bool:
+            return not (self.processes() or self._sessions() or self._folders())
+
+        try:
+            wait_until(gone, "job gone", deadline_s)
+        except AssertionError:
+            left = [(pid, Path("/proc", str(pid), "cmdline").read_bytes()) for pid in self.processes()]
+            raise AssertionError(
+                f"left behind: processes {left}, sessions {self._sessions()}, folders {self._folders()}"
+            ) from None
+
+    def _job_ids(self) -> Iterable[str]:
+        for job in self._started:
+            plan = job.log_dir / "plan.json"
+            if plan.is_file():
+                yield json.loads(plan.read_text())["job_id"]
+
+    def _sessions(self) -> list[int]:
+        """Return living processes in the session of any process that the event logs name."""
+        leaders = set()
+        for job in self._started:
+            events = job.log_dir / "events.jsonl"
+            if events.is_file():
+                leaders |= {json.loads(line).get("pid") for line in events.read_text().splitlines() if line}
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and leaders:
+                try:
+                    fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                except OSError:
+                    continue
+                if int(fields[3]) in leaders and fields[0] != b"Z":
+                    found.append(int(entry.name))
+        return found
+
+    def _folders(self) -> list[str]:
+        return [path.name for path in self.temporary.glob("msrun-*")]

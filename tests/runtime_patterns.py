@@ -1,0 +1,839 @@
+"""Ways in which people call a parallel network, each with what must hold; run on every rank of one process group.
+
+Every function is one pattern; its name is the sentence. It raises AssertionError when the sentence is not true.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from msrun.errors import CaptureError, StrategyError, WorldError
+from msrun.runtime import (
+    AutoParallel,
+    MicroBatchInterleaved,
+    WithLoss,
+    create_group,
+    destroy_group,
+    get_group_rank_from_world_rank,
+    get_group_size,
+    get_process_group_ranks,
+    get_rank,
+    get_world_rank_from_group_rank,
+    no_init_parameters,
+    optim,
+    process_group,
+    shard,
+    value_and_grad,
+)
+
+WORLD_SIZE = 4
+PATTERNS: dict[str, Callable[[], None]] = {}
+
+
+def pattern(function: Callable[[], None]) -> Callable[[], None]:
+    PATTERNS[function.__name__] = function
+    return function
+
+
+# -- what patterns share ------------------------------------------------------------------------------------------
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Linear(16, 8)
+        self.layer2 = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer2(torch.relu(self.layer1(x)))
+
+
+class Calls(nn.Module):
+    """A network whose forward is a function of itself and its inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **modules: Any) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self._call = forward
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._call(self, *inputs)
+
+
+def seeded(make: Callable[[], Any], seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def batch(rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 16, generator=generator), torch.randn(rows, 4, generator=generator)
+
+
+def mine(tensor: Tensor) -> Tensor:
+    return tensor.chunk(WORLD_SIZE)[get_rank()]
+
+
+def everywhere(value: Any) -> list[Any]:
+    found: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(found, value)
+    return found
+
+
+def whole(parameter: nn.Parameter | Tensor, like: Tensor) -> Tensor:
+    """Return a parameter, or its gradient, as one tensor: parts are rows of consecutive ranks."""
+    if parameter.shape == like.shape:
+        return parameter.detach()
+    parts = [torch.empty_like(parameter) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, parameter.detach().contiguous())
+    return torch.cat(parts)
+
+
+def assert_close(left: Any, right: Any) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def assert_gradients(network: nn.Module, right: nn.Module) -> None:
+    named = dict(right.named_parameters())
+    for name, parameter in network.named_parameters():
+        assert (parameter.grad is None) == (named[name].grad is None), name
+        if parameter.grad is not None:
+            assert_close(whole(parameter.grad, named[name]), named[name].grad)
+
+
+def refused(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str:
+    try:
+        call(*args)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def both() -> tuple[nn.Module, nn.Module, AutoParallel]:
+    """Return a network of one process, the same one for all ranks, and its AutoParallel with every weight cut."""
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    return serial, network, AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+
+
+# -- orders of forward and backward -------------------------------------------------------------------------------
+
+
+@pattern
+def two_forwards_then_two_backwards_add_up_their_gradients() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    losses = [step(mine(x), mine(y)) for x, y in data]
+    for loss in losses:
+        loss.backward()
+    for x, y in data:
+        F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def backwards_in_the_other_order_give_the_same() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    first, second = (step(mine(x), mine(y)) for x, y in data)
+    second.backward()
+    first.backward()
+    for x, y in data:
+        F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def accumulation_by_hand_equals_one_big_batch() -> None:
+    serial, network, step = both()
+    x, y = batch(16)
+    for part in range(2):
+        rows = slice(8 * part, 8 * part + 8)
+        (step(mine(x[rows]), mine(y[rows])) / 2).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def sum_of_losses_of_two_forwards_has_one_backward() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    (step(*map(mine, data[0])) + 3 * step(*map(mine, data[1]))).backward()
+    (F.mse_loss(serial(data[0][0]), data[0][1]) + 3 * F.mse_loss(serial(data[1][0]), data[1][1])).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def forward_under_no_grad_gives_the_loss_and_leaves_nothing_behind() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    with torch.no_grad():
+        loss = step(mine(x), mine(y))
+    assert_close(loss, F.mse_loss(serial(x), y).detach())
+    assert not loss.requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pattern
+def forward_under_no_grad_keeps_no_activations() -> None:
+    _, _, step = both()
+    x, y = batch()
+    step(mine(x), mine(y))
+    (compiled,) = step._compiled.values()
+    seen = []
+    original = compiled.executor.forward
+    compiled.executor.forward = lambda *args, **kwargs: seen.append(kwargs["needs_grad"]) or original(*args, **kwargs)
+    with torch.no_grad():
+        step(mine(x), mine(y))
+    step(mine(x), mine(y))
+    assert seen == [False, True]
+
+
+@pattern
+def loss_that_is_never_used_disturbs_nothing() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    step(mine(x), mine(y))
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def second_backward_of_one_loss_is_refused_in_words() -> None:
+    _, _, step = both()
+    loss = step(*map(mine, batch()))
+    loss.backward(retain_graph=True)
+    text = refused(CaptureError, loss.backward)
+    assert "backward() was called twice on one loss" in text
+
+
+@pattern
+def evaluation_takes_another_batch_size_after_training() -> None:
+    serial, network, step = both()
+    optimizer, right = (torch.optim.SGD(n.parameters(), 0.1) for n in (network, serial))
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    optimizer.step()
+    right.step()
+    step.eval()
+    assert not network.training
+    x, y = batch(20, seed=3)
+    with torch.no_grad():
+        assert_close(step(mine(x), mine(y)), F.mse_loss(serial(x), y).detach())
+    step.train()
+    optimizer.zero_grad()
+    right.zero_grad()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def mode_of_a_part_is_seen_at_the_next_call() -> None:
+    network = Calls(
+        lambda s, x: s.drop(s.layer(x)).pow(2).mean(), layer=seeded(lambda: nn.Linear(16, 4)), drop=nn.Dropout(0.5)
+    )
+    x, _ = batch()
+    step = AutoParallel(network)
+    torch.manual_seed(3)
+    step(mine(x))
+    network.drop.eval()
+    assert_close(step(mine(x)).detach(), network.layer(x).pow(2).mean().detach())
+
+
+# -- which parameters take part -----------------------------------------------------------------------------------
+
+
+@pattern
+def frozen_parameters_get_no_gradient() -> None:
+    serial, network, step = both()
+    for n in (serial, network):
+        n.layer1.requires_grad_(requires_grad=False)
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def parameters_unfrozen_later_get_gradients() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    for n in (serial, network):
+        n.layer1.requires_grad_(requires_grad=False)
+    step(mine(x), mine(y)).backward()
+    for n in (serial, network):
+        n.layer1.requires_grad_()
+        n.zero_grad()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def parameter_that_the_loss_does_not_use_stays_as_it_is() -> None:
+    network = seeded(
+        lambda: Calls(lambda s, x, y: F.mse_loss(s.used(x), y), used=nn.Linear(16, 4), unused=nn.Linear(8, 8))
+    )
+    before = network.unused.weight.detach().clone()
+    step = AutoParallel(network).hsdp(threshold=0)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    step(*map(mine, batch())).backward()
+    optimizer.step()
+    assert network.unused.weight.grad is None
+    assert_close(whole(network.unused.weight, before), before)
+    by_name = {parameter.name: parameter for parameter in step.plan.parameters}
+    assert by_name["unused.weight"].group == -1
+    assert "unused" in next(line for line in step.plan.explain().splitlines() if "unused.weight" in line)
+
+
+def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:
+    hidden = self.body(x)
+    return self.head(hidden).pow(2).mean() + hidden.mean() if part == "head" else hidden.mean()
+
+
+@pattern
+def part_used_only_by_a_later_call_trains_then() -> None:
+    serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    step(mine(x), "body").backward()
+    assert network.head.weight.grad is None
+    network.zero_grad()
+    step(mine(x), "head").backward()
+    serial(x, "head").backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def part_with_a_strategy_that_the_first_call_does_not_use_is_refused_later() -> None:
+    network = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
+    shard(network.head, ((1, 4), (1, 4)))
+    step = AutoParallel(network)
+    x, _ = batch()
+    step(mine(x), "body")
+    text = refused(StrategyError, step, mine(x), "head")
+    assert "head.weight" in text
+    assert "since the first call" in text
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))).pow(2).mean()
+
+
+@pattern
+def tied_weights_stay_tied_and_get_both_gradients() -> None:
+    serial = seeded(Tied)
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    step(mine(x)).backward()
+    serial(x).backward()
+    assert network.first.weight is network.second.weight
+    assert_gradients(network, serial)
+
+
+@pattern
+def tied_weights_of_a_deferred_network_stay_tied() -> None:
+    serial = seeded(Tied)
+    with no_init_parameters():
+        network = seeded(Tied)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    assert_close(step(mine(x)).detach(), serial(x).detach())
+    assert network.first.weight is network.second.weight
+
+
+@pattern
+def weight_that_two_operators_want_cut_differently_is_refused_by_name() -> None:
+    network = seeded(Tied)
+    shard(network.first, ((1, 1), (4, 1), (4,)))
+    shard(network.second, ((1, 4), (1, 4)))
+    text = refused(StrategyError, AutoParallel(network), *map(mine, batch()[:1]))
+    assert "first.weight" in text
+    assert "(4, 1)" in text
+    assert "(1, 4)" in text
+
+
+@pattern
+def recurrent_network_trains_as_on_one_process() -> None:
+    serial = seeded(
+        lambda: Calls(
+            lambda s, x: s.out(s.lstm(x)[0]).pow(2).mean(), lstm=nn.LSTM(4, 8, batch_first=True), out=nn.Linear(8, 2)
+        )
+    )
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x = batch()[0].reshape(8, 4, 4)
+    loss = step(mine(x))
+    loss.backward()
+    right = serial(x)
+    right.backward()
+    assert_close(loss.detach(), right.detach())
+    assert_gradients(network, serial)
+
+
+# -- ranks that do not agree --------------------------------------------------------------------------------------
+
+
+@pattern
+def ranks_with_different_seeds_train_one_network() -> None:
+    torch.manual_seed(10 + get_rank())
+    with no_init_parameters():
+        network = Mlp()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+    serial = seeded(Mlp, seed=10)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert any("different random seeds" in note for note in step.plan.notes)
+
+
+@pattern
+def ranks_that_seed_inside_the_block_train_one_network() -> None:
+    torch.manual_seed(0)
+    with no_init_parameters():
+        network = seeded(Mlp, seed=10 + get_rank())
+    step = AutoParallel(WithLoss(network, F.mse_loss))
+    serial = seeded(Mlp, seed=10)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert torch.equal(network.layer1.weight, serial.layer1.weight)
+
+
+@pattern
+def ranks_with_different_eager_weights_train_rank_0s() -> None:
+    network = seeded(Mlp, seed=20 + get_rank())
+    serial = seeded(Mlp, seed=20)
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert any("differed between ranks" in note for note in step.plan.notes)
+
+
+@pattern
+def ranks_with_different_buffers_use_rank_0s() -> None:
+    network = seeded(lambda: Calls(lambda s, x: (s.layer(x) * s.scale).mean(), layer=nn.Linear(16, 4)))
+    network.register_buffer("scale", torch.full((4,), 1.0 + get_rank()))
+    serial = seeded(lambda: nn.Linear(16, 4))
+    x, _ = batch()
+    losses = everywhere(float(AutoParallel(network)(mine(x)).detach()))
+    assert_close(losses[0], float(serial(x).mean().detach()))
+    assert losses == [losses[0]] * WORLD_SIZE
+
+
+@pattern
+def no_note_is_made_when_all_ranks_agree() -> None:
+    _, _, step = both()
+    step(*map(mine, batch()))
+    assert step.plan.notes == ()
+
+
+@pattern
+def dropout_gives_all_ranks_one_loss_and_one_gradient_whatever_their_seeds() -> None:
+    network = seeded(lambda: Calls(lambda s, x: F.dropout(s.layer(x), 0.5).pow(2).mean(), layer=nn.Linear(16, 4)))
+    step = AutoParallel(network)
+    torch.manual_seed(30 + get_rank())
+    x, _ = batch()
+    for _ in range(2):
+        loss = step(mine(x))
+        loss.backward()
+        assert len(set(everywhere(float(loss.detach())))) == 1
+    gradients = everywhere(network.layer.weight.grad)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
+@pattern
+def different_batch_shapes_at_the_first_call_are_refused() -> None:
+    _, _, step = both()
+    x, y = batch(rows=2 + get_rank())
+    text = refused(CaptureError, step, x, y)
+    assert "rank 1" in text
+    assert "equal batch shapes" in text
+
+
+# -- one network, several calls of it -----------------------------------------------------------------------------
+
+
+@pattern
+def network_trained_with_its_loss_can_be_called_without_it() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    alone = AutoParallel(network).dataset_strategy("full_batch")
+    with torch.no_grad():
+        assert_close(alone(x), serial(x).detach())
+
+
+@pattern
+def two_functions_of_one_step_share_their_networks() -> None:
+    one, two = seeded(Mlp), seeded(lambda: nn.Linear(4, 4))
+    serial_one, serial_two = copy.deepcopy(one), copy.deepcopy(two)
+
+    def first_loss(x: Tensor) -> Tensor:
+        return one(x).pow(2).mean()
+
+    def second_loss(x: Tensor) -> Tensor:
+        return two(one(x)).abs().mean()
+
+    first = value_and_grad(first_loss, None, list(one.parameters()))
+    second = value_and_grad(second_loss, None, list(two.parameters()))
+
+    def train(x: Tensor) -> tuple[Any, Any]:
+        return first(x), second(x)
+
+    x, _ = batch()
+    (loss, _), (other, gradients) = AutoParallel(train).hsdp(threshold=0)(mine(x))
+    assert_close(loss, serial_one(x).pow(2).mean().detach())
+    right = serial_two(serial_one(x)).abs().mean()
+    assert_close(other, right.detach())
+    right.backward()
+    assert_close(whole(gradients[0], serial_two.weight), serial_two.weight.grad)
+
+
+@pattern
+def step_function_that_differentiates_nothing_itself_is_refused() -> None:
+    network = seeded(Mlp)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(network(x), y)
+        loss.backward()
+        return loss
+
+    text = refused(CaptureError, AutoParallel(train), *map(mine, batch()))
+    assert "value_and_grad" in text
+
+
+@pattern
+def settings_after_the_first_call_are_refused() -> None:
+    _, _, step = both()
+    step(*map(mine, batch()))
+    assert "set it before" in refused(StrategyError, step.hsdp)
+    assert "set it before" in refused(StrategyError, step.dataset_strategy, "full_batch")
+
+
+@pattern
+def strategy_of_a_module_that_is_not_called_is_noted() -> None:
+    network = Calls(lambda s, x: s.used(x).mean(), used=nn.Linear(16, 4), unused=nn.Linear(4, 4))
+    shard(network.unused, ((1, 1), (4, 1)))
+    step = AutoParallel(network)
+    step(mine(batch()[0]))
+    assert any("unused" in note for note in step.plan.notes)
+
+
+# -- value_and_grad -----------------------------------------------------------------------------------------------
+
+
+@pattern
+def gradients_of_arguments_are_those_of_this_ranks_part() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), (0, 1), list(network.parameters()))
+    step = AutoParallel(lambda x, y: gradients_of(x, y))
+    x, y = batch()
+    loss, (inputs, weights) = step(mine(x), mine(y))
+    x.requires_grad_()
+    y.requires_grad_()
+    right = F.mse_loss(serial(x), y)
+    right.backward()
+    assert_close(loss, right.detach())
+    assert_close(inputs[0], mine(x.grad))
+    assert_close(inputs[1], mine(y.grad))
+    assert len(weights) == 4
+    assert_close(weights[0], serial.layer1.weight.grad)
+
+
+@pattern
+def gradient_of_a_number_is_whole_on_every_rank() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    gradients_of = value_and_grad(lambda x, t: (network(x) * t).pow(2).mean(), 1)
+    x, _ = batch()
+    number = torch.tensor(1.5)
+    _, gradient = AutoParallel(lambda x, t: gradients_of(x, t))(mine(x), number)
+    number.requires_grad_()
+    (serial(x) * number).pow(2).mean().backward()
+    assert_close(gradient, number.grad)
+
+
+@pattern
+def other_results_come_back_beside_the_loss() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+
+    def forward(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = network(x)
+        return F.cross_entropy(scores, labels), (scores.argmax(1) == labels).sum(), scores
+
+    gradients_of = value_and_grad(forward, None, list(network.parameters()), has_aux=True)
+    x, _ = batch()
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+    (loss, right_ones, scores), gradients = AutoParallel(lambda x, y: gradients_of(x, y)).hsdp(threshold=0)(
+        mine(x), mine(labels)
+    )
+    expected = serial(x)
+    assert_close(loss, F.cross_entropy(expected, labels).detach())
+    assert int(right_ones) == int((expected.argmax(1) == labels).sum())
+    assert_close(scores, mine(expected).detach())
+    assert [tuple(g.shape) for g in gradients] == [tuple(p.shape) for p in network.parameters()]
+
+
+# -- levels, copies, overlap --------------------------------------------------------------------------------------
+
+
+@pattern
+def all_levels_give_bit_equal_weights() -> None:
+    weights = []
+    for level in ("level1", "level2", "level3"):
+        network = seeded(Mlp).float()
+        step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level=level)
+        optimizer = torch.optim.Adam(network.parameters(), 0.01)
+        for seed in range(3):
+            x, y = batch(seed=seed)
+            step(mine(x).float(), mine(y).float()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([parameter.detach().clone() for parameter in network.parameters()])
+    for other in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
+
+
+@pattern
+def gathered_weights_of_level3_are_freed_between_forward_and_backward() -> None:
+    serial, network, _ = both()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level="level3")
+    x, y = batch()
+    loss = step(mine(x), mine(y))
+    held = loss.grad_fn.step.gathered
+    cut = [group for group in held if group.group.shard_axes]
+    assert cut
+    assert all(leaf.untyped_storage().size() == 0 for group in cut for leaf in group.leaves.values())
+    loss.backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pattern
+def batch_that_copies_do_not_divide_is_refused() -> None:
+    network = seeded(Mlp)
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
+    text = refused(StrategyError, step, *map(mine, batch(12)))
+    assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
+
+
+@pattern
+def shard_size_beyond_the_world_is_refused_at_the_first_call() -> None:
+    _, network, _ = both()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(shard_size=8)
+    assert "only 4 ranks" in refused(StrategyError, step, *map(mine, batch()))
+
+
+class Events:
+    """Records when collectives start and are waited for, and when segments compute."""
+
+    def __init__(self, step: AutoParallel) -> None:
+        from msrun.runtime.graph import execute
+
+        self.names: list[str] = []
+        (self._compiled,) = step._compiled.values()
+        self._executor = self._compiled.executor
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._wrap(execute.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
+        self._wrap(execute._WithGradient, "wait", lambda f: lambda pending: self._wait(f, pending))
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        self._undo.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+    def _run(
+        self, original: Any, executor: Any, step: Any, copy: Any, index: int, segment: Any, needs_grad: bool
+    ) -> None:
+        number = next(n for n, other in enumerate(step.copies) if other is copy)
+        module = segment.module
+        waits = [name for name in segment.reads if name in copy.arriving]
+        for name in waits:
+            copy.arriving[name].label = f"{name} of copy {number}"
+        segment.module = lambda *values: self.names.append(f"compute {index} of copy {number}") or module(*values)
+        try:
+            original(executor, step, copy, index, segment, needs_grad)
+        finally:
+            segment.module = module
+        for crossing in segment.crossings:
+            if not crossing.collective.is_local:
+                self.names.append(f"start {crossing.result} of copy {number}")
+                copy.arriving[crossing.result].label = f"{crossing.result} of copy {number}"
+
+    def _wait(self, original: Any, pending: Any) -> Tensor:
+        if hasattr(pending, "label"):
+            self.names.append(f"wait {pending.label}")
+        return original(pending)
+
+    def stop(self) -> None:
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)
+
+
+@pattern
+def while_one_copys_data_travels_the_other_copy_computes() -> None:
+    network = seeded(Mlp)
+    shard(network.layer1, ((1, 1), (4, 1), (4,)))
+    shard(network.layer2, ((1, 4), (1, 4)))
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    x, y = batch()
+    step(x, y)
+    events = Events(step)
+    try:
+        step(x, y)
+    finally:
+        events.stop()
+    names = events.names
+    started = next(i for i, name in enumerate(names) if name.startswith("start") and name.endswith("copy 0"))
+    waited = next(i for i, name in enumerate(names) if name == names[started].replace("start", "wait"))
+    between = names[started + 1 : waited]
+    assert any(name.startswith("compute") and name.endswith("copy 1") for name in between), names
+    assert any(name.startswith("start") and name.endswith("copy 1") for name in between), names
+
+
+@pattern
+def backward_takes_turns_as_well() -> None:
+    network = seeded(Mlp)
+    shard(network.layer1, ((1, 1), (4, 1), (4,)))
+    shard(network.layer2, ((1, 4), (1, 4)))
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    x, y = batch()
+    x.requires_grad_()  # its gradient needs an all-reduce
+    loss = step(x, y)
+    (compiled,) = step._compiled.values()
+    executor, names = compiled.executor, []
+    copies = loss.grad_fn.step.copies
+    run, start = executor._run_backward, executor._start_crossings
+    number = lambda copy: next(n for n, other in enumerate(copies) if other is copy)  # noqa: E731
+    executor._run_backward = lambda c, i, s: names.append(("compute", i, number(c))) or run(c, i, s)
+    executor._start_crossings = lambda c, i: names.append(("start", i, number(c))) or start(c, i)
+    loss.backward()
+    last = len(compiled.segments) - 1
+    expected = [("start", last, 0), ("start", last, 1)]
+    for index in range(last, -1, -1):
+        for number_of_copy in (0, 1):
+            expected.append(("compute", index, number_of_copy))
+            if index:
+                expected.append(("start", index - 1, number_of_copy))
+    assert names == expected
+    assert last >= 1
+
+
+# -- groups -------------------------------------------------------------------------------------------------------
+
+
+@pattern
+def named_group_keeps_the_order_of_its_ranks() -> None:
+    create_group("odd order", [3, 1, 2])
+    assert get_process_group_ranks("odd order") == [3, 1, 2]
+    assert get_world_rank_from_group_rank("odd order", 0) == 3
+    assert get_group_rank_from_world_rank(1, "odd order") == 1
+    assert get_group_size("odd order") == 3
+    if get_rank() == 0:
+        assert "not in group" in refused(WorldError, get_rank, "odd order")
+    else:
+        assert dist.get_rank(process_group("odd order")) == get_rank("odd order")
+        parts = [torch.empty(1) for _ in range(3)]
+        dist.all_gather(parts, torch.tensor([float(get_rank())]), group=process_group("odd order"))
+        assert [int(part) for part in parts] == [3, 1, 2]
+    assert "exists already" in refused(WorldError, create_group, "odd order", [0, 1])
+    destroy_group("odd order")
+    assert "no group" in refused(WorldError, get_process_group_ranks, "odd order")
+
+
+@pattern
+def illegal_groups_are_refused_with_the_legal_range() -> None:
+    assert "two or more different ranks" in refused(WorldError, create_group, "one", [1])
+    assert "two or more different ranks" in refused(WorldError, create_group, "twice", [1, 1])
+    assert "ranks are 0 to 3" in refused(WorldError, create_group, "outside", [1, 4])
+
+
+# -- what cannot be captured --------------------------------------------------------------------------------------
+
+
+@pattern
+def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> None:
+    x, _ = batch()
+    branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
+    counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16))
+    writing = Calls(lambda s, x: _write_column(s.layer(x)).mean(), layer=nn.Linear(16, 4))
+    for network in (branching, counting, writing):
+        text = refused(CaptureError, AutoParallel(network), mine(x))
+        assert "data_parallel" in text, text
+
+
+def _write_column(x: Tensor) -> Tensor:
+    x[:, 0] = 0
+    return x
+
+
+@pattern
+def those_constructs_train_in_data_parallel_mode() -> None:
+    serial = seeded(lambda: Calls(lambda s, x: _write_column(s.layer(x)).pow(2).mean(), layer=nn.Linear(16, 4)))
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network, "data_parallel")
+    x, _ = batch()
+    loss = step(mine(x))
+    loss.backward()
+    right = serial(x)
+    right.backward()
+    assert_close(loss.detach(), right.detach())
+    assert_gradients(network, serial)
+
+
+@pattern
+def optimizer_of_ours_takes_the_gradients_of_the_parts() -> None:
+    serial = seeded(Mlp)
+    with no_init_parameters():
+        network = seeded(Mlp)
+        optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = gradients_of(x, y)
+        optimizer(gradients)
+        return loss
+
+    step = AutoParallel(train).hsdp(threshold=0)
+    right = torch.optim.SGD(serial.parameters(), 0.1, momentum=0.9)
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        loss = step(mine(x), mine(y))
+        expected = F.mse_loss(serial(x), y)
+        expected.backward()
+        right.step()
+        right.zero_grad()
+        assert_close(loss, expected.detach())
+    assert_close(whole(network.layer1.weight, serial.layer1.weight), serial.layer1.weight.detach())
+
+
+@pattern
+def error_on_one_rank_is_told_to_the_others() -> None:
+    network = seeded(Mlp)
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
+    x, y = batch(rows=3 if get_rank() == 2 else 4)
+    kind = StrategyError if get_rank() == 2 else CaptureError
+    text = refused(kind, step, x, y)
+    assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
+    assert get_rank() == 2 or text.startswith("rank 2 cannot run this call")

@@ -1,0 +1,238 @@
+"""What keeps the house in order: import edges, a launcher without torch, frozen names, small modules, live links."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+PACKAGES = ("msrun", "ranktable", "launch_templates")
+MAX_LINES = 400
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "api", "misc"}
+
+_FOUNDATION = {"contract", "errors"}
+ALLOWED = {
+    "contract": set(),
+    "errors": set(),
+    "planning": {"planning"} | _FOUNDATION,
+    "cluster": {"planning", "cluster"} | _FOUNDATION,
+    "agent": {"planning", "cluster", "agent"} | _FOUNDATION,
+    "launch": {"planning", "cluster", "agent", "launch"} | _FOUNDATION,
+    "cli": {"planning", "cluster", "agent", "launch", "cli"} | _FOUNDATION,
+    "__main__": {"cli"},
+    "__init__": set(),
+    "runtime": {"runtime"} | _FOUNDATION,
+}
+"""Which rooms of msrun a room may import from."""
+
+STRANGERS = {
+    "ranktable": {"msrun", "torch", "launch_templates"},
+    "launch_templates": {"msrun", "torch"},
+}
+"""Which packages a package may not import at all."""
+
+
+def modules(package: str) -> list[Path]:
+    """Return every source file of a package."""
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found, f"no modules in {package}"
+    return found
+
+
+def all_modules() -> list[Path]:
+    return [path for package in PACKAGES for path in modules(package)]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: Path) -> str:
+    """Return which part of msrun a file belongs to: `planning` for msrun/planning/plan.py, `cli` for msrun/cli.py."""
+    return path.relative_to(ROOT / "msrun").parts[0].removesuffix(".py")
+
+
+def imported(nodes: Iterator[ast.AST], path: Path) -> set[str]:
+    """Return the dotted names that import statements name; relative ones are resolved."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = path.relative_to(ROOT).parts[: -node.level]
+                base = ".".join([*package, *([base] if base else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), str(path))
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk what runs when a module is imported: not the bodies of functions, not what only a type checker sees."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from at_import(child)
+
+
+@pytest.mark.parametrize("path", modules("msrun"), ids=name_of)
+def test_imports_within_msrun_run_one_way(path: Path) -> None:
+    rooms = set()
+    for name in imported(ast.walk(parse(path)), path):
+        parts = name.split(".")
+        if parts[0] == "msrun" and len(parts) > 1 and not parts[1].startswith("__version"):
+            rooms.add(parts[1])
+    assert rooms <= ALLOWED[room_of(path)]
+
+
+@pytest.mark.parametrize("path", [*modules("ranktable"), *modules("launch_templates")], ids=name_of)
+def test_packages_that_stand_alone_import_no_stranger(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imported(ast.walk(parse(path)), path)}
+    assert not tops & STRANGERS[path.relative_to(ROOT).parts[0]]
+
+
+def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
+    guilty = [
+        name_of(path)
+        for path in all_modules()
+        if not path.is_relative_to(ROOT / "msrun" / "runtime")
+        and any(name.split(".")[0] in ("torch", "torch_npu") for name in imported(at_import(parse(path)), path))
+    ]
+    assert guilty == []
+
+
+def test_launcher_writes_its_own_environment_nowhere() -> None:
+    """Only a forked child, which is no launcher any more, sets variables."""
+    pattern = re.compile(r"os\.environ(\[[^]]*\] = |\.(update|setdefault|pop|clear)\()|os\.(putenv|unsetenv)\(")
+    guilty = [
+        name_of(path)
+        for path in modules("msrun")
+        if room_of(path) != "runtime" and name_of(path) != "msrun/agent/child.py" and pattern.search(path.read_text())
+    ]
+    assert guilty == []
+
+
+def test_launcher_help_and_dry_run_never_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in all_modules()]
+    names = [name for name in names if not name.startswith("msrun.runtime") and not name.endswith("__main__")]
+    program = f"""
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+from msrun.cli import main
+for words in (["--help"], ["--dry_run", "train.py"], ["--dry_run=json", "--worker_num=2", "train.py"]):
+    try:
+        main(words)
+    except SystemExit as request:
+        assert request.code == 0, (words, request.code)
+heavy = sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "numpy"}})
+assert heavy == [], heavy
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_cheap_imports_stay_cheap() -> None:
+    """What --help needs is little: neither rich nor multiprocessing nor yaml."""
+    program = (
+        "import sys\nfrom msrun.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'rich', 'yaml', 'multiprocessing', 'asyncio', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_options_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None:
+    from msrun.cli import command
+
+    lines = []
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            kind = "flag" if parameter.is_flag else parameter.type.name
+            if isinstance(parameter.type, click.Choice):
+                kind = "|".join(parameter.type.choices)
+            default = parameter.to_info_dict()["default"]
+            repeated = " repeatable" if parameter.multiple else ""
+            lines.append(f"{' '.join(parameter.opts)}: {kind}{repeated} default={default}")
+    golden("msrun_options.txt", "\n".join(sorted(lines)) + "\n")
+
+
+@pytest.mark.parametrize("package", ["ranktable", "launch_templates", "msrun.runtime"])
+def test_exported_names_are_the_frozen_ones(package: str, golden: Callable[[str, str], None]) -> None:
+    module = importlib.import_module(package)
+    names = sorted(module.__all__)
+    assert list(module.__all__) == list(dict.fromkeys(module.__all__)), "a name is exported twice"
+    missing = [name for name in names if not hasattr(module, name)]
+    assert missing == []
+    golden(f"exported_names_{package}.txt", "\n".join(names) + "\n")
+
+
+def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: Callable[[str, str], None]) -> None:
+    from msrun import contract
+
+    constants = {name: value for name, value in vars(contract).items() if name.isupper()}
+    lines = [
+        f"{name} = {sorted(value) if isinstance(value, frozenset) else value!r}" for name, value in constants.items()
+    ]
+    golden("contract.txt", "\n".join(sorted(lines)) + "\n")
+
+
+@pytest.mark.parametrize("path", all_modules(), ids=name_of)
+def test_module_is_short_and_named_after_a_thing(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_LINES, f"{lines} lines: make it two"
+    assert not {part.removesuffix(".py") for part in path.relative_to(ROOT).parts} & FORBIDDEN_NAMES
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Two of one name cannot be imported side by side."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    readme = ROOT / "README.md"
+    if not readme.is_file():
+        pytest.skip("there is no README.md yet")
+    text = readme.read_text(encoding="utf-8")
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in local if not (ROOT / target).exists()] == []
+
+
+def test_anchors_of_the_readme_exist() -> None:
+    readme = ROOT / "README.md"
+    if not readme.is_file():
+        pytest.skip("there is no README.md yet")
+    text = readme.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert [anchor for anchor in re.findall(r"\]\(#([^)]+)\)", text) if anchor not in anchors] == []

@@ -1,0 +1,92 @@
+"""The state machine of a job, by tables and by random lives of workers."""
+
+from __future__ import annotations
+
+import signal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun.cluster.membership import Decision, Membership, WorkerState
+
+EXIT_7 = 7 << 8
+
+
+def running(count: int) -> Membership:
+    membership = Membership(range(count))
+    for rank in range(count):
+        assert membership.started(rank, 100 + rank, float(rank)) is Decision.WAIT
+    return membership
+
+
+def test_job_is_over_when_the_last_worker_has_ended_well() -> None:
+    membership = running(2)
+    assert membership.exited(1, 0, 5.0) is Decision.WAIT
+    assert membership.exited(0, 0, 6.0) is Decision.FINISH
+    assert membership.first_failure is None
+    assert membership.ranks_in(WorkerState.DONE) == [0, 1]
+
+
+def test_first_failure_wins_when_two_workers_die() -> None:
+    membership = running(3)
+    assert membership.exited(2, EXIT_7, 5.0) is Decision.STOP
+    assert membership.exited(0, signal.SIGTERM, 6.0) is Decision.WAIT
+    assert membership.exited(1, EXIT_7, 7.0) is Decision.FINISH
+    assert membership.first_failure is membership.members[2]
+    assert [membership.members[rank].state for rank in range(3)] == [
+        WorkerState.STOPPED,
+        WorkerState.STOPPED,
+        WorkerState.FAILED,
+    ]
+
+
+def test_failure_of_the_last_worker_finishes_at_once() -> None:
+    membership = running(2)
+    membership.exited(0, 0, 1.0)
+    assert membership.exited(1, EXIT_7, 2.0) is Decision.FINISH
+
+
+def test_worker_that_ends_well_while_stopped_is_done() -> None:
+    membership = running(2)
+    membership.exited(0, EXIT_7, 1.0)
+    membership.exited(1, 0, 2.0)
+    assert membership.members[1].state is WorkerState.DONE
+
+
+def test_end_after_a_stop_by_msrun_is_no_failure() -> None:
+    membership = running(2)
+    assert membership.stop() is Decision.STOP
+    membership.exited(0, signal.SIGKILL, 1.0)
+    assert membership.exited(1, EXIT_7, 2.0) is Decision.FINISH
+    assert membership.first_failure is None
+
+
+def test_job_is_not_over_before_everybody_was_started() -> None:
+    membership = Membership([0, 1])
+    membership.started(0, 100, 0.0)
+    assert membership.exited(0, 0, 1.0) is Decision.WAIT
+    assert not membership.is_over
+    assert membership.count(WorkerState.PLANNED, WorkerState.DONE) == 2
+
+
+@given(st.integers(1, 6), st.data())
+def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> None:
+    membership = running(count)
+    order = data.draw(st.permutations(range(count)))
+    statuses = data.draw(st.lists(st.sampled_from([0, EXIT_7, signal.SIGTERM]), min_size=count, max_size=count))
+    stop_at = data.draw(st.none() | st.integers(0, count - 1))
+    decisions = []
+    for index, (rank, status) in enumerate(zip(order, statuses, strict=True)):
+        if index == stop_at:
+            membership.stop()
+        decisions.append(membership.exited(rank, status, float(index)))
+
+    assert decisions[-1] is Decision.FINISH
+    assert Decision.FINISH not in decisions[:-1]
+    assert decisions.count(Decision.STOP) <= 1
+    bad = [index for index, status in enumerate(statuses) if status and (stop_at is None or index < stop_at)]
+    first = membership.first_failure
+    assert (first.global_rank if first else None) == (order[bad[0]] if bad else None)
+    assert membership.count(WorkerState.FAILED) == (1 if bad else 0)
+    assert membership.is_over
+    assert len(membership.ranks_in(*WorkerState)) == count

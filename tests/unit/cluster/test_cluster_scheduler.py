@@ -1,0 +1,77 @@
+"""The record of a job, and a scheduler that ends with its agent."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from msrun.cluster.messages import Channel
+from msrun.cluster.rendezvous import listen
+from msrun.cluster.scheduler import Record
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_record_has_one_stamped_line_for_each_moment() -> None:
+    stream = io.StringIO()
+    record = Record(stream)
+    for message in (
+        {"type": "job", "job_id": "j", "world_size": 2, "host": "h"},
+        {"type": "started", "global_rank": 1, "pid": 10},
+        {"type": "started", "global_rank": 0, "pid": 11},
+        {"type": "exited", "global_rank": 0, "how": "exit code 3"},
+        {"type": "stopping", "reason": "rank 0 ended with exit code 3"},
+        {"type": "unknown to it"},
+        {"type": "over", "reason": "rank 0 failed first: exit code 3"},
+    ):
+        record.note(message)
+    lines = stream.getvalue().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
+    assert [line[24:] for line in lines] == [
+        "job j: 2 workers on h",
+        "rank 1 registered: pid 10, 1 of 2",
+        "rank 0 registered: pid 11, 2 of 2",
+        "rank 0 ended: exit code 3",
+        "stopping the job: rank 0 ended with exit code 3",
+        "job over: rank 0 failed first: exit code 3",
+    ]
+
+
+class FullDisk(io.StringIO):
+    """A stream on which no write succeeds."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_record_on_a_full_disk_is_no_error() -> None:
+    Record(FullDisk()).note({"type": "over", "reason": "r"})
+
+
+def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_its_agent() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    with listen("127.0.0.1", 0) as listener, theirs:
+        fds = (theirs.fileno(), listener.fileno())
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from msrun.cluster.scheduler import run_scheduler as r; raise SystemExit(r{fds})"],
+            pass_fds=fds,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    channel.send({"type": "job", "job_id": "j", "world_size": 1, "host": "h"})
+    channel.send({"type": "over", "reason": "done"})
+    channel.close()
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line[24:] for line in text.splitlines() if "store listens" not in line] == [
+        "job j: 1 workers on h",
+        "job over: done",
+        "agent has gone: scheduler ends",
+    ]

@@ -1,0 +1,68 @@
+"""The table of the job: generated and valid, or the user's and checked."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from msrun.errors import UsageError
+from msrun.launch.rank_table_file import check_rank_table, write_rank_table
+from msrun.planning.host import HostFacts
+from msrun.planning.plan import build_plan
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+
+def write_table(folder: Path, workers: int) -> Path:
+    """Write the table of a job of so many workers and return its path."""
+    spec = LaunchSpec(
+        program=Program("script", "x.py"),
+        worker_num=workers,
+        local_worker_num=workers,
+        working_directory=folder,
+        log_dir=folder,
+    )
+    host = HostFacts("h", "127.0.0.1", (0,))
+    write_rank_table(build_plan(spec, host, caller={}, job_id="J", run_dir="/tmp/r", master_port=1))
+    return folder / "rank_table.json"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8, 9, 64, 300])
+def test_generated_table_is_private_and_passes_its_own_check(tmp_path: Path, workers: int) -> None:
+    path = write_table(tmp_path, workers)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    check_rank_table(path, workers, "cpu")
+
+
+def test_generated_table_has_one_device_for_each_worker(tmp_path: Path) -> None:
+    table = json.loads(write_table(tmp_path, 3).read_text())
+    (server,) = table["server_list"]
+    assert [(device["device_id"], device["rank_id"]) for device in server["device"]] == [
+        ("0", "0"),
+        ("1", "1"),
+        ("2", "2"),
+    ]
+
+
+def test_table_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds 3 ranks but --worker_num is 2"):
+        check_rank_table(write_table(tmp_path, 3), 2, "cpu")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"{}"])
+def test_file_that_is_no_table_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"--rank_table_file .*t\.json: "):
+        check_rank_table(tmp_path / "t.json", 1, "cpu")
+
+
+def test_rank_that_appears_twice_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = write_table(tmp_path, 2)
+    path.write_text(
+        path.read_text().replace('"rank_id": "1"', '"rank_id": "0"').replace('"rank_id":"1"', '"rank_id":"0"')
+    )
+    with pytest.raises(UsageError, match=r"--rank_table_file .*rank_table\.json: .*rank"):
+        check_rank_table(path, 2, "cpu")

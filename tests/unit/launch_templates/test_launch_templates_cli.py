@@ -1,0 +1,182 @@
+"""The command launch-template, run in this process."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launch_templates
+from launch_templates.cli import cli, main
+
+REQUIRED = ["--set", "name=train", "--set", "image=r.example/t:1"]
+
+
+class Run:
+    """Exit status and output of one command."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        self.code = caught.value.code
+        self.out, self.err = capsys.readouterr()
+
+
+def test_list_names_every_template_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(capsys, "list")
+    assert run.code == 0
+    assert [line.split()[0] for line in run.out.splitlines()] == launch_templates.list_templates()
+    assert all(len(line.split()) > 3 for line in run.out.splitlines())
+
+
+@pytest.mark.parametrize("name", launch_templates.list_templates())
+def test_show_tells_ranks_placeholders_and_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(capsys, "show", name)
+    assert run.code == 0
+    assert "Ranks:" in run.out
+    [line] = [line for line in run.out.splitlines() if line.startswith("master_port ")]
+    assert line.split()[:3] == ["master_port", "int", "8118"]
+
+
+def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(capsys, "render", "jobset", *REQUIRED, "--", "train.py", "--lr", "0.1", "", "--", "-o", "é")
+    assert (run.code, run.err) == (0, "")
+    *_, document = yaml.safe_load_all(run.out)
+    args = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[7:] == ["train.py", "--lr", "0.1", "", "--", "-o", "é"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(run.out.encode())))
+    assert Run(capsys, "lint", "-").code == 0
+
+
+def test_settings_go_over_values_files_and_tables_are_merged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("nodes: 4\ncpu: 1.5\nscript: [a.py]\nenv:\n  A: from file\n  B: from file\n", encoding="utf-8")
+    output = tmp_path / "job.yaml"
+    options = ["--values", str(values), "--set", "master-port=9000", "--set", "env.B=from=set", "-o", str(output)]
+    run = Run(capsys, "render", "indexed-job", *REQUIRED, *options)
+    assert (run.code, run.out, run.err) == (0, "", "")
+    *_, job = yaml.safe_load_all(output.read_text(encoding="utf-8"))
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert job["spec"]["completions"] == 4
+    assert container["resources"]["limits"]["cpu"] == "1.5"
+    assert "--master_port=9000" in container["args"]
+    assert {item["name"]: item["value"] for item in container["env"]} == {
+        "PYTHONUNBUFFERED": "1",
+        "A": "from file",
+        "B": "from=set",
+    }
+
+
+def test_findings_go_to_stdout_and_an_error_exits_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    Run(capsys, "render", "volcano", *REQUIRED, "-o", str(path), "--", "train.py")
+    broken = path.read_text(encoding="utf-8").replace("--worker_num=16", "--worker_num=9")
+    path.write_text(broken, encoding="utf-8")
+    run = Run(capsys, "lint", str(path))
+    assert run.code == 1
+    assert run.out.startswith(f"{path}: Job/train spec.tasks[0].template.spec.containers[0].args: error world-size: ")
+    assert run.err == "launch-template: 1 errors, 0 warnings\n"
+
+
+def test_warnings_alone_exit_with_0(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    run = Run(capsys, "render", "jobset", "--set", "name=a", "--set", "image=t:latest", "-o", str(path), "--", "t.py")
+    assert run.code == 0
+    assert "warning image-version" in run.err
+    run = Run(capsys, "lint", str(path))
+    assert run.code == 0
+    assert "warning image-version" in run.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "texts"),
+    [
+        ([], ["Missing command"]),
+        (["lists"], ["No such command 'lists'"]),
+        (["show", "jobsets"], ["'jobsets'", "did you mean 'jobset'"]),
+        (["render", "jobset"], ["'name', 'image', 'script'", "-- SCRIPT ARGS"]),
+        (["render", "jobset", *REQUIRED, "t.py", "--lr", "1"], ["'--lr'", "after --"]),
+        (["render", "jobset", *REQUIRED, "--set", "nodes", "--", "t.py"], ["'nodes'", "KEY=VALUE"]),
+        (
+            ["render", "jobset", *REQUIRED, "--set", "nodes=x", "--", "t.py"],
+            ["nodes='x'", "integer of at least 1|from 1"],
+        ),
+        (["render", "jobset", *REQUIRED, "--set", "nodes.a=1", "--", "t.py"], ["nodes has no parts"]),
+        (["render", "jobset", *REQUIRED, "--set", "env=1", "--", "t.py"], ["env.KEY=VALUE"]),
+        (["render", "jobset", *REQUIRED, "--set", "script=t.py"], ["end the command with -- SCRIPT ARGS"]),
+        (["render", "jobset", *REQUIRED, "--set", "nodez=1", "--", "t.py"], ["did you mean 'nodes'"]),
+        (["render", "jobset", *REQUIRED, "--values", "/nowhere.yaml", "--", "t.py"], ["/nowhere.yaml: cannot be read"]),
+        (["render", "jobset", *REQUIRED, "-o", "/nowhere/a.yaml", "--", "t.py"], ["cannot be written"]),
+        (["lint"], ["Missing argument"]),
+        (["lint", "/nowhere.yaml"], ["/nowhere.yaml: cannot be read: No such file"]),
+        (["lint", "/"], ["/: cannot be read: Is a directory"]),
+    ],
+)
+def test_wrong_input_is_one_line_on_stderr_and_exits_with_2(
+    argv: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(capsys, *argv)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("launch-template: error: ")
+    assert run.err.count("\n") == 1
+    for text in texts:
+        assert any(part in run.err for part in text.split("|")), run.err
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [", b"- a", b"1: 2", b"a: 1\na: 1", b"\xff", b"[" * 5000, b"nodes: {}", b"env: 3"]
+)
+def test_broken_values_files_are_refused_without_a_traceback(
+    content: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_bytes(content)
+    run = Run(capsys, "render", "jobset", *REQUIRED, "--values", str(path), "--", "t.py")
+    assert run.code == 2
+    assert run.err.count("\n") == 1
+
+
+def test_help_of_every_command_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], *([name] for name in cli.commands)):
+        run = Run(capsys, *argv, "--help")
+        assert (run.code, run.err) == (0, "")
+        assert "Usage: launch-template" in run.out
+
+
+def test_the_options_are_the_known_ones() -> None:
+    options = {
+        name: sorted(o for p in command.params for o in p.opts if o.startswith("-"))
+        for name, command in cli.commands.items()
+    }
+    assert options == {"list": [], "show": [], "render": ["--output", "--set", "--values", "-o"], "lint": []}
+
+
+def test_help_loads_neither_yaml_nor_torch_nor_msrun() -> None:
+    code = (
+        "import sys\nfrom launch_templates.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(any(name in sys.modules for name in ('yaml', 'torch', 'msrun')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m launch_templates show jobset | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
+
+
+def test_the_public_names_are_there() -> None:
+    assert sorted(launch_templates.__all__) == launch_templates.__all__
+    assert all(hasattr(launch_templates, name) for name in launch_templates.__all__)
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = launch_templates.nothing_such

@@ -1,0 +1,328 @@
+"""The lint: each rule on a manifest that breaks it, and manifests that are broken altogether."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch_templates import BadFile, Finding, lint_texts, list_templates, render_manifest
+from launch_templates.lint.document import Document, read_documents
+from launch_templates.lint.linter import RULES, lint_documents
+
+Documents = dict[str, Any]
+Change = Callable[[Documents], None]
+VALUES = {"name": "train", "image": "r.example/t:1", "nodes": 2, "local_worker_num": 4, "device_target": "GPU"}
+
+
+def documents_of(template: str, **more: Any) -> Documents:
+    text = render_manifest(template, {**VALUES, **more}, ["train.py"])
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def lint(documents: Documents) -> list[Finding]:
+    return lint_documents([Document("f.yaml", body) for body in documents.values()])
+
+
+def job(documents: Documents) -> dict[str, Any]:
+    return documents["Job"]["spec"]
+
+
+def pod(documents: Documents) -> dict[str, Any]:
+    return job(documents)["template"]["spec"]
+
+
+def box(documents: Documents) -> dict[str, Any]:
+    return pod(documents)["containers"][0]
+
+
+def argument(name: str, value: str) -> Change:
+    def change(documents: Documents) -> None:
+        args = box(documents)["args"]
+        [position] = [number for number, word in enumerate(args) if word.startswith(f"--{name}=")]
+        args[position] = f"--{name}={value}"
+
+    return change
+
+
+def put(path: str, value: Any) -> Change:
+    """A change that puts `value` at a dotted path below one of: service, job, pod, box."""
+
+    def change(documents: Documents) -> None:
+        root, *keys = path.split(".")
+        starts = {"job": job, "pod": pod, "box": box, "service": lambda found: found["Service"]["spec"]}
+        node = documents["Job"] if root == "document" else starts[root](documents)
+        for key in keys[:-1]:
+            node = node[int(key) if key.isdigit() else key]
+        node[keys[-1]] = value
+
+    return change
+
+
+def drop(path: str) -> Change:
+    def change(documents: Documents) -> None:
+        put(path, None)(documents)
+        root, *keys = path.split(".")
+        starts = {"job": job, "pod": pod, "box": box, "service": lambda found: found["Service"]["spec"]}
+        node = starts[root](documents)
+        for key in keys[:-1]:
+            node = node[key]
+        del node[keys[-1]]
+
+    return change
+
+
+def shell(text: str) -> Change:
+    def change(documents: Documents) -> None:
+        box(documents)["command"] = ["/bin/bash", "-ec", text]
+        del box(documents)["args"]
+
+    return change
+
+
+def variable(item: dict[str, Any]) -> Change:
+    return lambda documents: box(documents)["env"].append(item)
+
+
+WORDS = "--worker_num 8 --local_worker_num=4 --master_addr train-0.train --master-port=8118"
+JOB_FAULTS: list[tuple[Change, set[str]]] = [
+    (argument("worker_num", "16"), {"world-size"}),
+    (argument("local_worker_num", "8"), {"world-size", "device-count"}),
+    (put("job.completions", 3), {"completions", "world-size"}),
+    (argument("master_addr", "127.0.0.1"), {"master-address"}),
+    (argument("master_addr", "train-1.train"), {"master-address"}),
+    (argument("master_addr", "train-0"), {"master-address"}),
+    (argument("master_addr", "train-0.train.svc"), set()),
+    (argument("master_addr", "train-0.train.ml.svc.cluster.local"), set()),
+    (argument("master_addr", "train-0.train.ml.example"), {"master-address"}),
+    (argument("node_rank", "0"), {"node-rank"}),
+    (argument("node_rank", "$(VC_TASK_INDEX)"), {"node-rank"}),
+    (argument("node_rank", "${JOB_COMPLETION_INDEX}"), set()),
+    (variable({"name": "JOB_COMPLETION_INDEX", "value": "0"}), {"rank-variable"}),
+    (argument("master_port", "9000"), {"port"}),
+    (put("service.ports.0.port", 9000), {"port"}),
+    (put("box.ports.0.containerPort", 9000), {"port"}),
+    (variable({"name": "MASTER_PORT", "value": "9000"}), {"port"}),
+    (lambda documents: box(documents)["args"].remove("--node_rank=$(JOB_COMPLETION_INDEX)"), {"msrun-command"}),
+    (put("box.command", ["torchrun"]), {"msrun-command"}),
+    (lambda documents: documents.pop("Service"), {"headless-service"}),
+    (drop("pod.subdomain"), {"headless-service"}),
+    (put("service.clusterIP", "10.0.0.1"), {"headless-service"}),
+    (put("service.publishNotReadyAddresses", value=False), {"headless-service"}),
+    (put("service.selector", {"app": "train"}), {"headless-service"}),
+    (put("service.selector", {"app.kubernetes.io/instance": "train"}), set()),
+    (drop("job.completionMode"), {"completion-mode"}),
+    (put("job.parallelism", 1), {"completions"}),
+    (put("pod.restartPolicy", "OnFailure"), {"restart-policy"}),
+    (drop("pod.restartPolicy"), {"restart-policy"}),
+    (drop("job.backoffLimit"), {"backoff-limit"}),
+    (put("job.podFailurePolicy", {"rules": [{"action": "FailJob"}]}), {"pod-failure-policy"}),
+    (put("document.metadata", {"name": "Train"}), {"names", "headless-service", "master-address"}),
+    (put("box.name", "ms_run"), {"names"}),
+    (drop("box.resources"), {"limits"}),
+    (put("box.resources.limits.memory", "32GB"), {"limits"}),
+    (put("box.resources.requests", {"nvidia.com/gpu": 2}), {"extended-resources"}),
+    (
+        put("box.resources.limits", {"cpu": 1, "memory": "9Gi", "nvidia.com/gpu": 2}),
+        {"extended-resources", "device-count"},
+    ),
+    (put("box.volumeMounts", []), {"shared-memory"}),
+    (put("pod.volumes.0.emptyDir", {"medium": "Memory"}), {"shared-memory"}),
+    (put("pod.volumes.0.emptyDir", {"medium": "Memory", "sizeLimit": "32Gi"}), {"shared-memory"}),
+    (put("box.image", "registry.example:5000/train"), {"image-version"}),
+    (put("box.image", "train:latest"), {"image-version"}),
+    (put("box.image", "train@sha256:00"), set()),
+    (variable({"name": "DEBUG", "value": 1}), {"environment-text"}),
+    (drop("job.ttlSecondsAfterFinished"), {"time-to-live"}),
+    (put("job.ttlSecondsAfterFinished", 0), {"time-to-live"}),
+    (put("box.securityContext.privileged", value=True), {"privileged"}),
+    (put("pod.hostNetwork", value=True), {"host-namespace"}),
+    (put("pod.hostPID", value=True), {"host-namespace"}),
+    (lambda documents: pod(documents)["volumes"].append({"name": "h", "hostPath": {"path": "/"}}), {"host-path"}),
+    (put("pod.securityContext.runAsNonRoot", value=False), {"root"}),
+    (put("box.securityContext.runAsUser", 0), {"root"}),
+    (drop("box.securityContext"), {"escalation"}),
+    (drop("pod.securityContext.seccompProfile"), {"escalation"}),
+    (drop("pod.automountServiceAccountToken"), {"api-token"}),
+    (variable({"name": "HF_TOKEN", "value": "hf_x"}), {"secret"}),
+    (variable({"name": "PAD_TOKEN", "value": "<pad>"}), set()),
+    (variable({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}), set()),
+    (put("pod.containers", []), {"pods", "msrun-command"}),
+    (shell(f"cd /code && exec msrun {WORDS} --node_rank $JOB_COMPLETION_INDEX train.py"), set()),
+    (shell(f"msrun {WORDS} --node_rank ${{JOB_COMPLETION_INDEX}} train.py"), {"shell"}),
+    (shell(f"exec msrun {WORDS} --node_rank 1 train.py"), {"node-rank"}),
+    (shell(f"cd /code; exec msrun {WORDS} --node_rank 1 train.py; echo done"), {"node-rank"}),
+    (
+        shell(f"set -e\ncd /code  # here\nexec msrun \\\n  {WORDS} \\\n  --node_rank $JOB_COMPLETION_INDEX t.py\n"),
+        set(),
+    ),
+    (shell(f"cd /code\nmsrun {WORDS} --node_rank=$(JOB_COMPLETION_INDEX) t.py"), {"shell"}),
+    (shell("exec 'msrun"), {"msrun-command"}),
+]
+
+
+@pytest.mark.parametrize(("change", "rules"), JOB_FAULTS)
+def test_each_fault_of_an_indexed_job_is_found_by_its_rules_alone(change: Change, rules: set[str]) -> None:
+    documents = documents_of("indexed-job")
+    change(documents)
+    assert {finding.rule_id for finding in lint(documents)} == rules
+
+
+def test_an_index_from_the_annotation_and_an_address_from_a_variable_are_understood() -> None:
+    documents = documents_of("indexed-job")
+    path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    variable({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": path}}})(documents)
+    variable({"name": "MASTER", "value": "train-0.train"})(documents)
+    argument("node_rank", "$(NODE)")(documents)
+    argument("master_addr", "$(MASTER)")(documents)
+    assert lint(documents) == []
+
+
+def spec_of(kind: str, *path: Any, **values: Any) -> Change:
+    def change(documents: Documents) -> None:
+        node = documents[kind]["spec"]
+        for key in path:
+            node = node[key]
+        node.update(values)
+
+    return change
+
+
+def second(kind: str, key: str) -> Change:
+    def change(documents: Documents) -> None:
+        items = documents[kind]["spec"][key]
+        items.append({**copy.deepcopy(items[0]), "name": "more"})
+
+    return change
+
+
+MASTER = ("pytorchReplicaSpecs", "Master")
+JOB_OF_SET = ("replicatedJobs", 0, "template", "spec")
+OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
+    ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),
+    ("volcano", spec_of("Job", plugins={"env": []}), {"volcano-plugins"}),
+    ("volcano", spec_of("Job", plugins={"svc": ["--publish-not-ready-addresses=true"]}), {"volcano-plugins"}),
+    ("volcano", spec_of("Job", plugins={"env": [], "svc": []}), {"volcano-plugins"}),
+    ("volcano", second("Job", "tasks"), {"index-once", "world-size", "min-available"}),
+    ("volcano", spec_of("Job", "tasks", 0, replicas=3), {"world-size", "min-available"}),
+    ("jobset", second("JobSet", "replicatedJobs"), {"index-once", "world-size"}),
+    ("jobset", spec_of("JobSet", "replicatedJobs", 0, replicas=2), {"index-once", "world-size"}),
+    ("jobset", spec_of("JobSet", "network", enableDNSHostnames=False), {"dns-hostnames"}),
+    ("jobset", spec_of("JobSet", "network", subdomain="other"), {"master-address"}),
+    ("jobset", spec_of("JobSet", *JOB_OF_SET, completionMode="NonIndexed"), {"completion-mode"}),
+    ("jobset", spec_of("JobSet", *JOB_OF_SET, podReplacementPolicy="TerminatingOrFailed"), {"pod-failure-policy"}),
+    ("pytorchjob", spec_of("PyTorchJob", *MASTER, replicas=2), {"pytorch-job", "world-size"}),
+    ("pytorchjob", spec_of("PyTorchJob", *MASTER, restartPolicy="OnFailure"), {"restart-policy"}),
+    ("pytorchjob", spec_of("PyTorchJob", "runPolicy", backoffLimit=3), {"backoff-limit"}),
+    ("pytorchjob", lambda documents: documents["PyTorchJob"]["metadata"].update(name="other"), {"master-address"}),
+]
+
+
+@pytest.mark.parametrize(("template", "change", "rules"), OTHER_FAULTS)
+def test_each_fault_of_other_kinds_is_found_by_its_rules_alone(template: str, change: Change, rules: set[str]) -> None:
+    documents = documents_of(template)
+    change(documents)
+    assert {finding.rule_id for finding in lint(documents)} == rules
+
+
+def test_a_job_and_its_service_may_stand_in_two_files() -> None:
+    documents = documents_of("indexed-job")
+    service = ("service.yaml", yaml.safe_dump(documents.pop("Service")))
+    rest = ("job.yaml", yaml.safe_dump_all(documents.values()))
+    assert [finding.rule_id for finding in lint_texts([rest])] == ["headless-service"]
+    assert lint_texts([rest, service]) == []
+
+
+def test_the_items_of_a_list_are_checked_too() -> None:
+    documents = documents_of("indexed-job")
+    put("pod.hostNetwork", value=True)(documents)
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": list(documents.values())})
+    assert [finding.rule_id for finding in lint_texts([("list.yaml", text)])] == ["host-namespace"]
+
+
+def test_all_findings_come_in_one_run_with_path_message_and_remedy() -> None:
+    documents = documents_of("indexed-job")
+    for change, _ in JOB_FAULTS[:1]:
+        change(documents)
+    put("pod.hostNetwork", value=True)(documents)
+    put("box.securityContext.privileged", value=True)(documents)
+    findings = lint(documents)
+    assert [finding.rule_id for finding in findings] == ["world-size", "privileged", "host-namespace"]
+    assert [finding.path for finding in findings] == [
+        "spec.template.spec.containers[0].args",
+        "spec.template.spec.containers[0].securityContext.privileged",
+        "spec.template.spec.hostNetwork",
+    ]
+    for finding in findings:
+        assert str(finding).startswith(f"f.yaml: Job/train {finding.path}: error {finding.rule_id}: ")
+        assert finding.message
+        assert finding.remedy
+
+
+def test_rule_names_are_unique_and_every_rule_is_tested() -> None:
+    names = [rule.rule_id for rule in RULES]
+    tested = {name for *_, rules in JOB_FAULTS for name in rules} | {
+        name for *_, rules in OTHER_FAULTS for name in rules
+    }
+    assert len(set(names)) == len(names)
+    assert set(names) == tested
+
+
+def test_files_without_a_job_get_one_warning() -> None:
+    [finding] = lint_texts([("config.yaml", "kind: ConfigMap\nmetadata: {name: a}\n")])
+    assert (finding.rule_id, finding.severity) == ("no-job", "warning")
+    assert "ConfigMap/a" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [", "not YAML"),
+        ("a: 1\na: 2\n", "key 'a' is twice"),
+        ("- a\n", "not a mapping"),
+        ("!!python/object:os.system {}", "not YAML"),
+        ("a: 2024-13-45\n", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("? [a]\n: 1\n", "not YAML"),
+    ],
+)
+def test_text_that_is_no_manifest_is_refused_on_one_line(text: str, problem: str) -> None:
+    with pytest.raises(BadFile, match=problem) as caught:
+        read_documents(text, "bad.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_that_contains_itself_does_not_hang_the_lint() -> None:
+    assert read_documents("&a {kind: List, items: [*a]}", "loop.yaml") == []
+    loop = "&a {apiVersion: batch/v1, kind: Job, metadata: *a, spec: {template: *a, containers: [*a]}}"
+    assert lint_texts([("loop.yaml", loop)])
+
+
+def paths_of(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(below for key, value in items for below in paths_of(value, (*path, key)))]
+
+
+junk = st.sampled_from(
+    [None, True, 0, -1, 1.5, "", "x", "$(A)", [], [None], {}, {"x": None}, [[]], {1: 2}, ["--x"], "9" * 30]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), template=st.sampled_from(list_templates()))
+def test_no_damage_to_a_manifest_makes_the_lint_raise(data: st.DataObject, template: str) -> None:
+    bodies = list(documents_of(template).values())
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = [place for place in paths_of(bodies) if len(place) > 1]
+        *route, last = data.draw(st.sampled_from(places))
+        node: Any = bodies
+        for key in route:
+            node = node[key]
+        node[last] = data.draw(junk)
+    for finding in lint_documents([Document("f.yaml", body) for body in bodies]):
+        assert str(finding)

@@ -1,0 +1,101 @@
+"""The environment as a difference: whose value wins, what is hidden, what the fork server gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msrun import contract
+from msrun.planning.environment import (
+    MASK,
+    blas_threads,
+    common_environment,
+    masked,
+    overridden_names,
+    rank_environment,
+    restored_environment,
+    server_environment,
+)
+
+
+def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = None) -> dict[str, str]:
+    settings: dict[str, Any] = {
+        "job_id": "j",
+        "world_size": 2,
+        "local_world_size": 2,
+        "master_addr": "127.0.0.1",
+        "master_port": 5,
+        "log_dir": "/l",
+        "rank_table_file": "/t",
+        "rendezvous": "file:///s",
+        "device_target": "cpu",
+        "threads": 3,
+    }
+    return common_environment(caller=caller or {}, extra=extra or {}, **settings)
+
+
+def test_common_and_rank_variables_are_those_of_the_contract() -> None:
+    ranks = rank_environment(global_rank=1, local_rank=1, node_rank=0, device_id=1)
+    assert set(ranks) == contract.RANK_VARIABLES
+    assert set(build()) - contract.JOB_VARIABLES == {
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
+        "PYTHONUNBUFFERED",
+        "TORCH_GLOO_LAZY_INIT",
+        "OMP_NUM_THREADS",
+    }
+    assert set(build()) >= contract.JOB_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("caller", "extra", "name", "value"),
+    [
+        ({}, {}, "OMP_NUM_THREADS", "3"),
+        ({"OMP_NUM_THREADS": "7"}, {}, "OMP_NUM_THREADS", None),
+        ({}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
+        ({"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
+        ({}, {}, "GLOO_SOCKET_IFNAME", "lo"),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, {}, "GLOO_SOCKET_IFNAME", None),
+        ({}, {"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME", "eth1"),
+        ({"TORCH_GLOO_LAZY_INIT": "0"}, {}, "TORCH_GLOO_LAZY_INIT", "0"),
+        ({"WORLD_SIZE": "99"}, {}, "WORLD_SIZE", "2"),
+    ],
+)
+def test_who_wins(caller: dict[str, str], extra: dict[str, str], name: str, value: str | None) -> None:
+    assert build(caller, extra).get(name) == value
+
+
+def test_overridden_names_are_those_with_another_value() -> None:
+    assert overridden_names({"B": "1", "A": "1", "C": "3"}, {"A": "2", "B": "2", "C": "3", "D": "4"}) == ["A", "B"]
+
+
+@pytest.mark.parametrize("name", ["API_TOKEN", "my_secret", "DB_PASSWORD", "AWS_ACCESS_KEY_ID", "Credential_File"])
+def test_secret_looking_values_are_masked(name: str) -> None:
+    assert masked({name: "x", "PLAIN": "y"}) == {name: MASK, "PLAIN": "y"}
+
+
+def test_fork_server_gets_the_common_environment_without_ranks_and_with_one_blas_thread() -> None:
+    caller = {"RANK": "3", "DEVICE_ID": "1", "HOME": "/h", "OPENBLAS_NUM_THREADS": "8"}
+    env = server_environment(caller, {"WORLD_SIZE": "2"})
+    assert env == {"HOME": "/h", "WORLD_SIZE": "2", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def test_worker_gets_back_what_the_fork_server_held() -> None:
+    assert restored_environment({"OPENBLAS_NUM_THREADS": "8"}) == {"OPENBLAS_NUM_THREADS": "8"}
+    assert restored_environment({}) == {"OPENBLAS_NUM_THREADS": None}
+
+
+@pytest.mark.parametrize(
+    ("caller", "common", "count"),
+    [
+        ({}, {}, 1),
+        ({}, {"OMP_NUM_THREADS": "4"}, 4),
+        ({"OPENBLAS_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "4"}, 2),
+        ({"OPENBLAS_NUM_THREADS": "many"}, {"OMP_NUM_THREADS": "4"}, 4),
+        ({"OMP_NUM_THREADS": "4,2"}, {}, 1),
+    ],
+)
+def test_blas_threads_follow_the_variables(caller: dict[str, str], common: dict[str, str], count: int) -> None:
+    assert blas_threads(caller, common) == count

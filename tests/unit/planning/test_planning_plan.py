@@ -1,0 +1,130 @@
+"""The plan as a whole, compared with a file, and its rules."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.planning.host import HostFacts
+from msrun.planning.plan import LaunchPlan, build_plan, render_plan
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
+
+
+def plan_for(caller: dict[str, str] | None = None, host: HostFacts = HOST, **changes: Any) -> LaunchPlan:
+    settings: dict[str, Any] = {
+        "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's")),
+        "worker_num": 3,
+        "local_worker_num": 3,
+        "working_directory": Path("/my jobs"),
+        "log_dir": Path("/my jobs/log_output"),
+    }
+    spec = LaunchSpec(**{**settings, **changes})
+    return build_plan(spec, host, caller=caller or {}, job_id="JOB", run_dir="/tmp/msrun-JOB", master_port=0)
+
+
+def full_plan() -> LaunchPlan:
+    """Return a plan in which every part is filled."""
+    return plan_for(
+        {"RANK": "7", "MASTER_ADDR": "10.0.0.9", "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0"},
+        env=(("API_KEY", "hidden"), ("A", "b c")),
+        preload=("pandas",),
+        tail_ranks=(0, 2),
+        worker_log_name="w_{hostname}_{ip}",
+        grace_s=2.5,
+    )
+
+
+def test_plan_as_json_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+    golden("plan.json", render_plan(full_plan(), as_json=True).replace(sys.executable, "PYTHON") + "\n")
+
+
+def test_plan_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+    golden("plan.txt", render_plan(full_plan(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
+
+
+def test_plan_is_json_and_hides_secrets() -> None:
+    text = render_plan(full_plan(), as_json=True)
+    assert json.loads(text)["hosts"][0]["env"]["API_KEY"] == "********"
+    assert "hidden" not in text + render_plan(full_plan(), as_json=False)
+    assert full_plan().hosts[0].common_env["API_KEY"] == "hidden"
+
+
+def test_same_question_gives_the_same_plan() -> None:
+    assert full_plan() == full_plan()
+
+
+def test_workers_differ_in_their_rank_variables_only() -> None:
+    plan = plan_for(worker_num=64, local_worker_num=64)
+    assert [worker.global_rank for worker in plan.workers] == list(range(64))
+    assert len({worker.log_path for worker in plan.workers}) == 64
+    assert len({frozenset(worker.env) for worker in plan.workers}) == 1
+    assert {worker.env["RANK"] for worker in plan.workers} == {str(rank) for rank in range(64)}
+
+
+@pytest.mark.parametrize(
+    ("caller", "changes", "notes"),
+    [
+        ({}, {}, ["OMP_NUM_THREADS=2 for each worker (cores shared evenly; set it to change)"]),
+        ({"OMP_NUM_THREADS": "1"}, {}, []),
+        ({}, {"env": (("OMP_NUM_THREADS", "4"),)}, []),
+        (
+            {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3", "MS_ROLE": "MS_SCHED"},
+            {},
+            ["set in your environment and replaced for the workers: MS_ROLE, RANK"],
+        ),
+    ],
+)
+def test_notes_say_what_was_decided_for_the_user(caller: dict[str, str], changes: Any, notes: list[str]) -> None:
+    assert list(plan_for(caller, **changes).notes) == notes
+
+
+def test_executable_starts_by_exec_and_preloads_nothing() -> None:
+    plan = plan_for(program=Program("executable", "/bin/sh"), start_method="auto")
+    assert (plan.hosts[0].start_method, plan.hosts[0].preload) == ("exec", ())
+
+
+def test_preload_is_what_the_script_imports_and_what_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import numpy\nfrom torch import nn\n")
+    script = Program("script", str(tmp_path / "train.py"))
+    assert plan_for(program=script, preload=("pandas", "numpy")).hosts[0].preload == ("numpy", "torch:nn", "pandas")
+    assert plan_for(program=script, start_method="exec").hosts[0].preload == ()
+
+
+def test_preload_of_pytest_is_what_its_files_import(tmp_path: Path) -> None:
+    (tmp_path / "case.py").write_text("import torch\n")
+    program = Program("module", "pytest", ("-s", "case.py::test_one"))
+    assert plan_for(program=program, working_directory=tmp_path).hosts[0].preload == ("torch",)
+
+
+@pytest.mark.parametrize("name", ["pkg/train.py", "pkg/train/__main__.py"])
+def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text("import torch\n")
+    program = Program("module", "pkg.train")
+    assert plan_for(program=program, working_directory=tmp_path).hosts[0].preload == ("torch",)
+    assert plan_for(program=program, working_directory=tmp_path / "pkg").hosts[0].preload == ()
+
+
+def test_given_rank_table_is_the_one_that_workers_get() -> None:
+    plan = plan_for(rank_table_file=Path("/tables/t.json"))
+    assert plan.hosts[0].common_env["RANK_TABLE_FILE"] == plan.rank_table_file == "/tables/t.json"
+
+
+def test_plan_names_the_accelerators_of_the_host() -> None:
+    plan = plan_for(host=HostFacts("h", "127.0.0.1", (0,), gpus=("0", "1", "2")))
+    assert (plan.device_target, plan.device_reason) == ("gpu", "3 CUDA devices on h")
+    assert plan.hosts[0].common_env["MSRUN_DEVICE_TARGET"] == "gpu"
+
+
+def test_a_master_address_that_is_not_loopback_is_said_not_to_be_used() -> None:
+    plan = plan_for(master_addr="train-0.train")
+    assert plan.master_addr == "127.0.0.1"
+    assert any("--master_addr train-0.train is not used" in note for note in plan.notes)

@@ -1,0 +1,98 @@
+"""The words after the options become a program, or are refused with a reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun.errors import UsageError
+from msrun.planning.program import Program, parse_program
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "job.py").touch()
+    (tmp_path / "run").touch(mode=0o755)
+    (tmp_path / "plain").touch(mode=0o644)
+    (tmp_path / "ls").touch(mode=0o644)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "is_module", "kind", "target", "args"),
+    [
+        (["train.py", "-a", ""], False, "script", "{}/train.py", ("-a", "")),
+        (["pkg/job.py"], False, "script", "{}/pkg/job.py", ()),
+        (["./train.py"], False, "script", "{}/train.py", ()),
+        (["pkg.job", "x"], True, "module", "pkg.job", ("x",)),
+        (["python", "train.py", "x"], False, "script", "{}/train.py", ("x",)),
+        (["python3", "-u", "-u", "train.py"], False, "script", "{}/train.py", ()),
+        (["python", "plain"], False, "script", "{}/plain", ()),
+        (["python", "-m", "pkg.job", "-u"], False, "module", "pkg.job", ("-u",)),
+        (["python", "-u", "-m", "pkg.job"], False, "module", "pkg.job", ()),
+        (["python", "-c", "pass"], False, "executable", sys.executable, ("-c", "pass")),
+        (["python", "-O", "train.py"], False, "executable", sys.executable, ("-O", "train.py")),
+        (["pytest", "-s", "x.py"], False, "module", "pytest", ("-s", "x.py")),
+        (["./run", "a"], False, "executable", "{}/run", ("a",)),
+        (["run"], False, "executable", "{}/run", ()),
+        (["sh", "-c", "exit"], False, "executable", "/", ("-c", "exit")),
+        (["ls"], False, "executable", "/", ()),  # a command wins over a plain file of its name
+        (["/bin/sh"], False, "executable", "/bin/sh", ()),
+    ],
+)
+def test_form_is_understood(
+    folder: Path, words: list[str], is_module: bool, kind: str, target: str, args: tuple[str, ...]
+) -> None:
+    program = parse_program(words, is_module=is_module, working_directory=folder)
+    assert (program.kind, program.args) == (kind, args)
+    if target == "/":
+        assert Path(program.target).is_absolute() and folder not in Path(program.target).parents
+    else:
+        assert program.target == target.format(folder)
+    assert program.is_python is (kind != "executable")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_module", "message"),
+    [
+        ([], False, "no SCRIPT given"),
+        (["tarin.py"], False, "tarin.py: no such file in .*did you mean train.py"),
+        (["no/such/train.py"], False, "the folder .*/no/such does not exist"),
+        (["pkg/jbo.py"], False, "did you mean job.py"),
+        (["pkg"], False, "pkg: is a directory; name the script inside it"),
+        (["./plain"], False, r"chmod \+x ./plain"),
+        (["no-such-command"], False, "no such command on PATH"),
+        (["python"], False, "python: no script after it"),
+        (["python", "-u"], False, "python: no script after it"),
+        (["python", "-m"], False, "python -m: no module after it"),
+        (["python", "-m", "a/b"], False, "-m a/b: not a module name"),
+        (["train.py"], True, None),
+        (["pkg..job"], True, "not a module name"),
+        ([""], True, "not a module name"),
+        (["1a"], True, "not a module name"),
+    ],
+)
+def test_form_that_cannot_run_is_refused(folder: Path, words: list[str], is_module: bool, message: str | None) -> None:
+    if message is None:  # a file name is a dotted name too; whether the module exists is the preflight's question
+        assert parse_program(words, is_module=is_module, working_directory=folder).target == "train.py"
+        return
+    with pytest.raises(UsageError, match=message):
+        parse_program(words, is_module=is_module, working_directory=folder)
+
+
+def test_command_of_each_kind() -> None:
+    assert Program("script", "/a b.py", ("-x",)).argv("py") == ["py", "/a b.py", "-x"]
+    assert Program("module", "a.b", ("-x",)).argv("py") == ["py", "-m", "a.b", "-x"]
+    assert Program("executable", "/bin/a", ("-x",)).argv("py") == ["/bin/a", "-x"]
+
+
+@given(st.sampled_from(["script", "module", "executable"]), st.text(), st.lists(st.text()))
+def test_program_survives_json(kind: str, target: str, args: list[str]) -> None:
+    program = Program(kind, target, tuple(args))  # type: ignore[arg-type]
+    assert Program.from_json(program.to_json()) == program

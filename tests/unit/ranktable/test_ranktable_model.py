@@ -1,0 +1,54 @@
+"""The neutral table answers where a rank lives."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from ranktable import Device, RankNotFoundError, RankTable, Server, build_table
+
+TABLE = RankTable(
+    "1.0",
+    (
+        Server("late", (Device(0, 2), Device(1, 3))),
+        Server("early", (Device(0, 0, "10.0.0.1"), Device(1, 1, "10.0.0.2"))),
+    ),
+)
+
+
+def test_the_world_size_counts_devices():
+    assert TABLE.world_size == 4
+    assert RankTable("1.0", ()).world_size == 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "server", "device", "node"), [(0, "early", 0, 0), (1, "early", 1, 0), (3, "late", 1, 1)]
+)
+def test_a_rank_is_found_with_its_server_and_device(rank, server, device, node):
+    assert TABLE.server_of(rank).server_id == server
+    assert TABLE.device_of(rank).device_id == device
+    assert TABLE.node_rank_of(rank) == node
+
+
+def test_a_rank_that_is_not_there_is_refused():
+    with pytest.raises(RankNotFoundError, match="no device of the table has rank 4; the table has 4 devices"):
+        TABLE.server_of(4)
+    with pytest.raises(LookupError):
+        TABLE.device_of(-1)
+
+
+def test_readiness_follows_the_status():
+    assert TABLE.is_ready
+    assert not dataclasses.replace(TABLE, status="initializing").is_ready
+
+
+def test_a_table_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TABLE.status = "unknown"
+
+
+def test_a_table_can_be_hashed_copied_and_pickled():
+    table = build_table([("a", 2)])
+    assert hash(table) == hash(build_table([("a", 2)]))
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert dataclasses.asdict(table)["servers"][0]["server_id"] == "a"

@@ -1,0 +1,64 @@
+"""The package as seen from outside: exported names, cheap import, no foreign imports."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ranktable
+
+ROOT = Path(ranktable.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def test_every_exported_name_is_there():
+    assert sorted(ranktable._MODULE_OF) == sorted(ranktable.__all__)
+    for name in ranktable.__all__:
+        assert getattr(ranktable, name).__name__ == name
+    assert set(ranktable.__all__) <= set(dir(ranktable))
+
+
+def test_a_name_that_is_not_exported_is_refused():
+    with pytest.raises(AttributeError, match="no attribute 'merge_everything'"):
+        ranktable.merge_everything  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import ranktable", ["click", "yaml", "json", "dataclasses", "ranktable.codec"]),
+        ("from ranktable import build_table, encode_table, read_table, validate_table, write_table", ["click", "yaml"]),
+    ],
+)
+def test_importing_loads_no_more_than_needed(statement, absent):
+    code = f"{statement}; import sys; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout == "[]\n"
+
+
+def test_the_module_runs_as_a_command():
+    arguments = [sys.executable, "-m", "ranktable", "validate", "-"]
+    done = subprocess.run(arguments, input=b"{", capture_output=True, check=False, cwd=ROOT.parent)
+    assert done.returncode == 1
+    assert b"ends in the middle of the table" in done.stdout
+
+
+def test_only_the_standard_library_click_and_yaml_are_imported():
+    allowed = {*sys.stdlib_module_names, "click", "yaml", "ranktable"}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= allowed, path
+
+
+def test_the_examples_in_docstrings_are_true():
+    import doctest
+
+    for path in MODULES:
+        name = ".".join(["ranktable", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+        if name != "ranktable.__main__":
+            assert doctest.testmod(importlib.import_module(name)).failed == 0, name

@@ -1,0 +1,122 @@
+"""Files in and out: every byte string gives a table or an error of ours, and nothing half-written is left."""
+
+import io
+import os
+import stat
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranktable import (
+    NotReadyError,
+    RankTable,
+    RankTableError,
+    ReadError,
+    WriteError,
+    build_table,
+    encode_table,
+    parse_table,
+    read_table,
+    write_table,
+)
+from ranktable import read as read_module
+
+TABLE = build_table([("10.0.0.1", 8), ("10.0.0.2", 8)])
+TEXT = encode_table(TABLE).encode()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_table_or_an_error_of_ours(data):
+    _read_or_refuse(data)
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, len(TEXT)),
+    st.integers(0, 40),
+    st.binary(max_size=12) | st.sampled_from([b"null", b"{}", b"[]", b"1"]),
+)
+def test_any_damage_to_a_good_file_gives_a_table_or_an_error_of_ours(place, length, filling):
+    _read_or_refuse(TEXT[:place] + filling + TEXT[place + length :])
+
+
+def _read_or_refuse(data):
+    try:
+        assert isinstance(parse_table(data), RankTable)
+    except RankTableError as error:
+        assert "\n" not in str(error)
+        assert error.exit_code in (1, 2, 3)
+
+
+def test_a_written_table_is_read_again(tmp_path):
+    path = tmp_path / "with space 'and quote'.json"
+    write_table(path, TABLE)
+    assert read_table(path) == TABLE
+    assert path.read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600, 0o640])
+def test_the_mode_is_exact_whatever_the_umask(tmp_path, mode):
+    previous = os.umask(0o077)
+    try:
+        write_table(tmp_path / "t.json", TABLE, mode=mode)
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "t.json").stat().st_mode) == mode
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    path.write_text("old")
+
+    def refuse(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(WriteError, match="no space left on device"):
+        write_table(path, TABLE)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_names_what_is_in_the_way(tmp_path):
+    with pytest.raises(WriteError, match=r"it is a directory; name a file in it"):
+        write_table(tmp_path, TABLE)
+    with pytest.raises(WriteError, match=r"create the folder .*missing first"):
+        write_table(tmp_path / "missing" / "t.json", TABLE)
+
+
+def test_reading_names_what_is_in_the_way(tmp_path):
+    with pytest.raises(ReadError, match="it is a directory"):
+        read_table(tmp_path)
+    with pytest.raises(ReadError, match="no such file or directory; check the path"):
+        read_table(tmp_path / "missing.json")
+    with pytest.raises(ReadError):
+        read_table("nul\0byte")
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(read_module, "MAX_BYTES", 1024**2)
+    path = tmp_path / "large.json"
+    path.write_bytes(b" " * (1024**2 + 1))
+    with pytest.raises(ReadError, match="larger than 1 MiB"):
+        read_table(path)
+
+
+def test_a_dash_is_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT)))
+    assert read_table("-") == TABLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [TEXT.replace(b"completed", b"initializing"), b'{"version": "1.0", "status": "initializing", "server_list": []}'],
+)
+def test_a_table_in_the_making_is_not_ready(tmp_path, text):
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    with pytest.raises(NotReadyError) as caught:
+        read_table(path)
+    assert caught.value.exit_code == 3

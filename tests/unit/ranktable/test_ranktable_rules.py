@@ -1,0 +1,358 @@
+"""Each rule of version 1.0, shown by the smallest change to a good table that breaks it."""
+
+import copy
+import json
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranktable import Device, ProfileError, RankTable, RankTableError, Server, validate_table
+from ranktable.document import parse_document
+from ranktable.placeholder import name_placeholder
+from ranktable.profile import build_profile
+from ranktable.rules import registered_rules
+from ranktable.rules.order import fold_numbers
+from ranktable.validate import validate_document
+
+
+def good_table(num_servers=2, num_devices=8):
+    """Return a table without a finding on any chip."""
+    return {
+        "version": "1.0",
+        "server_count": str(num_servers),
+        "server_list": [
+            {
+                "server_id": f"10.0.0.{server + 1}",
+                "device": [
+                    {
+                        "device_id": str(device),
+                        "device_ip": f"192.168.{server}.{device + 1}",
+                        "rank_id": str(server * num_devices + device),
+                    }
+                    for device in range(num_devices)
+                ],
+            }
+            for server in range(num_servers)
+        ],
+        "status": "completed",
+    }
+
+
+def findings(value, device_target="ascend", chip=None):
+    """Return (rule, severity, path) of every finding."""
+    document = parse_document(json.dumps(value).encode(), "t.json")
+    report = validate_document(document, build_profile(device_target, chip))
+    return [(problem.rule, problem.severity, problem.path) for problem in report.problems]
+
+
+def change(path, value, **table):
+    """Return the good table with the member at `path` (keys and indexes) replaced, or removed when value is None."""
+    changed = copy.deepcopy(good_table(**table))
+    holder = changed
+    for step in path[:-1]:
+        holder = holder[step]
+    if value is None:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return changed
+
+
+def device(index, key, server=0):
+    return ("server_list", server, "device", index, key)
+
+
+def at(index, key, server=0):
+    return f"server_list[{server}].device[{index}].{key}"
+
+
+ONE = {"num_servers": 1}
+BROKEN = [
+    (("version",), None, {}, [("R2", "error", "version")]),
+    (("version",), "3.0", {}, [("R2", "error", "version")]),
+    (("version",), 1.0, {}, [("R4", "error", "version")]),
+    (("status",), "unknown", {}, [("R3", "error", "status")]),
+    (("status",), None, {}, [("R5", "error", "status")]),
+    (("server_count",), 2, {}, [("R4", "error", "server_count")]),
+    (("server_count",), None, {}, [("R5", "warning", "server_count")]),
+    (("server_count",), "3", {}, [("R6", "error", "server_count")]),
+    (("server_count",), "two", {}, [("R6", "error", "server_count")]),
+    (("server_list", 0, "server_id"), "", {}, [("R7", "error", "server_list[0].server_id")]),
+    (("server_list", 0, "server_id"), "1" * 65, {}, [("R7", "error", "server_list[0].server_id")]),
+    (("server_list", 0, "server_id"), "10.xx.xx.1", ONE, [("R7", "error", "server_list[0].server_id")]),
+    (("server_list", 0, "server_id"), "10.0.0.2", {}, [("R7", "error", "server_list[1].server_id")]),
+    (("server_list", 1, "server_id"), "127.0.0.1", {}, [("R7", "warning", "server_list[1].server_id")]),
+    (("server_list", 0, "server_id"), "127.0.0.1", ONE, []),
+    (device(1, "device_id"), "x", {}, [("R8", "error", at(1, "device_id"))]),
+    (device(1, "device_id"), "01", {}, [("R8", "error", at(1, "device_id"))]),
+    (device(1, "device_id"), "-1", {}, [("R8", "error", at(1, "device_id"))]),
+    (device(1, "device_id"), "0", {}, [("R8", "error", at(1, "device_id"))]),
+    (device(7, "device_id"), "99", {}, [("R8", "error", at(7, "device_id"))]),
+    (device(7, "rank_id"), "16", {}, [("R9", "error", at(7, "rank_id"))]),
+    (device(7, "rank_id"), "6", {}, [("R9", "error", at(7, "rank_id"))]),
+    (device(7, "rank_id"), "9" * 5000, {}, [("R9", "error", at(7, "rank_id"))]),
+    (("server_list", 0, "server_id"), "10.0.0.3", {}, [("R11", "warning", "server_list[1].server_id")]),
+    (device(0, "device_ip"), "10.*.*.*", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "<ip>", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "0.0.0.0", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "192.168.1.256", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "127.0.0.1", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "127.0.0.1", ONE, [("R13", "warning", at(0, "device_ip"))]),
+    (device(1, "device_ip", 1), "192.168.0.1", {}, [("R14", "error", at(1, "device_ip", 1))]),
+    (device(0, "device_ip"), "fe80::1", {}, [("R15", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "192.168.9.1,192.168.9.2", {}, [("R15", "error", at(0, "device_ip"))]),
+    (("server_list", 0, "host_ip"), "host-a", {}, [("R15", "error", "server_list[0].host_ip")]),
+    (("server_list", 0, "host_ip"), "10.0.0.1", {}, []),
+    (device(3, "device_ip"), None, {}, [("R16", "error", at(3, "device_ip"))]),
+    (device(3, "device_ip"), None, ONE, [("R16", "warning", at(3, "device_ip"))]),
+    (device(0, "device_port"), "0", {}, [("R22", "error", at(0, "device_port"))]),
+    (device(0, "device_port"), "65536", {}, [("R22", "error", at(0, "device_port"))]),
+    (device(0, "device_port"), "80", {}, [("R22", "warning", at(0, "device_port"))]),
+    (device(0, "device_port"), "port", {}, [("R22", "error", at(0, "device_port"))]),
+    (device(0, "backup_device_ip"), "192.168.0.2", {}, []),
+    (device(0, "backup_device_ip"), "192.168.0.1", {}, [("R27", "error", at(0, "backup_device_ip"))]),
+    (device(0, "backup_device_ip"), "192.168.0.3", {}, [("R27", "error", at(0, "backup_device_ip"))]),
+    (device(0, "backup_device_ip"), "x", {}, [("R27", "error", at(0, "backup_device_ip"))]),
+    (device(0, "backup_device_port"), "16666", {}, [("R27", "error", at(0, "backup_device_port"))]),
+    (device(0, "deviceIp"), "10.0.0.1", {}, [("R31", "warning", at(0, "deviceIp"))]),
+    (device(0, "super_device_id"), "0", {}, [("R31", "warning", at(0, "super_device_id"))]),
+    (("server_list", 0, "container_ip"), "10.0.0.1", {}, []),
+    (("server_list", 0, "device"), [], {}, [("R5", "error", "server_list[0].device")]),
+    (("server_list", 0, "device"), {}, ONE, [("R5", "error", "server_list[0].device")]),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "table", "expected"), BROKEN)
+def test_a_broken_rule_is_found_where_it_is_broken(path, value, table, expected):
+    found = findings(change(path, value, **table))
+    assert set(expected) <= set(found)
+    assert bool(found) == bool(expected)
+
+
+def test_a_good_table_has_no_finding_on_any_chip():
+    for chip in (None, "910a", "a2", "a3", "300i-duo"):
+        assert findings(good_table(), chip=chip) == []
+    assert findings(good_table(), "gpu") == findings(good_table(), "cpu") == []
+
+
+def test_one_change_gives_one_finding():
+    for path, value, table, expected in BROKEN:
+        if expected and expected[0][0] in ("R3", "R4", "R13", "R14", "R16", "R22", "R27", "R31"):
+            assert findings(change(path, value, **table)) == expected
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_hosts_without_accelerator_ports_need_no_device_ip(target):
+    table = good_table(num_devices=3)
+    for server in table["server_list"]:
+        for entry in server["device"]:
+            del entry["device_ip"]
+    assert findings(table, target) == []
+
+
+def test_the_order_of_server_ids_is_free_without_ascend():
+    assert findings(change(("server_list", 0, "server_id"), "10.0.0.3"), "cpu") == []
+
+
+def test_interleaved_ranks_are_a_warning():
+    table = good_table(num_devices=2)
+    table["server_list"][0]["device"][1]["rank_id"] = "2"
+    table["server_list"][1]["device"][0]["rank_id"] = "1"
+    assert findings(table, "cpu") == [
+        ("R10", "warning", "server_list[0].device"),
+        ("R10", "warning", "server_list[1].device"),
+    ]
+
+
+def test_ranks_against_the_order_of_devices_are_a_warning_on_ascend():
+    table = good_table()
+    table["server_list"][0]["device"][0]["rank_id"] = "1"
+    table["server_list"][0]["device"][1]["rank_id"] = "0"
+    expected = ("R12", "warning", "server_list[0].device")
+    assert findings(table) == findings(table, chip="a2") == [expected]
+    assert findings(table, chip="a3") == findings(table, "cpu") == []
+
+
+def select_devices(ids, num_servers=1):
+    table = good_table(num_servers, 16)
+    ranks = count()
+    for server in table["server_list"]:
+        server["device"] = [entry for entry in server["device"] if int(entry["device_id"]) in ids]
+        for entry in server["device"]:
+            entry["rank_id"] = str(next(ranks))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("ids", "chip", "num_servers", "rules"),
+    [
+        ([0, 1, 2], "910a", 1, {("R17", "error")}),
+        ([0, 1, 2], None, 1, {("R17", "warning")}),
+        ([0, 1, 2], "a2", 1, set()),
+        ([0, 1, 2, 3], "910a", 2, {("R17", "error")}),
+        ([0, 1], "910a", 1, set()),
+        ([3, 4], "910a", 1, {("R18", "warning")}),
+        ([0, 2, 4, 6], "910a", 1, set()),
+        ([0, 1, 2, 4], "910a", 1, {("R19", "error")}),
+        ([0, 1, 2, 4], None, 1, {("R19", "warning")}),
+        (list(range(16)), None, 1, set()),
+        (list(range(16)), "910a", 1, {("R8", "error"), ("R21", "error")}),
+        ([0, 1, 8], None, 1, set()),
+    ],
+)
+def test_rules_of_a_chip_are_errors_on_it_and_warnings_without_it(ids, chip, num_servers, rules):
+    found = findings(select_devices(ids, num_servers), chip=chip)
+    assert {(rule, severity) for rule, severity, _ in found} == rules
+
+
+def test_a_server_with_fewer_devices_than_the_others_is_named():
+    table = good_table(3)
+    table["server_list"][2]["device"] = table["server_list"][2]["device"][:4]
+    assert ("R20", "error", "server_list[2].device") in findings(table, chip="910a")
+    assert findings(table, chip="a2") == []
+
+
+def test_more_devices_than_any_board_has_are_a_warning():
+    assert ("R21", "warning", "server_list[0].device") in findings(good_table(1, 17))
+
+
+def test_a_host_port_is_used_once_on_a_server():
+    table = good_table()
+    for server in table["server_list"]:
+        server["device"][0]["host_port"] = server["device"][1]["host_port"] = "16665"
+    assert [finding[2] for finding in findings(table)] == [at(1, "host_port"), at(1, "host_port", 1)]
+
+
+def test_all_problems_are_found_in_one_run():
+    table = good_table()
+    del table["version"]
+    table["server_count"] = 5
+    table["server_list"][0]["server_id"] = "10.*.*.*"
+    table["server_list"][0]["device"][2]["rank_id"] = 3
+    table["server_list"][1]["device"][0]["device_ip"] = "-.-.-.-"
+    assert {rule for rule, _, _ in findings(table)} >= {"R2", "R4", "R6", "R7", "R9", "R13"}
+
+
+PLACES = [
+    ("version",),
+    ("status",),
+    ("server_count",),
+    ("server_list",),
+    ("server_list", 0),
+    ("server_list", 0, "server_id"),
+    ("server_list", 0, "host_ip"),
+    ("server_list", 0, "device"),
+    ("server_list", 0, "device", 0),
+    *(("server_list", 0, "device", 0, key) for key in ("device_id", "device_ip", "rank_id", "device_port")),
+    *(("server_list", 0, "device", 0, key) for key in ("host_port", "backup_device_ip", "backup_device_port", "other")),
+]
+ODD_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from(["0", "7", "", "*", ",", "::1", "1.2.3.4,"]),
+    lambda children: st.lists(children, max_size=2) | st.dictionaries(st.text(), children, max_size=2),
+    max_leaves=4,
+)
+
+
+def put(value, path, member):
+    """Set the member at `path` as far as the value still has that place."""
+    step, *rest = path
+    if isinstance(value, list if isinstance(step, int) else dict) and (step in value or (step == 0 and value)):
+        if rest:
+            put(value[step], rest, member)
+        else:
+            value[step] = member
+    elif isinstance(value, dict) and not rest and isinstance(step, str):
+        value[step] = member
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), ODD_VALUES), max_size=4), st.sampled_from(["ascend", "cpu"]))
+def test_odd_values_are_reported_and_never_raise(changes, target):
+    table = good_table(num_devices=2)
+    for path, value in changes:
+        put(table, path, value)
+    try:
+        findings(table, target)
+    except RankTableError as error:
+        assert "not a" in str(error)
+
+
+def test_a_table_in_memory_is_checked_as_its_file_would_be():
+    table = RankTable("1.0", (Server("10.*.*.*", (Device(0, 0), Device(0, -1))),), declared_server_count=3)
+    found = {(problem.rule, problem.path) for problem in validate_table(table, device_target="cpu")}
+    assert found == {
+        ("R6", "server_count"),
+        ("R7", "server_list[0].server_id"),
+        ("R8", "server_list[0].device[1].device_id"),
+        ("R9", "server_list[0].device[1].rank_id"),
+    }
+
+
+def test_every_finding_has_a_message_and_a_remedy():
+    for path, value, table, _ in BROKEN:
+        document = parse_document(json.dumps(change(path, value, **table)).encode(), "t.json")
+        for problem in validate_document(document, build_profile()).problems:
+            assert problem.message
+            assert problem.remedy
+            assert problem.position is not None
+
+
+def test_the_register_is_in_order_and_complete():
+    expected = [3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 27]
+    assert [rule.number for rule in registered_rules()] == expected
+    assert all(rule.title for rule in registered_rules())
+
+
+@pytest.mark.parametrize(
+    ("target", "chip", "says"),
+    [
+        ("tpu", None, "device_target 'tpu' is not known; choose one of ascend, gpu, cpu"),
+        ("ascend", "a4", "chip 'a4' is not known; choose one of 910a, a2, a3, 300i-duo"),
+        ("cpu", "a2", "chip 'a2' does not go with device_target 'cpu'"),
+    ],
+)
+def test_an_unknown_profile_is_refused(target, chip, says):
+    with pytest.raises(ProfileError) as caught:
+        build_profile(target, chip)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("10.*.*.*", "a mask"),
+        ("xx.xx", "a mask"),
+        ("xx", "a mask"),
+        ("x.x.x.98", "a mask"),
+        ("<ip>", "a placeholder"),
+        ("[device_ip_0]", "a placeholder"),
+        ("${HOST_IP}", "a placeholder"),
+        ("your-server", "a placeholder"),
+        ("...", "an elision"),
+        ("-.-.-.-", "the mark of a tool that could not read the value"),
+        ("-", "the mark of a tool that could not read the value"),
+        ("10.0.0.1", None),
+        ("fe80::1", None),
+        ("node-x.example.com", None),
+        ("x", None),
+        ("host.x.com", None),
+        ("my-host", None),
+        ("", None),
+    ],
+)
+def test_a_placeholder_is_named(text, name):
+    if text == "...":
+        assert name_placeholder(text) is not None
+    else:
+        assert name_placeholder(text) == name
+
+
+def test_runs_of_numbers_are_folded():
+    assert fold_numbers([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert fold_numbers([]) == ""

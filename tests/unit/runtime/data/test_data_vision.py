@@ -1,0 +1,121 @@
+"""Image transforms: MindSpore's arithmetic in fp32, on batches and on single images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from msrun.errors import UsageError
+from msrun.runtime.data import vision
+from msrun.runtime.data.draws import SampleDraws
+
+BATCH = np.random.RandomState(0).randint(0, 256, (3, 4, 6, 2)).astype(np.uint8)
+KEYS = np.array([[0, 4], [0, 9], [1, 4]])
+
+
+def draws_of(num_samples, seed=0):
+    return SampleDraws(seed, 0, np.stack([np.zeros(num_samples, np.int64), np.arange(num_samples)], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (vision.Rescale(1 / 255, 0), BATCH / 255),
+        (vision.Rescale(2, -1), BATCH * 2.0 - 1),
+        (vision.Normalize((0.5, 100), (2, 3)), (BATCH - np.array([0.5, 100])) / np.array([2, 3])),
+        (vision.Normalize((0.1307,), (0.3081,)), (BATCH - 0.1307) / 0.3081),
+    ],
+)
+def test_arithmetic_is_the_formula_in_float32(transform, expected):
+    result = transform.apply_batch(BATCH)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(transform(BATCH[0]), result[0])
+
+
+def test_normalize_takes_channel_first_images_when_told():
+    transform = vision.Normalize((1, 2), (3, 4), is_hwc=False)
+    expected = vision.Normalize((1, 2), (3, 4)).apply_batch(BATCH)
+    np.testing.assert_array_equal(transform.apply_batch(BATCH.transpose(0, 3, 1, 2)), expected.transpose(0, 3, 1, 2))
+
+
+def test_hwc2chw_moves_the_channel_and_keeps_the_dtype():
+    result = vision.HWC2CHW().apply_batch(BATCH)
+    assert (result.dtype, result.shape) == (np.uint8, (3, 2, 4, 6))
+    assert result[1, 1, 2, 3] == BATCH[1, 2, 3, 1]
+    assert vision.HWC2CHW()(BATCH[0]).shape == (2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [((8, 3), (8, 3)), (2, (2, 3)), (8, (8, 12)), ([4, 6], (4, 6)), (np.int64(4), (4, 6))]
+)
+def test_resize_gives_the_asked_shape_and_keeps_integer_dtypes(size, shape):
+    result = vision.Resize(size).apply_batch(BATCH)
+    assert (result.dtype, result.shape) == (np.uint8, (3, *shape, 2))
+    if shape == (4, 6):
+        np.testing.assert_array_equal(result, BATCH)
+
+
+def test_resize_is_bilinear_with_half_pixel_centres():
+    row = np.array([0, 100], np.float32).reshape(1, 1, 2, 1)
+    assert vision.Resize((1, 4)).apply_batch(row).ravel().tolist() == [0, 25, 75, 100]
+    assert vision.Resize((1, 4)).apply_batch(row.astype(np.uint8)).ravel().tolist() == [0, 25, 75, 100]
+    assert vision.Resize((1, 1)).apply_batch(row).ravel().tolist() == [50]
+
+
+def test_random_crop_cuts_windows_of_the_padded_image():
+    transform = vision.RandomCrop((3, 4), (1, 2, 3, 4))
+    padded = np.pad(BATCH, ((0, 0), (2, 4), (1, 3), (0, 0)))
+    for image, result in zip(padded, transform.apply_random_batch(BATCH, draws_of(3)), strict=True):
+        windows = [image[top : top + 3, left : left + 4] for top in range(8) for left in range(7)]
+        assert any(np.array_equal(result, window) for window in windows)
+
+
+def test_random_crop_reaches_every_place():
+    pixels = np.tile(np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1), (200, 1, 1, 1))
+    assert set(vision.RandomCrop(1).apply_random_batch(pixels, draws_of(200)).ravel()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("prob", "expected"), [(0, BATCH), (1, BATCH[:, :, ::-1])])
+def test_flip_probability_zero_and_one_are_certain(prob, expected):
+    np.testing.assert_array_equal(
+        vision.RandomHorizontalFlip(prob).apply_random_batch(BATCH, SampleDraws(1, 2, KEYS)), expected
+    )
+
+
+def test_draws_belong_to_the_sample_whatever_the_batch():
+    together = SampleDraws(7, 3, KEYS)
+    for place in range(3):
+        alone = SampleDraws(7, 3, KEYS[place : place + 1])
+        assert alone.uniform(5)[0] == together.uniform(5)[place]
+    assert len({*together.uniform(0), *together.uniform(1), *SampleDraws(7, 4, KEYS).uniform(0)}) == 9
+    assert len({*together.uniform(0), *SampleDraws(8, 3, KEYS).uniform(0)}) == 6
+
+
+def test_draws_are_uniform():
+    numbers = draws_of(20_000, seed=5).uniform(0)
+    counts, _ = np.histogram(numbers, bins=10, range=(0, 1))
+    assert counts.sum() == 20_000
+    assert abs(counts - 2000).max() < 250
+    assert set(draws_of(1000).integers(0, 3)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (lambda: vision.Normalize((0, 0), (1,)), "give one value per channel in both"),
+        (lambda: vision.Normalize((0,), (0,)), "every value must be greater than 0"),
+        (lambda: vision.Normalize((0, 0, 0), (1, 1, 1)).apply_batch(BATCH), "mean and std have 3 values"),
+        (lambda: vision.HWC2CHW().apply_batch(BATCH[0]), "needs images with 3 axes (height, width, channel)"),
+        (lambda: vision.Resize((2, 0)), "Resize: size=(2, 0); give 1 or 2 integers of at least 1"),
+        (lambda: vision.Resize("big"), "Resize: size='big'"),
+        (lambda: vision.RandomCrop(None), "RandomCrop: size=None"),
+        (lambda: vision.RandomCrop(3, (1, 2, 3)), "RandomCrop: padding=(1, 2, 3)"),
+        (lambda: vision.RandomCrop(9).apply_random_batch(BATCH, draws_of(3)), "(9, 9) does not fit"),
+        (lambda: vision.RandomHorizontalFlip(1.5), "prob=1.5; it must be in 0..1"),
+    ],
+)
+def test_misuse_names_the_transform_and_the_value(misuse, words):
+    with pytest.raises(UsageError) as caught:
+        misuse()
+    assert words in str(caught.value)

@@ -1,0 +1,360 @@
+"""Capture: which modules a function trains, the user's names, and what cannot be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import AutoParallel, WithLoss, no_init_parameters, value_and_grad
+from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+
+
+def captured(network: Callable[..., Any], *inputs: Any, **settings: Any) -> CapturedGraph:
+    shapes = [tuple(value.shape) for value in inputs if isinstance(value, Tensor)]
+    return capture(find_target(network), inputs, settings, input_shapes=shapes, parameter_shapes={})
+
+
+def names(graph: CapturedGraph) -> set[str]:
+    return set(graph.parameters.values())
+
+
+def operators(graph: CapturedGraph) -> list[str]:
+    return [str(node.target).removeprefix("aten.") for node in graph.graph.nodes if node.op == "call_function"]
+
+
+class Calls(nn.Module):
+    def __init__(self, call: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self._call = call
+
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
+        return self._call(self, *inputs, **settings)
+
+
+# -- whose parameters ---------------------------------------------------------------------------------------------
+
+module_of_this_file = nn.Linear(4, 2)
+
+
+def function_of_this_file(x: Tensor) -> Tensor:
+    return module_of_this_file(x).mean()
+
+
+def test_module_is_its_own_target() -> None:
+    network = nn.Sequential(nn.Linear(4, 2))
+    assert find_target(network).root is network
+    assert names(captured(network, torch.ones(1, 4))) == {"0.weight", "0.bias"}
+
+
+def test_global_of_a_function_is_found() -> None:
+    assert find_target(function_of_this_file).root is module_of_this_file
+
+
+def test_closure_of_a_function_is_found() -> None:
+    network = nn.Linear(4, 2)
+    assert find_target(lambda x: network(x).sum()).root is network
+
+
+def test_function_that_calls_a_function_is_followed() -> None:
+    network = nn.Linear(4, 2)
+
+    def inner(x: Tensor) -> Tensor:
+        return network(x)
+
+    def outer(x: Tensor) -> Tensor:
+        return inner(x).sum()
+
+    assert find_target(outer).root is network
+
+
+def test_method_finds_the_networks_of_its_object() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.network = nn.Linear(4, 2)
+            self.rate = 0.1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network(x).sum()
+
+    trainer = Trainer()
+    assert find_target(trainer.forward).root is trainer.network
+
+
+def test_loss_without_parameters_does_not_change_names() -> None:
+    network, loss = nn.Linear(4, 2), nn.MSELoss()
+
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return loss(network(x), y)
+
+    assert names(captured(forward, torch.ones(1, 4), torch.ones(1, 2))) == {"weight", "bias"}
+
+
+def test_several_networks_keep_their_names_before_theirs() -> None:
+    encoder, decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+    graph = captured(lambda x: decoder(encoder(x)).sum(), torch.ones(1, 4))
+    assert names(graph) == {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
+
+
+def test_function_without_a_module_is_refused() -> None:
+    with pytest.raises(CaptureError, match="uses no torch module by name: give value_and_grad a function that calls"):
+        find_target(lambda x: x.sum())
+
+
+def test_loss_wrapper_is_taken_off_the_names_of_auto_parallel() -> None:
+    network = nn.Linear(4, 2)
+    assert [
+        name for name, _ in AutoParallel(WithLoss(WithLoss(network, F.mse_loss), F.mse_loss)).named_parameters()
+    ] == [
+        "weight",
+        "bias",
+    ]
+
+
+# -- what is captured ---------------------------------------------------------------------------------------------
+
+
+def test_capture_computes_nothing_and_leaves_the_network_as_it_was() -> None:
+    network = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
+    before = dict([*network.named_parameters(), *network.named_buffers()])
+    graph = captured(network, torch.ones(3, 4))
+    after = dict([*network.named_parameters(), *network.named_buffers()])
+    assert all(after[name] is value for name, value in before.items())
+    assert "1.running_mean" in graph.buffers.values()
+
+
+def test_network_that_was_never_initialised_is_captured_on_global_shapes() -> None:
+    with no_init_parameters():
+        network = nn.Linear(4, 1 << 24)
+    graph = capture(find_target(network), [torch.ones(2, 4)], {}, input_shapes=[(16, 4)], parameter_shapes={})
+    (output,) = graph.outputs
+    assert tuple(output.meta["val"].shape) == (16, 1 << 24)
+
+
+def test_shapes_of_parameters_that_are_cut_already_are_the_global_ones() -> None:
+    network = nn.Linear(4, 2)
+    graph = capture(
+        find_target(network),
+        [torch.ones(3, 4)],
+        {},
+        input_shapes=[(3, 4)],
+        parameter_shapes={"weight": (16, 4), "bias": (16,)},
+    )
+    assert tuple(graph.outputs[0].meta["val"].shape) == (3, 16)
+    assert tuple(network.weight.shape) == (2, 4)
+
+
+def test_tied_weights_are_one_parameter_with_its_first_name() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    network[1].weight = network[0].weight
+    assert names(captured(network, torch.ones(1, 4))) == {"0.weight", "0.bias", "1.bias"}
+
+
+def test_arguments_that_are_no_tensors_are_fixed() -> None:
+    network = Calls(
+        lambda s, x, scale, *, square=False: s.layer(x) ** 2 if square else s.layer(x) * scale, layer=nn.Linear(4, 2)
+    )
+    assert operators(captured(network, torch.ones(1, 4), 3.0)) == ["linear.default", "mul.Tensor"]
+    assert operators(captured(network, torch.ones(1, 4), 3.0, square=True)) == ["linear.default", "pow.Tensor_Scalar"]
+
+
+def test_results_keep_their_structure() -> None:
+    network = Calls(lambda s, x: {"loss": s.layer(x).sum(), "other": (x * 2, None, 3)}, layer=nn.Linear(4, 2))
+    graph = captured(network, torch.ones(1, 4))
+    assert graph.outputs[2:] == [None, 3]
+    loss, doubled = graph.outputs[:2]
+    assert tuple(loss.meta["val"].shape) == ()
+    assert tuple(doubled.meta["val"].shape) == (1, 4)
+    assert pytree.tree_unflatten(list("abcd"), graph.output_spec) == {"loss": "a", "other": ("b", "c", "d")}
+
+
+def test_tensors_made_inside_are_on_the_device_of_the_inputs() -> None:
+    network = Calls(
+        lambda s, x: s.layer(x + torch.arange(4.0) + torch.ones(4, device=x.device) + x.new_zeros(4)),
+        layer=nn.Linear(4, 2),
+    )
+    graph = captured(network, torch.ones(1, 4))
+    assert not any("meta" in str(node.kwargs) for node in graph.graph.nodes)
+
+
+def test_losses_leave_no_broadcast_behind() -> None:
+    network = Calls(lambda s, x, y: F.mse_loss(s.layer(x), y), layer=nn.Linear(4, 2))
+    assert operators(captured(network, torch.ones(3, 4), torch.ones(3, 2))) == ["linear.default", "mse_loss.default"]
+    with pytest.warns(UserWarning, match="broadcasting"):
+        graph = captured(network, torch.ones(3, 4), torch.ones(1, 2))
+    assert operators(graph) == ["linear.default", "expand.default", "mse_loss.default"]
+
+
+def test_conversion_leaves_no_check_behind() -> None:
+    network = Calls(lambda s, x: s.layer(x).to(torch.float64).float(), layer=nn.Linear(4, 2))
+    assert not [name for name in operators(captured(network, torch.ones(3, 4))) if "assert" in name]
+
+
+# -- operators that write -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x: F.relu_(x * 1), ["mul.Tensor", "relu.default"]),
+        (lambda x: (x * 1).add_(1).mul_(2), ["mul.Tensor", "add.Tensor", "mul.Tensor"]),
+        (lambda x: F.relu_((x * 1).flatten()), ["mul.Tensor", "flatten.using_ints", "relu.default"]),
+        (
+            lambda x: F.relu_(x * 1).flatten().add_(1),
+            ["mul.Tensor", "relu.default", "flatten.using_ints", "add.Tensor"],
+        ),
+        (nn.ReLU(inplace=True), None),
+    ],
+)
+def test_writing_operators_become_their_twins(call: Callable[[Tensor], Tensor], expected: list[str] | None) -> None:
+    network = Calls(lambda s, x: call(s.layer(x)), layer=nn.Linear(4, 4))
+    found = operators(captured(network, torch.ones(1, 4)))
+    assert found == (["linear.default", *expected] if expected else ["linear.default", "relu.default"])
+
+
+def test_later_readers_of_a_written_tensor_read_the_new_one() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        before = hidden * 2
+        hidden += x
+        return before + hidden * 3
+
+    graph = captured(Calls(forward, layer=nn.Linear(4, 4)), torch.ones(1, 4)).graph
+    by_name = {node.name: node for node in graph.nodes}
+    assert by_name["mul"].args[0] is by_name["linear"]
+    (added,) = [
+        node for node in graph.nodes if str(node.target) == "aten.add.Tensor" and by_name["linear"] in node.args
+    ]
+    assert by_name["mul_1"].args[0] is added
+
+
+def _write_a_column(x: Tensor) -> Tensor:
+    x[:, 0] = 0
+    return x
+
+
+def _write_through_a_view(x: Tensor) -> Tensor:
+    x.view(-1).add_(1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (
+            Calls(lambda s, x: _write_a_column(s.layer(x)), layer=nn.Linear(4, 4)),
+            "a part of a tensor that is read again",
+        ),
+        (Calls(lambda s, x: _write_through_a_view(s.layer(x)), layer=nn.Linear(4, 4)), "a part of a tensor"),
+        (Calls(lambda s, x: s.layer(x.add_(1)), layer=nn.Linear(4, 4)), "aten.add_.Tensor changes"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "num_batches_tracked"),
+        (Calls(lambda s, x: s.layer(x) if x.sum() > 0 else x, layer=nn.Linear(4, 4)), "depends on a tensor's values"),
+        (Calls(lambda s, x: s.layer(x) * float(x.sum()), layer=nn.Linear(4, 4)), ""),
+        (Calls(lambda s, x: s.layer(torch.from_numpy(x.numpy())), layer=nn.Linear(4, 4)), ""),
+        (Calls(lambda s, x: s.layer(x)[x > 0].sum(), layer=nn.Linear(4, 4)), "a tensor whose size depends on values"),
+    ],
+    ids=["column", "view", "argument", "batch-norm", "branch", "number", "numpy", "mask"],
+)
+def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(network: nn.Module, words: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        captured(network, torch.ones(2, 4))
+    assert words in str(caught.value)
+    assert 'parallel_mode="data_parallel"' in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_network_is_whole_again_after_a_capture_that_failed() -> None:
+    network = Calls(lambda s, x: s.layer(x) if x.sum() > 0 else x, layer=nn.LSTM(4, 4))
+    weights = list(network.parameters())
+    with pytest.raises(CaptureError):
+        captured(network, torch.ones(2, 4))
+    assert all(a is b for a, b in zip(network.parameters(), weights, strict=True))
+    assert all(a is b for a, b in zip(network.layer._flat_weights, weights, strict=True))
+
+
+# -- AutoParallel's own words -------------------------------------------------------------------------------------
+
+
+def test_unknown_words_are_refused_with_the_nearest_one() -> None:
+    network = nn.Linear(2, 2)
+    with pytest.raises(StrategyError, match=r"did you mean semi_auto\?.*must be semi_auto or data_parallel"):
+        AutoParallel(network, "semi-auto")
+    with pytest.raises(StrategyError, match=r"compat='tensorflow': must be torch \(means\) or mindspore \(sums\)"):
+        AutoParallel(network, compat="tensorflow")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match=r"did you mean full_batch\?"):
+        AutoParallel(network).dataset_strategy("fullbatch")
+
+
+def test_mode_without_capture_takes_no_settings_and_no_step_function() -> None:
+    with pytest.raises(StrategyError, match="needs a captured graph"):
+        AutoParallel(nn.Linear(2, 2), "data_parallel").hsdp()
+    with pytest.raises(StrategyError, match="takes a module with its loss"):
+        AutoParallel(lambda x: x, "data_parallel")
+
+
+def test_plan_before_the_first_call_is_refused() -> None:
+    with pytest.raises(CaptureError, match="there is no plan yet"):
+        _ = AutoParallel(nn.Linear(2, 2)).plan
+
+
+def test_parameters_of_a_step_function_are_the_networks() -> None:
+    with pytest.raises(StrategyError, match="ask the network"):
+        list(AutoParallel(lambda x: x).parameters())
+
+
+def test_value_and_grad_without_anything_to_differentiate_is_refused() -> None:
+    with pytest.raises(StrategyError, match="name arguments or weights"):
+        value_and_grad(lambda x: x, None, None)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_value_and_grad_gives_gradients_in_mindspores_shapes(parallel: Any) -> None:
+    network = nn.Linear(3, 1)
+    x, y = torch.ones(2, 3), torch.full((2, 1), 2.0)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return ((network(x) - y) ** 2).sum()
+
+    def ask(*settings: Any, **more: Any) -> Any:
+        function = value_and_grad(loss, *settings, **more)
+        return (AutoParallel(lambda a, b: function(a, b)) if parallel else function)(x, y)
+
+    weights = list(network.parameters())
+    value, of_x = ask()
+    assert isinstance(of_x, Tensor)
+    assert of_x.shape == x.shape
+    assert not value.requires_grad
+    _, of_both = ask((0, 1))
+    assert [tuple(g.shape) for g in of_both] == [(2, 3), (2, 1)]
+    _, of_weights = ask(None, weights)
+    assert [tuple(g.shape) for g in of_weights] == [(1, 3), (1,)]
+    _, (of_x, of_weights) = ask(0, weights)
+    assert of_x.shape == x.shape
+    assert len(of_weights) == 2
+    assert all(weight.grad is None for weight in weights)
+    assert x.grad is None
+
+
+def test_value_and_grad_passes_other_results_through() -> None:
+    network = nn.Linear(3, 1)
+    function = value_and_grad(lambda x: (network(x).sum(), x * 2, "word"), None, network.parameters(), has_aux=True)
+    (loss, doubled, word), gradients = function(torch.ones(2, 3))
+    assert not loss.requires_grad
+    assert doubled.tolist() == [[2.0] * 3] * 2
+    assert word == "word"
+    assert gradients[1].tolist() == [2.0]
+
+
+def test_weight_that_the_loss_does_not_use_has_gradient_zero() -> None:
+    network, other = nn.Linear(3, 1), nn.Linear(2, 2)
+    function = value_and_grad(lambda x: network(x).sum(), None, [network.weight, other.weight])
+    _, (_, gradient) = function(torch.ones(1, 3))
+    assert gradient.tolist() == [[0.0, 0.0]] * 2

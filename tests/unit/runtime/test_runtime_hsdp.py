@@ -1,0 +1,120 @@
+"""Which parameters optimizer parallel cuts, over which ranks, and why not the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msrun.errors import StrategyError
+from msrun.runtime import AutoParallel
+from msrun.runtime.layout import Axes, Layout, build_mesh
+from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+
+WORLD = build_mesh(32)
+
+
+def choose(
+    spec: HsdpSpec | None,
+    layout: Layout,
+    shape: tuple[int, ...],
+    itemsize: int = 4,
+    *,
+    opted_out: bool = False,
+    partial_axes: Axes = (),
+    world: Any = WORLD,
+) -> tuple[int, str]:
+    """Return over how many ranks a parameter is cut, and the reason."""
+    axes, reason = choose_shard_axes(
+        spec, world, layout, shape, itemsize, opted_out=opted_out, partial_axes=partial_axes
+    )
+    return world.extent(axes), reason
+
+
+# 48 x 64 and 64 x 16 on 32 ranks under ((4, 8), (8, 1)) and ((4, 4), (4, 2)): MindSpore's test_parallel_optimizer.py
+FIRST = Layout(((2, 3, 4), ()))
+"""48 x 64 cut into 8 rows of parts: 6 rows each, 4 copies."""
+SECOND = Layout(((2, 3), (4,)))
+"""64 x 16 cut into 4 x 2: 16 rows each, 4 copies."""
+
+
+@pytest.mark.parametrize(
+    ("shard_size", "first", "second"),
+    [(-1, 1, 4), (1, 1, 1), (2, 2, 2), (4, 1, 4), (8, 1, 4), (32, 1, 4)],
+)
+def test_weights_of_mindspores_tests_are_cut_as_there(shard_size: int, first: int, second: int) -> None:
+    spec = HsdpSpec(shard_size, 0)
+    assert choose(spec, FIRST, (48, 64))[0] == first
+    assert choose(spec, SECOND, (64, 16))[0] == second
+
+
+@pytest.mark.parametrize(("threshold", "parts"), [(0, 8), (64, 8), (71, 8), (72, 8), (73, 1), (100, 1)])
+def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: int) -> None:
+    found, reason = choose(HsdpSpec(-1, threshold), Layout.replicated(2), (96, 192), world=build_mesh(8))
+    assert found == parts
+    assert reason == ("rows cut over 8 ranks" if parts > 1 else f"72 KB is under the threshold of {threshold} KB")
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "shape", "settings", "reason"),
+    [
+        (None, Layout.replicated(2), (64, 64), {}, "hsdp is off"),
+        (HsdpSpec(-1, 0), Layout.replicated(2), (64, 64), {"opted_out": True}, "parallel_optimizer is False"),
+        (HsdpSpec(-1, 0), Layout(((0, 1, 2, 3, 4), ())), (64, 64), {}, "no rank holds a copy of it"),
+        (HsdpSpec(-1, 0), Layout.replicated(2), (48, 64), {}, "its 48 rows cannot be cut into 32 equal parts"),
+        (HsdpSpec(-1, 0), FIRST, (48, 64), {}, "its 6 rows cannot be cut into 4 equal parts"),
+        (HsdpSpec(3, 0), Layout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
+        (HsdpSpec(-1, 0), Layout(()), (), {}, "it is a single number"),
+        (HsdpSpec(-1, 1), Layout.replicated(1), (10,), {}, "0.0390625 KB is under the threshold of 1 KB"),
+    ],
+)
+def test_parameter_that_stays_whole_says_why(
+    spec: HsdpSpec | None, layout: Layout, shape: tuple[int, ...], settings: dict[str, Any], reason: str
+) -> None:
+    assert choose(spec, layout, shape, **settings) == (1, reason)
+
+
+def test_itemsize_counts() -> None:
+    whole = Layout.replicated(2)
+    assert choose(HsdpSpec(), whole, (128, 128), 4)[0] == 32
+    assert choose(HsdpSpec(), whole, (128, 128), 2)[0] == 1
+
+
+def test_copies_with_equal_gradients_stand_before_those_with_partial_sums() -> None:
+    mesh = build_mesh(8)
+    axes, _ = choose_shard_axes(
+        HsdpSpec(-1, 0), mesh, Layout.replicated(1), (64,), 4, opted_out=False, partial_axes=(0, 1)
+    )
+    assert axes == (2, 0, 1)
+
+
+def test_nearest_ranks_share_a_parameter() -> None:
+    mesh = build_mesh(8)
+    axes, _ = choose_shard_axes(
+        HsdpSpec(2, 0), mesh, Layout.replicated(1), (64,), 4, opted_out=False, partial_axes=mesh.axes
+    )
+    assert mesh.groups(axes) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"shard_size": 0}, "hsdp(shard_size=0): must be a whole number above 0, or -1 for all"),
+        ({"shard_size": -2}, "hsdp(shard_size=-2)"),
+        ({"shard_size": 2.0}, "hsdp(shard_size=2.0)"),
+        ({"threshold": -1}, "hsdp(threshold=-1): must be a whole number of KB, 0 or more"),
+        ({"threshold": 0.5}, "hsdp(threshold=0.5)"),
+        ({"optimizer_level": "level4"}, "must be one of level1, level2, level3"),
+    ],
+)
+def test_values_out_of_range_are_refused_at_once(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        AutoParallel(lambda: None).hsdp(**settings)
+    assert text in str(caught.value)
+
+
+def test_shard_size_beyond_the_world_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"hsdp\(shard_size=128\): there are only 32 ranks"):
+        HsdpSpec(128).check_world(32)
+    HsdpSpec(32).check_world(32)
+    HsdpSpec(3).check_world(32)

@@ -1,0 +1,77 @@
+"""One flat namespace, loaded on first use."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+from job_runner import REPOSITORY
+
+import msrun.runtime
+from msrun.errors import CaptureError, ParallelError, StrategyError, WorldError
+
+
+def run_python(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_of_the_runtime_does_not_import_torch() -> None:
+    run_python(
+        "import sys, msrun.runtime\n"
+        "dir(msrun.runtime)\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "msrun.runtime.init\n"
+        "assert 'torch' in sys.modules\n"
+    )
+
+
+def test_first_name_taken_loads_no_more_than_it_needs() -> None:
+    run_python(
+        "import sys\nfrom msrun.runtime import init, get_rank\n"
+        "assert 'msrun.runtime.parallel.auto_parallel' not in sys.modules\n"
+    )
+
+
+def test_every_name_leads_to_what_its_home_defines() -> None:
+    for name, home in msrun.runtime._HOME_OF.items():
+        module = importlib.import_module(f"msrun.runtime.{home}")
+        assert getattr(msrun.runtime, name) is getattr(module, name)
+
+
+def test_every_room_is_a_package() -> None:
+    for room in msrun.runtime._ROOMS:
+        assert inspect.ismodule(getattr(msrun.runtime, room))
+
+
+def test_star_import_gives_every_name() -> None:
+    run_python(
+        "from msrun.runtime import *\nimport msrun.runtime\nassert set(msrun.runtime.__all__) <= set(globals())\n"
+    )
+
+
+def test_unknown_name_is_refused_with_the_list() -> None:
+    with pytest.raises(AttributeError, match="has no name 'AutoParalel'; its names are AutoParallel, "):
+        _ = msrun.runtime.AutoParalel
+
+
+def test_every_name_has_a_docstring() -> None:
+    for name in msrun.runtime.__all__:
+        value = getattr(msrun.runtime, name)
+        documented = value if inspect.ismodule(value) or inspect.isroutine(value) else type(value)
+        assert inspect.getdoc(value if inspect.isclass(value) else documented), name
+
+
+def test_errors_of_the_runtime_form_one_tree() -> None:
+    for kind in (StrategyError, CaptureError, WorldError):
+        assert issubclass(kind, ParallelError)
+    assert issubclass(StrategyError, ValueError)

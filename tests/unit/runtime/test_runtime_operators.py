@@ -1,0 +1,209 @@
+"""What the rules say about operators: how dimensions hang together, which must stay whole, what is summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.graph.operators.elementwise import Elementwise
+from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
+from msrun.runtime.graph.operators.rule import Form, OperatorCall, operator_call, summed_axes
+from msrun.runtime.graph.operators.shape import dimension_groups
+
+
+class Calls(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._call(*inputs)
+
+
+def operators(call: Callable[..., Any], *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> list[OperatorCall]:
+    """Return the operators of a call on inputs of these shapes."""
+    values = [
+        torch.zeros(shape, dtype=torch.long) if index in integers else torch.ones(shape)
+        for index, shape in enumerate(shapes)
+    ]
+    graph = capture(find_target(Calls(call)), values, {}, input_shapes=shapes, parameter_shapes={}).graph
+    return [operator_call(node) for node in graph.nodes if node.op == "call_function"]
+
+
+def form_of(call: Callable[..., Any], *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> Form:
+    (found,) = operators(call, *shapes, integers=integers)
+    return (find_rule(found.node.target) or REPLICATED).form(found)
+
+
+def text(form: Form) -> str:
+    """Return a form as `b0 k, n k -> b0 n`; dimensions without a label are dots."""
+
+    def row(labels: tuple[str | None, ...]) -> str:
+        return " ".join(label or "." for label in labels)
+
+    return f"{', '.join(map(row, form.inputs))} -> {row(form.output)}".strip()
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "form", "whole"),
+    [
+        (F.linear, ((4, 8), (2, 8)), "b0 k, n k -> b0 n", ""),
+        (F.linear, ((4, 3, 8), (2, 8), (2,)), "b0 b1 k, n k, n -> b0 b1 n", ""),
+        (F.linear, ((8,), (2, 8)), "k, n k -> n", ""),
+        (torch.matmul, ((4, 8), (8, 2)), "m k, k n -> m n", ""),
+        (torch.matmul, ((3, 4, 8), (8, 2)), "b0 m k, k n -> b0 m n", ""),
+        (torch.matmul, ((1, 4, 8), (3, 8, 2)), ". m k, b0 k n -> b0 m n", ""),
+        (torch.matmul, ((8,), (8, 2)), "k, k n -> n", ""),
+        (torch.matmul, ((4, 8), (8,)), "m k, k -> m", ""),
+        (torch.mm, ((4, 8), (8, 2)), "m k, k n -> m n", ""),
+        (torch.bmm, ((3, 4, 8), (3, 8, 2)), "b0 m k, b0 k n -> b0 m n", ""),
+        (torch.addmm, ((2,), (4, 8), (8, 2)), "n, m k, k n -> m n", ""),
+        (torch.addmm, ((1, 2), (4, 8), (8, 2)), ". n, m k, k n -> m n", ""),
+        (lambda c, a, b: torch.addmm(c, a, b, alpha=2), ((2,), (4, 8), (8, 2)), "n, m k, k n -> m n", "k"),
+        (torch.add, ((4, 8), (8,)), "d0 d1, d1 -> d0 d1", ""),
+        (torch.add, ((8,), (4, 8)), "d1, d0 d1 -> d0 d1", ""),
+        (torch.mul, ((4, 1), (1, 8)), "d0 ., . d1 -> d0 d1", ""),
+        (torch.relu, ((4, 8),), "d0 d1 -> d0 d1", ""),
+        (lambda x: x.softmax(-1), ((4, 8),), "d0 d1 -> d0 d1", "d1"),
+        (lambda x: x.cumsum(0), ((4, 8),), "d0 d1 -> d0 d1", "d0"),
+        (lambda x: x.log_softmax(1), ((4, 8, 2),), "d0 d1 d2 -> d0 d1 d2", "d1"),
+        (torch.sum, ((4, 8),), "d0 d1 ->", ""),
+        (lambda x: x.sum(-1), ((4, 8),), "d0 d1 -> d0", ""),
+        (lambda x: x.mean(0, keepdim=True), ((4, 8),), "d0 d1 -> . d1", ""),
+        (lambda x: x.amax(1), ((4, 8),), "d0 d1 -> d0", "d1"),
+        (lambda x: x.permute(2, 0, 1), ((4, 8, 2),), "d0 d1 d2 -> d2 d0 d1", ""),
+        (lambda x: x.transpose(0, -1), ((4, 8, 2),), "d0 d1 d2 -> d2 d1 d0", ""),
+        (lambda x: x.t(), ((4, 8),), "d0 d1 -> d1 d0", ""),
+        (lambda x: x.reshape(2, 2, 8), ((4, 8),), "r0 r1 -> r0 . r1", ""),
+        (lambda x: x.flatten(1), ((4, 2, 3),), "r0 r1 . -> r0 r1", ""),
+        (lambda x: x.unsqueeze(0), ((4, 8),), "r0 r1 -> . r0 r1", ""),
+        (lambda x: x.expand(3, 4, 8), ((4, 1),), "d1 . -> d0 d1 d2", ""),
+        (F.mse_loss, ((4, 8), (4, 8)), "d0 d1, d0 d1 ->", ""),
+        (lambda x, y: F.l1_loss(x, y, reduction="none"), ((4, 8), (4, 8)), "d0 d1, d0 d1 -> d0 d1", ""),
+        (lambda x: x.flip(0), ((4, 8),), ". . -> . .", ""),
+    ],
+)
+def test_form_of_an_operator(call: Callable[..., Any], shapes: Any, form: str, whole: str) -> None:
+    found = form_of(call, *shapes)
+    assert text(found) == form
+    assert found.whole == frozenset(whole.split())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "form"),
+    [
+        (((4, 5), (4,)), "b c, b ->"),
+        (((4, 5, 2, 3), (4, 2, 3)), "b c s0 s1, b s0 s1 ->"),
+        (((5,), ()), "c,  ->"),
+    ],
+)
+def test_form_of_cross_entropy_keeps_classes_whole(shapes: Any, form: str) -> None:
+    found = form_of(F.cross_entropy, *shapes, integers=(1,))
+    assert text(found) == form
+    assert found.whole == {"c"}
+
+
+def test_label_may_be_cut_when_its_size_allows() -> None:
+    form = form_of(lambda x: x.softmax(-1), (4, 8))
+    assert form.can_split("d0", 4)
+    assert not form.can_split("d0", 3)
+    assert not form.can_split("d1", 2)
+    assert not form.can_split(None, 2)
+
+
+def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:
+    form = form_of(lambda x: x.reshape(4, 6), (6, 4))
+    assert form.can_split("r0", 2)
+    assert not form.can_split("r0", 3)
+    assert not form.can_split("r0", 4)
+
+
+def test_input_that_lacks_a_cut_label_is_entered() -> None:
+    form = form_of(F.linear, (4, 8), (2, 8), (2,))
+    split = {"b0": (0,), "n": (1,), "k": (2,)}
+    assert form.entered(0, split) == (1,)
+    assert form.entered(1, split) == (0,)
+    assert form.entered(2, split) == (0,), "a bias is added when the sum over k is whole"
+    assert summed_axes(form, split) == (2,)
+
+
+def test_arguments_are_found_by_name_wherever_they_stand() -> None:
+    (by_position,) = operators(lambda x: torch.ops.aten.mean.dim(x, [1], 1), (4, 8))
+    (by_name,) = operators(lambda x: torch.ops.aten.mean.dim(x, [1], keepdim=True), (4, 8))
+    for call in (by_position, by_name):
+        assert call.argument("dim") == [1]
+        assert call.argument("keepdim")
+        assert call.argument("dtype") is None
+        assert call.argument("no such name", default=5) == 5
+    assert by_name.shapes == [(4, 8)]
+    assert by_name.output_shape == (4, 1)
+
+
+def test_module_path_is_the_users() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    graph = capture(find_target(network), [torch.ones(1, 2)], {}, input_shapes=[(1, 2)], parameter_shapes={}).graph
+    paths = [operator_call(node).module_path for node in graph.nodes if node.op == "call_function"]
+    assert paths == ["0", "1.0"]
+
+
+def test_both_sides_of_a_product_may_be_one_tensor_with_two_layouts() -> None:
+    (call,) = operators(lambda x: x @ x, (4, 4))
+    assert call.tensors[0] is call.tensors[1]
+    graph = fx.Graph()
+    left, right = graph.placeholder("left"), graph.placeholder("right")
+
+    class Build:
+        @staticmethod
+        def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+            return graph.call_function(target, args, kwargs)
+
+    local = REPLICATED.local_call(call, Build(), [left, right])  # type: ignore[arg-type]
+    assert local.args == (left, right)
+
+
+def test_elementwise_rule_serves_only_operators_that_return_one_new_tensor() -> None:
+    aten = torch.ops.aten
+    assert isinstance(find_rule(aten.relu.default), Elementwise)
+    assert isinstance(find_rule(aten.where.self), Elementwise)
+    for target in (aten.relu_.default, aten.add_.Tensor, aten.add.out, aten.topk.default, aten.sort.default):
+        assert not isinstance(find_rule(target), Elementwise)
+
+
+def products(numbers: list[int]) -> int:
+    return math.prod(numbers)
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Draw two shapes of one size: the same factors, grouped in two ways."""
+    factors = draw(st.lists(st.sampled_from([1, 2, 3, 5]), max_size=6))
+
+    def grouped() -> list[int]:
+        shape: list[int] = []
+        for factor in factors:
+            if shape and draw(st.booleans()):
+                shape[-1] *= factor
+            else:
+                shape.append(factor)
+        return shape
+
+    return grouped(), grouped()
+
+
+@given(reshapes())
+def test_runs_of_dimensions_cover_both_shapes_in_order_with_equal_products(shapes: tuple[list[int], list[int]]) -> None:
+    source, target = shapes
+    groups = dimension_groups(source, target)
+    assert [i for left, _ in groups for i in left] == list(range(len(source)))
+    assert [j for _, right in groups for j in right] == list(range(len(target)))
+    for left, right in groups:
+        assert products([source[i] for i in left]) == products([target[j] for j in right])

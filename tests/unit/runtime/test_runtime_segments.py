@@ -1,0 +1,132 @@
+"""The local program cut at its collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from msrun.runtime import shard
+from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.graph.operators.rule import apply_collective
+from msrun.runtime.graph.partition import LocalProgram, partition
+from msrun.runtime.graph.segments import Segment, cut_segments, render_segments
+from msrun.runtime.layout import Layout, build_mesh
+from msrun.runtime.parallel.shard import strategies_of
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.down = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))).pow(2).mean()
+
+
+def program(*, tensor_parallel: bool) -> LocalProgram:
+    network = Network()
+    if tensor_parallel:
+        shard(network.up, ((1, 1), (4, 1), (4,)))
+        shard(network.down, ((1, 4), (1, 4)))
+    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
+    return partition(
+        graph,
+        build_mesh(4),
+        input_layouts=[Layout.replicated(2)],
+        strategies=strategies_of(network),
+        output_batch_axes=(),
+        differentiable_inputs=frozenset({0}),
+    )
+
+
+def groups_of(cut: LocalProgram, names: dict[str, int]) -> dict[str, int]:
+    return {cut.parameters[name].node.name: number for name, number in names.items()}
+
+
+ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
+
+
+def test_text_of_a_tensor_parallel_program_shows_every_operator_and_collective() -> None:
+    cut = program(tensor_parallel=True)
+    text = render_segments(cut_segments(cut, groups_of(cut, ONE_GROUP)))
+    steps = [line.split(" = ")[-1].partition("(")[0].partition(" of ")[0] for line in text.splitlines()]
+    assert [step.partition(": reads")[0] for step in steps] == [
+        "segment 0",
+        "enter over axes 0,1",
+        "segment 1",
+        "aten.linear.default",
+        "aten.relu.default",
+        "aten.linear.default",
+        "all_reduce over axes 0,1",
+        "segment 2",
+        "slice dim 0 over axes 0,1",
+        "segment 3",
+        "aten.pow.Tensor_Scalar",
+        "aten.mean.default",
+        "aten.div.Scalar",
+        "all_reduce over axes 0,1",
+    ]
+    assert "segment 0: reads nothing" in text
+
+
+def run(cut: LocalProgram, segments: list[Segment], values: dict[str, Tensor]) -> Tensor:
+    """Run segments one after the other; a collective among equal copies of one rank changes nothing here."""
+    for segment in segments:
+        if not segment.is_empty:
+            written = segment.module(*[values[name] for name in segment.reads])
+            values.update(zip(segment.writes, written, strict=True))
+        for crossing in segment.crossings:
+            values[crossing.result] = values[crossing.source]
+    return values[cut.outputs[0].name]
+
+
+@pytest.mark.parametrize("names", [ONE_GROUP, {"up.weight": 0, "up.bias": 1, "down.weight": 2}])
+def test_segments_together_compute_the_program(names: dict[str, int]) -> None:
+    network = Network()
+    value = torch.randn(4, 8)
+    graph = capture(find_target(network), [value], {}, input_shapes=[(4, 8)], parameter_shapes={})
+    alone = partition(graph, build_mesh(1), input_layouts=[Layout.replicated(2)], strategies={}, output_batch_axes=())
+    parameters = {alone.parameters[name].node.name: p.detach() for name, p in network.named_parameters()}
+    segments = cut_segments(alone, groups_of(alone, names))
+    result = run(alone, segments, {**parameters, alone.inputs[0].name: value})
+    torch.testing.assert_close(result, network(value).detach())
+
+
+@pytest.mark.parametrize("tensor_parallel", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [ONE_GROUP, {"up.weight": 0, "up.bias": 0, "down.weight": 1}, {"up.weight": 0, "up.bias": 1, "down.weight": 2}],
+)
+def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parallel: Any) -> None:
+    cut = program(tensor_parallel=tensor_parallel)
+    group_of = groups_of(cut, names)
+    segments = cut_segments(cut, group_of)
+    made_in: dict[str, int] = {}
+    for index, segment in enumerate(segments):
+        for name in segment.reads:
+            assert made_in.get(name, -1) < index, f"{name} is read before it is there"
+        for crossing in segment.crossings:
+            assert crossing.source not in made_in or made_in[crossing.source] <= index
+            made_in[crossing.result] = index
+        made_in.update(dict.fromkeys(segment.writes, index))
+        assert not any(node.target is apply_collective for node in segment.module.graph.nodes)
+        assert segment.groups == sorted({group_of[name] for name in segment.reads if name in group_of})
+    new = [group for segment in segments for group in segment.new_groups]
+    assert sorted(new) == sorted(set(names.values())), "every group is new once"
+    if names["up.weight"] == names["up.bias"]:  # else one operator reads two groups at once
+        assert all(len(segment.new_groups) <= 1 for segment in segments), "groups are waited for one at a time"
+    collectives = [node for node in cut.graph.nodes if node.target is apply_collective]
+    assert len(collectives) == sum(len(segment.crossings) for segment in segments)
+
+
+def test_program_without_collectives_is_one_segment() -> None:
+    network = Network()
+    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
+    alone = partition(graph, build_mesh(1), input_layouts=[Layout.replicated(2)], strategies={}, output_batch_axes=())
+    (segment,) = cut_segments(alone, groups_of(alone, ONE_GROUP))
+    assert segment.crossings == []
+    assert len(segment.writes) == 1

@@ -1,0 +1,36 @@
+"""end.py RANK HOW: rank RANK ends as HOW says, all others wait to be stopped (`all` means every rank).
+
+HOW: an exit code, a signal's name, text=T (sys.exit(T)), none (sys.exit(None)), raise, interrupt, os_exit=N, return.
+"""
+
+import os
+import signal
+import sys
+import time
+
+
+def end(how: str) -> None:
+    word, _, value = how.partition("=")
+    if word.isdigit():
+        sys.exit(int(word))
+    if word.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, word))
+        time.sleep(600)
+    if word == "text":
+        sys.exit(value)
+    if word == "none":
+        sys.exit(None)
+    if word == "raise":
+        raise RuntimeError("the loss is gone")
+    if word == "interrupt":
+        raise KeyboardInterrupt
+    if word == "os_exit":
+        os._exit(int(value))
+
+
+if __name__ == "__main__":
+    print(f"rank {os.environ['RANK']} begins", flush=True)
+    if sys.argv[1] in ("all", os.environ["RANK"]):
+        end(sys.argv[2])
+    else:
+        time.sleep(600)

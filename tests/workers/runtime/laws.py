@@ -1,0 +1,191 @@
+"""Every legal strategy of every operator case, and every redistribution, in one process group.
+
+usage: laws.py RESULT.json; the file holds, per case and type, how many strategies ran and which went wrong.
+"""
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from operator_cases import BINARY, UNARY, OperatorNetwork
+
+from msrun.runtime import get_group_size, get_rank, init, release
+from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.partition import partition
+from msrun.runtime.graph.strategies import OperatorStrategy
+from msrun.runtime.layout import Layout, build_mesh, plan_redistribution
+from msrun.runtime.parallel.compiled import build_compiled_call
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def all_layouts(mesh, shape):
+    """Return every layout of a tensor: each axis cuts one dimension or none, in every order."""
+    found = set()
+    for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
+        for order in itertools.permutations(mesh.axes):
+            split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(len(shape)))
+            layout = Layout(split)
+            if layout.fits(mesh, shape):
+                found.add(layout)
+    return sorted(found, key=lambda layout: layout.split)
+
+
+def difference(mine, right):
+    """Return the largest difference relative to the largest value; infinite when the shapes differ."""
+    if mine is None or mine.shape != right.shape:
+        return math.inf
+    if not right.numel():
+        return 0.0
+    return float((mine - right).abs().max() / right.abs().max().clamp_min(1.0))
+
+
+class Serial:
+    """One process: the result and every gradient."""
+
+    def __init__(self, case, dtype):
+        self.values = case.values(dtype)
+        self.leaves = [
+            value.clone().requires_grad_(case.is_differentiable(index)) for index, value in enumerate(self.values)
+        ]
+        self.output = case.call(*self.leaves)
+        generator = torch.Generator().manual_seed(7)
+        self.output_gradient = torch.randn(self.output.shape, generator=generator, dtype=torch.float64).to(dtype)
+        self.output.backward(self.output_gradient)
+
+
+def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
+    """Run one strategy with one arrangement of the inputs; return what is wrong, or nothing."""
+    serial, captured, given = case_values
+    program = partition(
+        captured,
+        mesh,
+        input_layouts=arrangement,
+        strategies={"op": OperatorStrategy(strategy)} if strategy else {},
+        output_batch_axes=(),
+        differentiable_inputs=frozenset(n for n, index in enumerate(given) if case.is_differentiable(index)),
+    )
+    stored = {}
+    for name, use in program.parameters.items():
+        whole = serial.values[int(name[1:])]
+        part = whole[use.layout.slices(mesh, whole.shape, rank)].clone()
+        parameter = torch.nn.Parameter(part, requires_grad=case.is_differentiable(int(name[1:])))
+        stored[name] = StoredParameter(name, parameter, tuple(whole.shape), use.layout, (), "test")
+    compiled = build_compiled_call(
+        captured, program, stored, {}, mesh=mesh, rank=rank, copies=1, scale=1.0, regathers=False
+    )
+    tensors = []
+    for index, layout in zip(given, arrangement, strict=True):
+        whole = serial.values[index]
+        part = whole[layout.slices(mesh, whole.shape, rank)].clone()
+        tensors.append(part.requires_grad_(case.is_differentiable(index)))
+    output = compiled.run(tensors)
+    wrong = []
+    if (found := difference(output.detach(), serial.output.detach())) > TOLERANCE[dtype]:
+        wrong.append(f"output by {found:.1e}")
+    output.backward(serial.output_gradient)
+    for index, tensor, layout in zip(given, tensors, arrangement, strict=True):
+        if case.is_differentiable(index):
+            right = serial.leaves[index].grad
+            found = difference(tensor.grad, right[layout.slices(mesh, right.shape, rank)])
+            if found > TOLERANCE[dtype]:
+                wrong.append(f"gradient of input {index} by {found:.1e}")
+    for name, item in stored.items():
+        right = serial.leaves[int(name[1:])].grad
+        if right is not None:
+            found = difference(item.parameter.grad, right[item.used.slices(mesh, right.shape, rank)])
+            if found > TOLERANCE[dtype]:
+                wrong.append(f"gradient of parameter {name} by {found:.1e}")
+    return wrong
+
+
+def arrangements(case, mesh, given):
+    """Yield how the arguments arrive: whole everywhere, and cut along dimension 0."""
+    shapes = [case.shapes[index] for index in given]
+    whole = [Layout.replicated(len(shape)) for shape in shapes]
+    yield whole
+    cut = [
+        Layout((mesh.axes, *((),) * (len(shape) - 1))) if shape and shape[0] % mesh.size == 0 else layout
+        for shape, layout in zip(shapes, whole, strict=True)
+    ]
+    if cut != whole:
+        yield cut
+
+
+def law_of(case, mesh, rank, dtypes):
+    """Return {"runs": number, "wrong": texts} for every type."""
+    outcome = {}
+    for dtype in dtypes:
+        serial = Serial(case, dtype)
+        network = OperatorNetwork(case, serial.values)
+        given = [index for index in range(len(case.shapes)) if index not in case.parameters]
+        arguments = [serial.values[index] for index in given]
+        captured = capture(
+            find_target(network), arguments, {}, input_shapes=[tuple(a.shape) for a in arguments], parameter_shapes={}
+        )
+        if len(case.shapes) == 1:
+            plans = [(None, [layout]) for layout in all_layouts(mesh, case.shapes[0])]
+        else:
+            plans = [(s, list(a)) for s in case.legal(mesh.size) for a in arrangements(case, mesh, given)]
+        wrong = []
+        for strategy, arrangement in plans:
+            where = f"{strategy} {[layout.split for layout in arrangement]}"
+            try:
+                found = run_case(case, dtype, mesh, rank, strategy, arrangement, (serial, captured, given))
+            except Exception as error:
+                found = [f"{type(error).__name__}: {error}"]
+            wrong += [f"rank {rank}, {where}: {text}" for text in found]
+        outcome[str(dtype).removeprefix("torch.")] = {"runs": len(plans), "wrong": wrong}
+    return outcome
+
+
+def redistributions(mesh, rank):
+    """Move a tensor from every layout to every other one and its gradient back, with real collectives."""
+    whole = torch.arange(4 * 4 * 8, dtype=torch.float64).reshape(4, 4, 8)
+    gradient = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layouts = all_layouts(mesh, whole.shape)
+    pairs = list(itertools.product(layouts, repeat=2))
+    wrong = []
+    for source, target in pairs:
+        moves = [Collective(s.kind, s.axes, s.dim, s.from_dim) for s in plan_redistribution(source, target)]
+        value = whole[source.slices(mesh, whole.shape, rank)]
+        for move in moves:
+            value = move.start_forward(value, mesh, rank).wait()
+        if not torch.equal(value, whole[target.slices(mesh, whole.shape, rank)]):
+            wrong.append(f"rank {rank}: {source.split} -> {target.split}")
+        back = gradient[target.slices(mesh, whole.shape, rank)]
+        for move in reversed(moves):
+            back = move.start_backward(back, mesh, rank).wait()
+        if not torch.equal(back, gradient[source.slices(mesh, whole.shape, rank)]):
+            wrong.append(f"rank {rank}: gradient of {source.split} -> {target.split}")
+    return {"runs": len(pairs), "wrong": wrong}
+
+
+def main():
+    init(timeout_s=30)
+    mesh, rank = build_mesh(get_group_size()), get_rank()
+    everywhere = mesh.size < 8
+    dtypes = (torch.float64, torch.float32) if mesh.size == 2 else (torch.float64,)
+    results = {}
+    for case in [*BINARY, *UNARY]:
+        if everywhere or case.on_eight:
+            results[case.name] = law_of(case, mesh, rank, dtypes)
+    if everywhere:
+        results["redistribution"] = {"float64": redistributions(mesh, rank)}
+    gathered = [None] * mesh.size
+    dist.all_gather_object(gathered, results)
+    if rank == 0:
+        for name, outcome in results.items():
+            for dtype, part in outcome.items():
+                part["wrong"] = [text for other in gathered for text in other[name][dtype]["wrong"]]
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    release()
+
+
+main()

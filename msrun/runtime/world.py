@@ -6,19 +6,29 @@ documents' run.sh, from MS_ROLE variables set by hand, and alone: then the world
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Its functions keep the world group of the moment they are imported as a default argument. Imported later, as
+# torch.export does, they would hold the group, and its threads, beyond release().
+import torch.distributed.nn.functional
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]  # exported, not declared
 
 from msrun import contract
 from msrun.errors import WorldError
 
 DEFAULT_TIMEOUT_S = 1800.0
+LEAVE_AT_EXIT_S = 5.0
+"""How long a process that ends without `release()` may take for it."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,8 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     spec = find_world(os.environ)
     if spec.world_size > 1 or spec.rendezvous:
         _join(spec, backend_name or _default_backend(), timedelta(seconds=timeout_s))
+        atexit.unregister(_leave_at_exit)
+        atexit.register(_leave_at_exit)
     _spec = spec
 
 
@@ -206,6 +218,26 @@ def _default_backend() -> str:
     if target == "ascend":
         return "hccl"
     return "nccl" if target != "cpu" and torch.cuda.is_available() else "gloo"
+
+
+def _leave_at_exit() -> None:
+    """Release a world that the program did not release; a failing program leaves it standing.
+
+    gloo's threads drop the tensors of a finished collective and need the interpreter lock for that; a thread that asks
+    for it while the interpreter ends is unwound by force, and the whole process with it: SIGABRT after good work.
+    A collective that others never joined may keep `release()` waiting, so it gets a thread and a moment. After an
+    exception nobody waits: one reference more than Python knows of keeps the groups alive, because dropping a group
+    waits for its collectives, for as long as the time-out.
+    """
+    if not dist.is_initialized():
+        return
+    if getattr(sys, "last_value", None) is not None:
+        for process_group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+        return
+    leaving = threading.Thread(target=release, name="msrun-release", daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_AT_EXIT_S)
 
 
 def at_release(forget: Callable[[], None]) -> None:

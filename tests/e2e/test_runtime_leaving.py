@@ -1,0 +1,34 @@
+"""The end of a worker: the world's threads are gone before the interpreter is, and a failure is not held up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+STARTS = ["fork", "exec"]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("how", ["releasing", "ending"])
+def test_no_thread_of_the_world_outlives_it(
+    msrun: JobRunner, workers: Path, tmp_path: Path, start: str, how: str
+) -> None:
+    script = workers / "runtime" / "leave.py"
+    finished = msrun.run("--worker_num=2", f"--start_method={start}", script, how, cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_failing_worker_does_not_wait_for_its_collectives(
+    msrun: JobRunner, workers: Path, tmp_path: Path, start: str
+) -> None:
+    begin = time.monotonic()
+    script = workers / "runtime" / "leave.py"
+    finished = msrun.run("--worker_num=2", f"--start_method={start}", script, "failing", cwd=tmp_path)
+    assert finished.code == 1, finished.stderr
+    assert "rank 0 fails with a collective under way" in finished.stderr
+    assert time.monotonic() - begin < 30

@@ -1,0 +1,39 @@
+"""Train a step, then leave the world as argv[1] says, and print the threads of the process group that are left."""
+
+import atexit
+import sys
+from pathlib import Path
+
+HOW = sys.argv[1]
+
+
+def print_group_threads() -> None:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print("group threads:", sorted(name for name in names if "gloo" in name), flush=True)
+
+
+if HOW != "releasing":
+    atexit.register(print_group_threads)  # before init(), so it runs after the runtime's own
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from msrun.runtime import AutoParallel, get_rank, init, release  # noqa: E402
+
+init()
+torch.manual_seed(1)
+net = AutoParallel(nn.Linear(8, 8), parallel_mode="semi_auto")
+net.hsdp()
+net(torch.ones(4, 8)).sum().backward()
+
+if HOW == "releasing":
+    release()
+    print_group_threads()
+elif HOW == "failing" and get_rank() == 0:
+    dist.all_reduce(torch.ones(1), async_op=True)  # the others never join
+    raise RuntimeError("rank 0 fails with a collective under way")
+elif HOW == "failing":
+    import time
+
+    time.sleep(60)

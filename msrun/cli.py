@@ -5,19 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 from msrun import __version__, contract
-from msrun.errors import MsrunError, UsageError, near_miss
-from msrun.planning.program import parse_program
-from msrun.planning.spec import LaunchSpec, check_spec, parse_env, parse_env_file, parse_tail
-
-OPTIONAL_VALUES = {"--join": "true", "--dry_run": "text"}
-"""Options whose value may be left out; a value is only taken after '='."""
+from msrun.errors import MsrunError, near_miss
+from msrun.options import OPTIONS, build_spec, normalise, own_options
+from msrun.planning.spec import LaunchSpec, check_spec
 
 EPILOG = """\b
 Examples:
@@ -28,62 +24,8 @@ Examples:
 """
 
 
-class Boolean(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """True or False in the spellings that people use."""
-
-    name = "true|false"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
-        """Return the truth value of a word."""
-        word = str(value).strip().lower()
-        is_true = word in ("true", "1", "yes", "on")
-        if not is_true and word not in ("false", "0", "no", "off"):
-            self.fail(f"{value!r}: give True or False", param, ctx)
-        return is_true
-
-
-def option(name: str, **settings: Any) -> Callable[[Any], Any]:
-    """Return a click option that is also spelled with dashes."""
-    spellings = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-    return click.option(*spellings, name, **settings)
-
-
-def normalise(argv: Sequence[str]) -> list[str]:
-    """Give options with an optional value their value, up to the script, so that they never swallow its name."""
-    words = list(argv)
-    for index in _own_options(words):
-        plain = _underscored(words[index])
-        if plain in OPTIONAL_VALUES:
-            words[index] = f"{plain}={OPTIONAL_VALUES[plain]}"
-    return words
-
-
-def _own_options(words: Sequence[str]) -> list[int]:
-    """Return where msrun's own options stand: all before the script, values of options left out."""
-    takes_value = _options_with_value() - set(OPTIONAL_VALUES)
-    found: list[int] = []
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("--", "-m"):
-        found.append(index)
-        index += 2 if _underscored(words[index]) in takes_value else 1
-    return found
-
-
-def _underscored(word: str) -> str:
-    return "--" + word[2:].replace("-", "_") if word.startswith("--") else word
-
-
-def _options_with_value() -> set[str]:
-    return {
-        _underscored(spelling)
-        for parameter in command.params
-        if isinstance(parameter, click.Option) and not parameter.is_flag
-        for spelling in parameter.opts
-        if spelling.startswith("--")
-    }
-
-
 @click.command(
+    params=list(OPTIONS),
     epilog=EPILOG,
     context_settings={
         "ignore_unknown_options": False,
@@ -93,53 +35,6 @@ def _options_with_value() -> set[str]:
     },
     options_metavar="[OPTIONS]",
 )
-@option("worker_num", type=int, default=8, show_default=True, help="Workers of the job, over all hosts.")
-@option("local_worker_num", type=int, help="Workers on this host.  [default: worker_num]")
-@option("master_addr", default="127.0.0.1", show_default=True, help="Address of the scheduler.")
-@option("master_port", type=int, default=0, help="Port of the scheduler's store; 0 takes a free one.  [default: 0]")
-@option("node_rank", type=int, default=-1, help="Index of this host; not needed on one host.")
-@option("log_dir", default="log_output", show_default=True, help="Folder of all logs, the plan and the events.")
-@option("join", type=Boolean(), default=True, help="Wait for the job; only --join=False detaches.  [default: True]")
-@option(
-    "cluster_time_out",
-    type=int,
-    default=600,
-    show_default=True,
-    help="Seconds for all workers to start; < 0: no limit.",
-)
-@option(
-    "worker_log_name",
-    default="worker",
-    show_default=True,
-    help="Stem of worker logs; {ip} and {hostname} are filled in.",
-)
-@option("tail_worker_log", default="0", show_default=True, help="Ranks to show here: 0,2-3, all (-1) or none.")
-@option("rank_table_file", type=click.Path(path_type=Path), help="Rank table of the job; generated when not given.")
-@option("env", multiple=True, metavar="NAME[=VALUE]", help="Variable for every worker; may be repeated.")
-@option("env_file", type=click.Path(path_type=Path), help="File of NAME=VALUE lines for every worker.")
-@option("chdir", type=click.Path(path_type=Path), help="Directory that workers start in.  [default: this one]")
-@option("grace", type=float, default=10.0, show_default=True, help="Seconds between TERM and KILL.")
-@option(
-    "start_method",
-    type=click.Choice(["auto", "fork", "exec"]),
-    default="auto",
-    show_default=True,
-    help="How workers start.",
-)
-@option("preload", multiple=True, metavar="MODULE", help="Import before forking, beside what the script imports.")
-@option(
-    "device_target",
-    type=click.Choice(["auto", "cpu", "gpu", "ascend"]),
-    default="auto",
-    show_default=True,
-    help="Devices.",
-)
-@option(
-    "dry_run", type=click.Choice(["text", "json"]), help="Print the plan and start nothing; --dry_run=json for JSON."
-)
-@option("quiet", is_flag=True, help="Only errors from msrun itself.")
-@option("debug", is_flag=True, help="Show msrun's own tracebacks.")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module name, as for python -m.")
 @click.version_option(__version__, prog_name="msrun")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(**options: Any) -> int:
@@ -169,47 +64,6 @@ def command(**options: Any) -> int:
         check_port(spec.master_port)
         detach(spec.log_dir)
     return _run(spec, caller, quiet=options["quiet"])
-
-
-def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
-    """Translate the command line's words into a LaunchSpec.
-
-    Raises:
-        UsageError: a word that cannot be understood.
-    """
-    working_directory = Path(options["chdir"] or ".").absolute()
-    if not working_directory.is_dir():
-        raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
-    worker_num = options["worker_num"]
-    env_file = options["env_file"]
-    file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
-    return LaunchSpec(
-        program=parse_program(options["words"], is_module=options["module"], working_directory=working_directory),
-        worker_num=worker_num,
-        local_worker_num=worker_num if options["local_worker_num"] is None else options["local_worker_num"],
-        working_directory=working_directory,
-        log_dir=Path(options["log_dir"]).absolute(),
-        master_addr=options["master_addr"],
-        master_port=options["master_port"],
-        node_rank=options["node_rank"],
-        cluster_time_out_s=options["cluster_time_out"],
-        grace_s=options["grace"],
-        start_method=options["start_method"],
-        device_target=options["device_target"],
-        preload=tuple(options["preload"]),
-        env=(*file_env, *parse_env(options["env"], caller)),
-        rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
-        worker_log_name=options["worker_log_name"],
-        tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
-    )
-
-
-def _read_text(name: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{name} {path}: cannot be read ({reason}); give a readable text file") from None
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool) -> int:
@@ -265,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         status = command.main(normalise(words), prog_name="msrun", standalone_mode=False)
     except MsrunError as error:
-        if "--debug" in [words[index] for index in _own_options(words)]:
+        if "--debug" in [words[index] for index in own_options(words)]:
             raise
         _print_error(str(error))
         status = error.exit_code

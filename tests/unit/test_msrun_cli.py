@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cli import command, main, normalise
+from msrun.cli import command, main
 from msrun.errors import MsrunError, near_miss
+from msrun.options import normalise
 
 
 @pytest.mark.parametrize(

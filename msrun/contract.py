@@ -21,6 +21,7 @@ Failure file (`failure.json`, written only when the job failed):
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 # -- worker environment: torch's words ------------------------------------------------------------------------------
@@ -59,6 +60,11 @@ MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
 MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
 """cpu, gpu or ascend."""
 
+MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
+"""Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
+MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
+"""Number of the signal on which a worker writes the stacks of all its threads to its log."""
+
 RANK_VARIABLES: Final = frozenset({RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE})
 """What makes a process a particular worker; the scheduler and the fork server never carry them."""
 
@@ -82,6 +88,8 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_LOG_DIR,
         MSRUN_RENDEZVOUS,
         MSRUN_DEVICE_TARGET,
+        MSRUN_PROGRESS,
+        MSRUN_STACK_SIGNAL,
     }
 )
 """What all workers of a job share."""
@@ -94,13 +102,36 @@ EVENTS_JSONL: Final = "events.jsonl"
 FAILURE_JSON: Final = "failure.json"
 LAUNCHER_LOG: Final = "msrun.log"
 """The launcher's own text when it was detached with --join=False."""
+LOCK_FILE: Final = "job.lock"
+"""Held by the launcher for as long as its job uses the log directory."""
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
+
+# -- progress board -------------------------------------------------------------------------------------------------
+# One record per global rank, written by the worker alone, read by the agent. Native byte order: both are on one host.
+#   phase         0 not heard of, 1 joining the world, 2 in it, 3 left it
+#   steps         training steps begun
+#   step_at       when the newest one began
+#   loss          newest loss; nan when none was reported
+#   collectives   collectives begun
+#   is_waiting    1 while the worker waits in one
+#   waiting_since when that wait began
+#   name          the newest collective in words, UTF-8, filled up with NUL
+# Moments are seconds of CLOCK_MONOTONIC.
+PROGRESS_RECORD: Final = struct.Struct("=QQddQQd72s")
+PROGRESS_RECORD_BYTES: Final = PROGRESS_RECORD.size
+PROGRESS_NAME_BYTES: Final = 72
+PHASE_UNKNOWN: Final = 0
+PHASE_JOINING: Final = 1
+PHASE_JOINED: Final = 2
+PHASE_LEFT: Final = 3
 
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0
 EXIT_USAGE: Final = 2
 EXIT_CLUSTER: Final = 3
+EXIT_DO_NOT_RESTART: Final = 93
+"""A worker ends with this to say that starting the job again would not help; --max_restarts then does not."""
 EXIT_TIMEOUT: Final = 124
 EXIT_SIGNAL_BASE: Final = 128
 
@@ -108,3 +139,8 @@ EXIT_SIGNAL_BASE: Final = 128
 def worker_log_name(stem: str, global_rank: int) -> str:
     """Return the log file name of a worker: `worker_3.log` for stem `worker` and rank 3."""
     return f"{stem}_{global_rank}.log"
+
+
+def attempt_log_name(log_name: str, attempt: int) -> str:
+    """Return where the log of an earlier attempt is kept: `worker_3.attempt_0.log` for `worker_3.log`."""
+    return f"{log_name.removesuffix('.log')}.attempt_{attempt}.log"

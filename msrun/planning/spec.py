@@ -44,6 +44,12 @@ class LaunchSpec:
     """How long all workers may take to start; negative = for ever."""
     grace_s: float = 10.0
     """Seconds between TERM and KILL."""
+    forward_signals: tuple[int, ...] = ()
+    """Passed on to the workers; they do not end the job."""
+    hang_time_out_s: float = 0.0
+    """How long the job may go without any progress; 0 = for ever."""
+    max_restarts: int = 0
+    """How often the whole job is started again after a failure."""
     start_method: StartMethod = "auto"
     device_target: DeviceTarget = "auto"
     preload: tuple[str, ...] = ()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.errors import MsrunError, near_miss
-from msrun.options import OPTIONS, build_spec, normalise, own_options
+from msrun.errors import MsrunError, UsageError, near_miss
+from msrun.options import OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
+from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
+from msrun.sources import Sources, apply_sources, option_shapes
 
 EPILOG = """\b
 Examples:
@@ -21,6 +26,11 @@ Examples:
   msrun --worker_num 2 -m package.train
   msrun --worker_num 8 --log_dir log_output pytest -s train.py
   msrun --worker_num 4 --dry_run=json train.py
+  msrun --config job.yaml --check
+
+An option may also be set as MSRUN_<OPTION> in the environment (MSRUN_WORKER_NUM=4) or as a line of the --config file
+(worker_num: 4), which may hold script, args, module and env, too. The command line wins over the environment, that
+over the file; --dry_run shows what holds and where it came from.
 """
 
 
@@ -43,34 +53,78 @@ def command(**options: Any) -> int:
     SCRIPT is a Python file, -m MODULE, `python x.py`, `pytest x.py` or any executable. Everything after SCRIPT is its
     own.
     """
-    caller = dict(os.environ)
-    spec = build_spec(options, caller)
-    check_spec(spec)
+    if options["status"] is not None or options["stop"] is not None:
+        return _look_after(options)
+    context = click.get_current_context()
+    options = apply_sources(context, options)
+    if options["check"]:
+        return _check(options)
+    spec = _spec(options, context.ensure_object(Sources))
+    caller = without_option_variables(os.environ, option_shapes(command.params))
     from msrun.launch.preflight import check_host
 
-    check_host(spec)
-    from msrun.launch.job import plan_dry_run
-
+    check_host(spec, is_dry_run=bool(options["dry_run"]))
     if options["dry_run"]:
+        from msrun.launch.job import plan_dry_run
         from msrun.planning.plan import render_plan
 
-        _print_plan(render_plan(plan_dry_run(spec, caller), as_json=options["dry_run"] == "json"))
+        _print_text(render_plan(plan_dry_run(spec, caller), as_json=options["dry_run"] == "json"))
         return contract.EXIT_OK
-    if not options["join"]:
-        from msrun.launch.detach import detach
-        from msrun.launch.preflight import check_port
-
-        plan_dry_run(spec, caller)  # what is wrong is said while somebody reads it
-        check_port(spec.master_port)
-        detach(spec.log_dir)
-    return _run(spec, caller, quiet=options["quiet"])
+    return _run(spec, caller, quiet=options["quiet"], join=options["join"])
 
 
-def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool) -> int:
+def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
+    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings)
+    check_spec(spec)
+    return spec
+
+
+def _check(options: dict[str, Any]) -> int:
+    """--check: look at everything that a job needs, say it line by line and start nothing."""
+    if options["dry_run"]:
+        raise UsageError("--check and --dry_run: give one of the two")
+    from msrun.launch.finding import exit_code_of_findings, render_finding
+    from msrun.launch.preflight import inspect_host
+
+    sources = click.get_current_context().ensure_object(Sources)
+    spec = _spec(options, sources)
+    findings = inspect_host(spec, without_option_variables(os.environ, option_shapes(command.params)))
+    for finding in findings:
+        if finding.status != "ok" or not options["quiet"]:
+            _print_text(render_finding(finding))
+    return exit_code_of_findings(findings)
+
+
+def _look_after(options: dict[str, Any]) -> int:
+    """--status and --stop: show or end the job of a log directory."""
+    if options["words"] or (options["status"] is not None and options["stop"] is not None):
+        raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
+    if options["stop"] is not None:
+        from msrun.launch.stop import stop_job
+
+        say = (lambda _: None) if options["quiet"] else _print_lines
+        _print_text(stop_job(options["stop"], say))
+        return contract.EXIT_OK
+    from msrun.launch.status import read_status
+    from msrun.launch.status_text import render_status
+
+    status = read_status(options["status"])
+    _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    return status.status_code
+
+
+def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.launch.failure import render_failure
-    from msrun.launch.job import run_job
+    from msrun.launch.job import new_job_id, run_job
 
-    result = run_job(spec, caller, quiet=quiet)
+    job_id = new_job_id()
+    if join:
+        result = run_job(spec, caller, quiet=quiet, job_id=job_id)
+    else:
+        from msrun.launch.detach import detach
+
+        background = detach(job_id, spec.log_dir, quiet=quiet)
+        result = run_job(spec, caller, quiet=quiet, job_id=job_id, on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
         report = render_failure(result.failure)
@@ -81,8 +135,8 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool) -> int:
     return result.exit_code
 
 
-def _print_plan(text: str) -> None:
-    """Print a plan; bytes of the command line that are no text come out as they came in."""
+def _print_text(text: str) -> None:
+    """Print a plan or a status; bytes of the command line that are no text come out as they came in."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
     click.echo(text)
@@ -109,19 +163,38 @@ def _usage_text(error: click.ClickException) -> str:
         spellings = [spelling for parameter in command.params for spelling in parameter.opts]
         return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; msrun --help lists them"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
+        return f"{_place(error)}: {error.message.rstrip('.')}"
     return error.format_message().rstrip(".") + "; see msrun --help"
+
+
+def _place(error: click.BadParameter) -> str:
+    """Return where a value stands that click cannot take: the option, its variable, or a line of the file."""
+    parameter, context = error.param, error.ctx
+    assert parameter is not None
+    place = ""
+    if context is not None and context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
+        place = context.ensure_object(Sources).place(str(parameter.name))
+    return place or parameter.opts[0]
+
+
+def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
+    for word in [words[index] for index in own_options(words)]:
+        name, _, value = word.partition("=")
+        if name == "--debug":
+            return not value or value.lower() in TRUE_WORDS
+    return sources.raw("debug").lower() in TRUE_WORDS
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    sources = Sources()
     try:
-        status = command.main(normalise(words), prog_name="msrun", standalone_mode=False)
+        status = command.main(normalise(words), prog_name="msrun", standalone_mode=False, obj=sources)
     except MsrunError as error:
-        if "--debug" in [words[index] for index in own_options(words)]:
+        if _wants_tracebacks(words, sources):
             raise
-        _print_error(str(error))
+        _print_error(sources.explain(str(error)) if isinstance(error, UsageError) else str(error))
         status = error.exit_code
     except click.ClickException as error:
         _print_error(_usage_text(error))

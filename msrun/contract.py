@@ -16,7 +16,9 @@ Failure file (`failure.json`, written only when the job failed):
         run_time_s    float           from its start to its end
         log           str             path of its log file
         excerpt       list of str     the traceback if one was printed, else the last lines
-    others        list of {global_rank, state}   what the other workers were doing
+    lagging       list of the same   the workers that the others waited for, when msrun ended a job that was stuck
+    others        list of {global_rank, state, doing}   how the other workers ended and what they were doing
+    attempts      list of {attempt, reason, run_time_s}   earlier attempts of a job with --max_restarts
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
       UsageError                2    what the user asked for cannot be done as asked
       ClusterError              3    a host, the scheduler or the fork server let the job down
         RendezvousTimeout     124    not everybody came in time
+        HangTimeout           124    the job made no progress any more
       WorkerFailed              n    the first failed worker's exit code, or 128 + signal
       Interrupted           128+n    the launcher was told to stop by signal n
       ParallelError             1    raised inside a worker by `msrun.runtime`
@@ -11,6 +12,7 @@
         CaptureError            1    the network cannot be captured as one graph
         WorldError              1    the process cannot find, join or leave its world
         DataError               1    a data file is missing, damaged or not what it claims to be
+        CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
 
 A message is one line: what was found, what is allowed, and what to do.
 """
@@ -41,6 +43,12 @@ class ClusterError(MsrunError):
 
 class RendezvousTimeout(ClusterError):
     """Not every worker came within the time limit."""
+
+    exit_code = 124
+
+
+class HangTimeout(ClusterError):
+    """The workers run, but the job makes no progress any more."""
 
     exit_code = 124
 
@@ -80,6 +88,10 @@ class WorldError(ParallelError):
 
 class DataError(ParallelError):
     """A data file is missing, damaged or not of the promised format."""
+
+
+class CheckpointError(ParallelError):
+    """A checkpoint cannot be written, is missing or incomplete, or does not fit the network or its optimizer."""
 
 
 def near_miss(word: str, allowed: Iterable[str]) -> str:

@@ -9,11 +9,19 @@ from typing import Any
 import click
 
 from msrun.errors import UsageError
+from msrun.planning.bind_options import parse_bind_core, parse_bind_numa
+from msrun.planning.log_size import parse_size
 from msrun.planning.program import parse_program
-from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_tail
+from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
+from msrun.sources import read_sources
 
-OPTIONAL_VALUES = {"--join": "true", "--dry_run": "text"}
+OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
+OPTIONAL_VALUES |= {"--check": "true", "--quiet": "true", "--debug": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
+
+
+TRUE_WORDS = ("true", "1", "yes", "on")
+FALSE_WORDS = ("false", "0", "no", "off")
 
 
 class Boolean(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -24,10 +32,20 @@ class Boolean(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
         """Return the truth value of a word."""
         word = str(value).strip().lower()
-        is_true = word in ("true", "1", "yes", "on")
-        if not is_true and word not in ("false", "0", "no", "off"):
+        if word not in TRUE_WORDS + FALSE_WORDS:
             self.fail(f"{value!r}: give True or False", param, ctx)
-        return is_true
+        return word in TRUE_WORDS
+
+
+class PlanForm(click.Choice):  # type: ignore[type-arg]  # generic in newer click only
+    """A form of the plan; True means text and False no plan, so that a variable or a file can be overruled."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return `text`, `json` or None."""
+        word = str(value).strip().lower()
+        if word in FALSE_WORDS:
+            return None
+        return super().convert("text" if word in TRUE_WORDS else value, param, ctx)
 
 
 def option(name: str, **settings: Any) -> click.Option:
@@ -58,10 +76,37 @@ OPTIONS: list[click.Parameter] = [
         help="Stem of worker logs; {ip} and {hostname} are filled in.",
     ),
     option("tail_worker_log", default="0", show_default=True, help="Ranks to show here: 0,2-3, all (-1) or none."),
+    option(
+        "log_max_bytes",
+        default="0",
+        metavar="SIZE",
+        help="Rotate a worker's log at this size, e.g. 100M or 1G; 0: never.  [default: 0]",
+    ),
+    option("log_keep", type=int, default=5, show_default=True, help="Rotated files that stay, per worker."),
     option("rank_table_file", type=click.Path(path_type=Path), help="Rank table of the job; generated when not given."),
     option("env", multiple=True, metavar="NAME[=VALUE]", help="Variable for every worker; may be repeated."),
     option("env_file", type=click.Path(path_type=Path), help="File of NAME=VALUE lines for every worker."),
     option("chdir", type=click.Path(path_type=Path), help="Directory that workers start in.  [default: this one]"),
+    option(
+        "signals",
+        default="USR1,USR2",
+        show_default=True,
+        help="Signals that are passed on to the workers and do not end the job; none.",
+    ),
+    option(
+        "hang_time_out",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Seconds without progress after which stacks are written and the job is ended; 0: no limit.",
+    ),
+    option(
+        "max_restarts",
+        type=int,
+        default=0,
+        show_default=True,
+        help="How often the whole job is started again after a failure.",
+    ),
     option("grace", type=float, default=10.0, show_default=True, help="Seconds between TERM and KILL."),
     option(
         "start_method",
@@ -79,12 +124,45 @@ OPTIONS: list[click.Parameter] = [
         help="Devices.",
     ),
     option(
+        "bind_core",
+        default="false",
+        metavar="[=True|False|DICT]",
+        help="Give each worker cores of its own, near its device; or a JSON object {'device0': ['0-3'], ...}.",
+    ),
+    option(
+        "bind_numa",
+        default="false",
+        metavar="[=True|False]",
+        help="Keep each worker and its memory on one NUMA node.",
+    ),
+    option(
         "dry_run",
-        type=click.Choice(["text", "json"]),
+        type=PlanForm(["text", "json"]),
         help="Print the plan and start nothing; --dry_run=json for JSON.",
     ),
-    option("quiet", is_flag=True, help="Only errors from msrun itself."),
-    option("debug", is_flag=True, help="Show msrun's own tracebacks."),
+    option("check", type=Boolean(), default=False, help="Check this host for the job, line by line; start nothing."),
+    option(
+        "status",
+        type=click.Path(path_type=Path),
+        metavar="LOG_DIR",
+        help="Show the job of this log directory, running or ended; start nothing.",
+    ),
+    option(
+        "stop",
+        type=click.Path(path_type=Path),
+        metavar="LOG_DIR",
+        help="End the job of this log directory and wait until it is gone.",
+    ),
+    option(
+        "config",
+        type=click.Path(path_type=Path),
+        envvar="MSRUN_CONFIG",
+        is_eager=True,
+        callback=read_sources,
+        help="YAML file of options, script, args and env; its paths, too, count from the current directory.",
+    ),
+    option("quiet", type=Boolean(), default=False, help="Only errors from msrun itself."),
+    option("debug", type=Boolean(), default=False, help="Show msrun's own tracebacks."),
     click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module name, as for python -m."),
 ]
 """All options, in the order of --help."""
@@ -148,12 +226,19 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         node_rank=options["node_rank"],
         cluster_time_out_s=options["cluster_time_out"],
         grace_s=options["grace"],
+        forward_signals=parse_signals(options["signals"]),
+        hang_time_out_s=options["hang_time_out"],
+        max_restarts=options["max_restarts"],
         start_method=options["start_method"],
         device_target=options["device_target"],
         preload=tuple(options["preload"]),
-        env=(*file_env, *parse_env(options["env"], caller)),
+        env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
+        log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
+        log_keep=options["log_keep"],
+        bind_core=parse_bind_core(options["bind_core"]),
+        bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
     )
 

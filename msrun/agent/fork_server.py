@@ -6,9 +6,13 @@ below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
     agent -> server   prepare {preload, start_method, run_dir, blas_threads}
-                      start {processes}      stop {grace_s}      signal {process_ids, signum}      finish {}
+                      start {processes}      stop {grace_s}      signal {process_ids, signum}
+                      sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
-                      exited {process_id, status, peak_bytes, at}  finished {survivors}
+                      exited {process_id, status, peak_bytes, at}  told {}
+                      log_lost {reason, lost_bytes}
+                      swept {survivors}                            finished {survivors}
+Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
@@ -27,7 +31,8 @@ import weakref
 from typing import Any
 
 from msrun.agent import process_control
-from msrun.agent.child import SCHEDULER_ID, ProcessSpec, become
+from msrun.agent.child import ProcessSpec, become
+from msrun.agent.log_pipes import LogPipes, open_log_pipes
 from msrun.cluster.messages import Channel, Message
 
 LEFTOVER_GRACE_S = 1.0
@@ -47,6 +52,8 @@ class ForkServer:
         self._run_dir = ""
         self._finished = False
         self.blas_threads = 1
+        self.log_pipes: LogPipes | None = None
+        """Of the workers that run now; None when they write to their logs themselves."""
 
     def serve(self) -> ProcessSpec | None:
         """Work through messages and child deaths until told to finish or the agent is gone."""
@@ -94,6 +101,8 @@ class ForkServer:
             process_control.signal_processes(leaders, message["signum"])
         elif kind == "stop":
             self._stop(message["grace_s"])
+        elif kind == "sweep":
+            self._send(type="swept", survivors=self._end_leftovers())
         elif kind == "finish":
             self._finish()
         return None
@@ -115,10 +124,13 @@ class ForkServer:
         self._send(type="ready", start_method=method, reason=reason, prepare_s=time.monotonic() - begin)
 
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
+        self.log_pipes = open_log_pipes(specs) or self.log_pipes
         for spec in specs:
             pid = os.fork()
             if pid == 0:
                 return spec
+            if self.log_pipes:
+                self.log_pipes.started(spec.process_id, pid)
             self._running[pid] = spec.process_id
             self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
         return None
@@ -132,6 +144,9 @@ class ForkServer:
                 )
 
     def _stop(self, grace_s: float) -> None:
+        self._reap()
+        if self._kill_at is None:
+            self._send(type="told")
         members = self._worker_processes()
         process_control.signal_processes(members, signal.SIGTERM)
         process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM
@@ -145,24 +160,55 @@ class ForkServer:
 
     def _worker_processes(self) -> list[int]:
         """Return the processes of all workers' sessions; the scheduler keeps store and record until the job is over."""
-        leaders = [pid for pid, process_id in self._running.items() if process_id != SCHEDULER_ID]
+        leaders = [pid for pid, process_id in self._running.items() if process_id >= 0]
         return process_control.session_members(leaders)
 
     def _finish(self) -> None:
-        """End what workers left behind, gently first, and report what could not be ended."""
-        left = process_control.descendants(os.getpid())
-        if left:
-            process_control.signal_processes(left, signal.SIGTERM)
-            end = time.monotonic() + LEFTOVER_GRACE_S
-            while process_control.descendants(os.getpid()) and time.monotonic() < end:
-                process_control.reap_children()
-                time.sleep(process_control.POLL_S)
+        """End what is left and report what could not be ended."""
+        self._end_leftovers()
         survivors = process_control.kill_descendants(KILL_DEADLINE_S)
         self._send(type="finished", survivors=survivors)
         self._finished = True
 
+    def _end_leftovers(self) -> list[int]:
+        """End what workers left behind, gently first; our own processes stay. Returns what could not be ended."""
+        self._kill_at = None  # of a stop that is over; the next attempt must not be hit
+        if left := self._leftovers():
+            process_control.signal_processes(left, signal.SIGTERM)
+            self._await_end_of_leftovers(LEFTOVER_GRACE_S)
+            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+        self._end_log_writer()
+        return self._leftovers()
+
+    def _end_log_writer(self) -> None:
+        """Let the log writer write what is left, now that nobody writes to it any more."""
+        if self.log_pipes:
+            pid = self.log_pipes.log_writer_pid
+            if self._running.pop(pid, None) is not None:  # its end is no news from here on
+                process_control.signal_processes([pid], signal.SIGCONT)
+            report = self.log_pipes.end_log_writer()
+            self.log_pipes = None
+            if report:
+                self._send(type="log_lost", **report)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+
+    def _leftovers(self) -> list[int]:
+        ours = {pid for pid, process_id in self._running.items() if process_id < 0}
+        return [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
+
+    def _await_end_of_leftovers(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while self._leftovers() and time.monotonic() < end:
+            self._reap()
+            time.sleep(process_control.POLL_S)
+
     def _abandon(self) -> None:
         """The agent is gone without a word: leave nothing behind."""
+        if self.log_pipes:
+            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+            self._end_log_writer()
         process_control.kill_descendants(KILL_DEADLINE_S)
         if self._run_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
@@ -220,4 +266,5 @@ def main() -> None:
         server_pid=server_pid,
         scheduler_fds=(scheduler_fd, listener_fd),
         blas_threads=server.blas_threads,
+        log_pipes=server.log_pipes,
     )

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from msrun.agent.accelerators import read_gpus, read_npus
+from msrun.agent.topology import read_topology
 from msrun.planning.host import HostFacts
+from msrun.planning.visible_devices import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 LOOPBACK = "127.0.0.1"
 
 
-def read_host_facts(environ: Mapping[str, str]) -> HostFacts:
+def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
     """Return what the planner needs of this host. Opens no device and imports no vendor library.
 
-    A preset CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it names counts.
+    A preset CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES is honoured: only what it makes visible counts.
+
+    Args:
+        environ: the environment of the workers, as far as it is known.
+        root: the file system to read /dev, /proc and /sys of.
     """
+    gpus, npus = read_gpus(root), read_npus(root)
+    visible_gpus = visible_cuda(environ.get(CUDA_VARIABLE), gpus)
+    visible_npus = visible_ascend(environ.get(ASCEND_VARIABLE), npus)
+    nodes = {target: {d.number: d.node for d in found} for target, found in (("gpu", gpus), ("ascend", npus)) if found}
+    topology = read_topology(root, device_nodes=nodes)
     return HostFacts(
         name=socket.gethostname(),
         address=LOOPBACK,
-        cpus=tuple(sorted(os.sched_getaffinity(0))),
-        gpus=_visible(environ.get("CUDA_VISIBLE_DEVICES"), _device_files("nvidia")),
-        npus=_visible(environ.get("ASCEND_RT_VISIBLE_DEVICES"), _device_files("davinci")),
+        cpus=topology.allowed,
+        gpus=visible_gpus.names,
+        npus=visible_npus.names,
+        gpus_reason=visible_gpus.reason,
+        npus_reason=visible_npus.reason,
+        topology=topology,
     )
-
-
-def _device_files(stem: str) -> tuple[str, ...]:
-    """Return the numbers of /dev/<stem><number>, ascending."""
-    pattern = re.compile(rf"{stem}(\d+)\Z")
-    numbers = [int(match[1]) for entry in Path("/dev").iterdir() if (match := pattern.match(entry.name))]
-    return tuple(str(number) for number in sorted(numbers))
-
-
-def _visible(preset: str | None, present: tuple[str, ...]) -> tuple[str, ...]:
-    if preset is None or not present:
-        return present
-    return tuple(piece.strip() for piece in preset.split(",") if piece.strip() and piece.strip() != "-1")

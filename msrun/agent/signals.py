@@ -7,13 +7,19 @@ import signal
 
 
 class SignalPipe:
-    """INT, TERM and HUP as readable bytes; a HUP that was ignored at start (nohup) stays ignored."""
+    """INT, TERM, HUP, QUIT and what is to be passed on as readable bytes.
+
+    A HUP that was ignored at start (nohup) stays ignored.
+    """
+
+    def __init__(self, forward: tuple[int, ...] = ()) -> None:
+        self._wanted = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *forward))
 
     def __enter__(self) -> SignalPipe:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._old = {}
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in self._wanted:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._old[signum] = signal.signal(signum, lambda *_: None)

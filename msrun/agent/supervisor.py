@@ -1,6 +1,6 @@
-"""The agent's event loop: starts the workers of one host, watches them, and ends them all when one of them fails.
+"""The agent's event loop: starts the workers of one host, watches them, ends them all when one fails, starts anew.
 
-Nothing is polled: the loop sleeps until the fork server reports, a signal arrives or a deadline passes. Observers
+Nothing is polled: the loop sleeps until the fork server reports, a signal arrives or a timer is due. Observers
 (console, event log, scheduler's record) are told of every moment and may ask for a regular tick.
 """
 
@@ -11,50 +11,48 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from msrun import contract
 from msrun.agent import process_control
-from msrun.agent.child import SCHEDULER_ID, ProcessSpec
+from msrun.agent.attempt import Attempt, keep_logs, scheduler_log, scheduler_spec, worker_specs
+from msrun.agent.child import LOG_WRITER_ID, SCHEDULER_ID
+from msrun.agent.job_watch import JobWatch
+from msrun.agent.log_pipes import await_log_writer, log_writer_specs
+from msrun.agent.memory_kill import MemoryKillWatch
+from msrun.agent.observer import Observer, Observers
+from msrun.agent.progress_board import ProgressBoard
 from msrun.agent.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe
-from msrun.agent.wait_status import describe_status
+from msrun.agent.stacks import STACK_WAIT_S
+from msrun.agent.timers import Timers
+from msrun.agent.wait_status import describe_status, signal_name
 from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Message
-from msrun.errors import ClusterError, Interrupted, MsrunError, RendezvousTimeout
-from msrun.planning.environment import blas_threads, restored_environment
+from msrun.cluster.restart import RestartPolicy
+from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, RendezvousTimeout
+from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 
 OVERDUE_S = 3.0
 """How long past its grace a stop may take before the fork server itself is killed."""
+SWEEP_OVERDUE_S = 10.0
+"""How long the fork server may take to end what an attempt left behind."""
 SCHEDULER_END_S = 1.0
 """How long the scheduler may take to end by itself once its channel is closed."""
-
-
-class Observer(Protocol):
-    """Told of every moment of the job."""
-
-    tick_s: float | None
-    """Ask for `tick` this often while the job runs; None = never."""
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Something happened: preparing, ready, started, running, exited, stopping, over."""
-
-    def tick(self, membership: Membership) -> None:
-        """Regular moment, if asked for."""
 
 
 @dataclass(frozen=True)
 class HostResult:
     """What happened on one host."""
 
-    membership: Membership
-    fault: MsrunError | None
-    """Why msrun itself ended the job; None when the workers ended it."""
+    attempts: tuple[Attempt, ...]
+    """Every start of the job, in order; the last one decides."""
     survivors: tuple[int, ...]
     """Processes that could not be ended (uninterruptible sleep)."""
-    peak_bytes: Mapping[int, float]
-    """Peak resident memory per ended worker."""
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that the job ended with."""
+        return self.attempts[-1]
 
 
 class Supervisor:
@@ -65,6 +63,7 @@ class Supervisor:
         plan: LaunchPlan,
         host: HostPlan,
         server: ForkServerHandle,
+        board: ProgressBoard,
         observers: Sequence[Observer],
         *,
         caller: Mapping[str, str],
@@ -73,20 +72,23 @@ class Supervisor:
         self._plan = plan
         self._host = host
         self._server = server
-        self._observers = observers
-        self._membership = Membership(worker.global_rank for worker in host.workers)
-        self._fault: MsrunError | None = None
+        self._observers = Observers(observers)
+        self._tell = self._observers.tell
+        self._timers = Timers()
+        self._watch = JobWatch(plan, host, board, self._timers)
+        self._memory_kills = MemoryKillWatch()
+        self._restarts = RestartPolicy(plan.max_restarts)
+        self._restart_delay_s = 0.0
+        self._attempt = Attempt(0, self._new_membership())
+        self._past: list[Attempt] = []
         self._survivors: tuple[int, ...] = ()
-        self._peak_bytes: dict[int, float] = {}
+        self._start_method = ""
         self._over = False
         self._was_anything_started = False
+        self._was_interrupted = False
         self._scheduler_runs = False
+        self._log_writer_pid = 0
         self._server_finished = False
-        self._start_deadline: float | None = None
-        self._stop_deadline: float | None = None
-        self._next_tick = 0.0
-        ticks = [observer.tick_s for observer in observers if observer.tick_s is not None]
-        self._tick_s = min(ticks) if ticks else None
 
     def run(self, signals: SignalPipe, close_scheduler: Callable[[], None]) -> HostResult:
         """Start everything, wait for the end and leave nothing behind.
@@ -95,28 +97,32 @@ class Supervisor:
             signals: what may have come before, too; closed by the caller.
             close_scheduler: ends the scheduler once all workers have ended.
         """
+        if self._observers.tick_s is not None:
+            self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
         with selectors.DefaultSelector() as selector:
             selector.register(self._server.channel, selectors.EVENT_READ)
             selector.register(signals, selectors.EVENT_READ)
             self._prepare()
             while not self._over:
-                for key, _ in selector.select(self._time_left()):
+                for key, _ in selector.select(self._timers.time_left_s()):
                     if key.fileobj is signals:
                         for signum in signals.read():
                             self._on_signal(signum)
                     else:
                         self._on_server()
-                self._on_time()
-            self._tell("over", reason=str(self._fault) if self._fault else self._end_reason())
+                self._timers.run_due()
+            self._tell("over", reason=self._attempt.end_reason())
             close_scheduler()
             self._finish()
-        return HostResult(self._membership, self._fault, self._survivors, self._peak_bytes)
+        return HostResult((*self._past, self._attempt), self._survivors)
 
     # -- start --------------------------------------------------------------------------------------------------
 
+    def _new_membership(self) -> Membership:
+        return Membership(worker.global_rank for worker in self._host.workers)
+
     def _prepare(self) -> None:
-        if self._plan.cluster_time_out_s >= 0:
-            self._start_deadline = time.monotonic() + self._plan.cluster_time_out_s
+        self._limit_start()
         self._tell("preparing", preload=list(self._host.preload))
         self._server.send(
             "prepare",
@@ -127,25 +133,33 @@ class Supervisor:
         )
 
     def _on_ready(self, message: Message) -> None:
-        method = message["start_method"]
-        if method == "exec" and self._host.start_method == "fork":
+        self._start_method = message["start_method"]
+        if self._start_method == "exec" and self._host.start_method == "fork":
             self._fail(ClusterError(f"--start_method fork: not possible here: {message['reason']}"))
             return
-        self._tell("ready", start_method=method, reason=message["reason"], prepare_s=message["prepare_s"])
-        restored = restored_environment(self._caller)
-        scheduler = ProcessSpec(SCHEDULER_ID, str(_scheduler_log(self._plan)))
-        workers = [
-            ProcessSpec(
-                worker.global_rank,
-                worker.log_path,
-                self._host.program,
-                method == "exec",
-                {**restored, **worker.env},
-            )
-            for worker in self._host.workers
-        ]
+        self._tell("ready", start_method=self._start_method, reason=message["reason"], prepare_s=message["prepare_s"])
         self._was_anything_started = True
-        self._server.start([scheduler, *workers])
+        self._server.start([scheduler_spec(self._plan)])
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        use_exec = self._start_method == "exec"
+        workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        self._server.start([*log_writer_specs(self._plan), *workers])
+
+    def _limit_start(self) -> None:
+        if self._plan.cluster_time_out_s >= 0:
+            self._timers.after("start", self._plan.cluster_time_out_s, self._on_late_start)
+
+    def _on_late_start(self) -> None:
+        missing = self._attempt.membership.ranks_in(WorkerState.PLANNED)
+        self._fail(
+            RendezvousTimeout(
+                f"--cluster_time_out {self._plan.cluster_time_out_s}: {len(missing)} of "
+                f"{self._plan.world_size} workers were not started in time on {self._host.name} "
+                f"(ranks {', '.join(map(str, missing))}); see {scheduler_log(self._plan)}"
+            )
+        )
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -158,6 +172,12 @@ class Supervisor:
                 self._on_started(message)
             elif kind == "exited":
                 self._on_exited(message)
+            elif kind == "told":
+                self._attempt.membership.told()
+            elif kind == "swept":
+                self._on_swept(message)
+            elif kind == "log_lost":
+                self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
             elif kind == "finished":
                 self._survivors = tuple(message["survivors"])
                 self._server_finished = True
@@ -170,68 +190,142 @@ class Supervisor:
             self._scheduler_runs = True
             self._tell("scheduler", pid=pid)
             return
-        self._membership.started(rank, pid, message["at"])
+        if rank == LOG_WRITER_ID:
+            self._log_writer_pid = pid
+            self._tell("log_writer", pid=pid)
+            return
+        membership = self._attempt.membership
+        membership.started(rank, pid, message["at"])
         self._tell("started", global_rank=rank, pid=pid)
-        if not self._membership.count(WorkerState.PLANNED):
-            self._start_deadline = None
+        if not membership.count(WorkerState.PLANNED):
+            self._timers.cancel("start")
             self._tell("running", world_size=self._plan.world_size)
+            self._watch.start(membership, self._end_stuck)
 
     def _on_exited(self, message: Message) -> None:
         rank, status = message["process_id"], message["status"]
+        how = describe_status(status)
         if rank == SCHEDULER_ID:
             self._scheduler_runs = False
             if not self._over:
-                how = describe_status(status)
-                self._fail(ClusterError(f"the scheduler ended ({how}); its log: {_scheduler_log(self._plan)}"))
+                self._fail(ClusterError(f"the scheduler ended ({how}); its log: {scheduler_log(self._plan)}"))
             return
-        self._peak_bytes[rank] = message["peak_bytes"]
-        decision = self._membership.exited(rank, status, message["at"])
-        state = self._membership.members[rank].state
-        self._tell("exited", global_rank=rank, how=describe_status(status), status=status, state=state.value)
+        if rank == LOG_WRITER_ID:
+            self._log_writer_pid = 0
+            if status and not self._over:
+                self._fail(ClusterError(f"the log writer ended ({how}); its words: {scheduler_log(self._plan)}"))
+            return
+        self._attempt.peak_bytes[rank] = message["peak_bytes"]
+        membership = self._attempt.membership
+        decision = membership.exited(rank, status, message["at"])
+        member = membership.members[rank]
+        if member.state is WorkerState.FAILED and status == signal.SIGKILL:
+            member.hint = self._memory_kills.explain(member.pid)
+        if member is membership.first_failure:
+            self._attempt.doing = self._watch.doing(membership)
+        self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
         if decision is Decision.STOP:
-            self._stop(f"rank {rank} ended with {describe_status(status)}")
+            self._stop(f"rank {rank} ended with {how}")
         elif decision is Decision.FINISH:
-            self._over = True
+            self._end_attempt()
 
     def _on_server_lost(self) -> None:
         """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
         self._server.kill()
         self._server.wait(OVERDUE_S)
+        if self._log_writer_pid:
+            await_log_writer(self._log_writer_pid)
         self._survivors = tuple(process_control.kill_descendants(OVERDUE_S))
-        if self._fault is None:
-            self._fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
+        if self._attempt.fault is None:
+            self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
         now = time.monotonic()
-        for rank in self._membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
-            self._membership.is_stopping = True
-            self._membership.exited(rank, signal.SIGKILL, now)
+        self._attempt.membership.told()
+        for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
+            self._attempt.membership.exited(rank, signal.SIGKILL, now)
         self._server_finished = self._over = True
 
     def _on_signal(self, signum: int) -> None:
-        if self._membership.is_stopping and signum == signal.SIGINT and self._stop_deadline is not None:
+        if signum in self._plan.forward_signals:
+            running = list(self._attempt.membership.running())
+            self._tell("signal", name=signal_name(signum), global_ranks=running)
+            self._server.send("signal", process_ids=running, signum=signum)
+            return
+        self._was_interrupted = True
+        if signum == signal.SIGINT and self._timers.is_set("stop"):
             self._server.send("stop", grace_s=0.0)
             return
-        self._fail(Interrupted(f"stopped by {signal.Signals(signum).name}", signum))
+        self._fail(Interrupted(f"stopped by {signal_name(signum)}", signum))
+
+    def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
+        """End workers that wait for ever, after they had a moment to write their stacks."""
+        attempt = self._attempt
+        self._watch.stop()
+        attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
+        attempt.membership.is_stopping = True
+        self._tell("hang", reason=str(error), lagging=list(lagging))
+        self._watch.request_stacks(attempt.membership, f"{error}; stacks of all threads:")
+        self._timers.after("stacks", STACK_WAIT_S, lambda: self._fail(error))
 
     # -- end ----------------------------------------------------------------------------------------------------
 
     def _fail(self, fault: MsrunError) -> None:
-        if self._fault is None and self._membership.first_failure is None:
-            self._fault = fault
+        if not self._attempt.has_failed:
+            self._attempt.fault = fault
+            self._attempt.doing = self._watch.doing(self._attempt.membership)
         self._stop(str(fault))
 
     def _stop(self, reason: str) -> None:
-        if self._stop_deadline is not None:
+        if self._timers.is_set("stop"):
             return
         self._tell("stopping", reason=reason)
-        self._start_deadline = None
-        if not self._membership.count(WorkerState.RUNNING) and not self._membership.count(WorkerState.DONE):
+        self._watch.stop()
+        self._timers.cancel("start", "stacks")
+        membership = self._attempt.membership
+        if not membership.count(WorkerState.RUNNING) and not membership.count(WorkerState.DONE):
             self._over = True  # nothing was started
             return
-        if self._membership.stop() is Decision.FINISH:
+        if membership.stop() is Decision.FINISH:
+            self._end_attempt()
+            return
+        self._timers.after("stop", self._plan.grace_s + OVERDUE_S, self._on_server_lost)
+        self._server.send("stop", grace_s=self._plan.grace_s)
+
+    def _end_attempt(self) -> None:
+        """All workers have ended: the job is over, or starts again."""
+        self._watch.stop()
+        self._timers.cancel("start", "stop", "stacks")
+        delay_s = self._find_restart_delay_s()
+        if delay_s is None:
             self._over = True
             return
-        self._stop_deadline = time.monotonic() + self._plan.grace_s + OVERDUE_S
-        self._server.send("stop", grace_s=self._plan.grace_s)
+        self._restart_delay_s = delay_s
+        ended = self._attempt
+        self._past.append(ended)
+        self._attempt = Attempt(ended.number + 1, self._new_membership())
+        self._tell("restarting", attempt=self._attempt.number, delay_s=delay_s, reason=ended.end_reason())
+        self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
+        self._server.send("sweep")
+
+    def _find_restart_delay_s(self) -> float | None:
+        attempt = self._attempt
+        can_restart = attempt.fault is None or isinstance(attempt.fault, HangTimeout | RendezvousTimeout)
+        if self._was_interrupted or not attempt.has_failed or not can_restart or not self._scheduler_runs:
+            return None
+        first = attempt.membership.first_failure
+        return self._restarts.delay_s(len(self._past), first.wait_status if first else None)
+
+    def _on_swept(self, message: Message) -> None:
+        self._timers.cancel("sweep")
+        if message["survivors"]:
+            self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
+            return
+        keep_logs(self._host, self._attempt.number - 1)
+        self._watch.reset()
+        self._timers.after("restart", self._restart_delay_s, self._restart)
+
+    def _restart(self) -> None:
+        self._limit_start()
+        self._start_workers()
 
     def _finish(self) -> None:
         if not self._was_anything_started:
@@ -253,42 +347,3 @@ class Supervisor:
             while not is_done() and not self._server.channel.is_closed and time.monotonic() < end:
                 if selector.select(max(0.0, end - time.monotonic())):
                     self._on_server()
-
-    def _on_time(self) -> None:
-        now = time.monotonic()
-        if self._tick_s is not None and now >= self._next_tick:
-            self._next_tick = now + self._tick_s
-            for observer in self._observers:
-                if observer.tick_s is not None:
-                    observer.tick(self._membership)
-        if self._start_deadline is not None and now > self._start_deadline:
-            missing = self._membership.ranks_in(WorkerState.PLANNED)
-            self._fail(
-                RendezvousTimeout(
-                    f"--cluster_time_out {self._plan.cluster_time_out_s}: {len(missing)} of "
-                    f"{self._plan.world_size} workers were not started in time on {self._host.name} "
-                    f"(ranks {', '.join(map(str, missing))}); see {_scheduler_log(self._plan)}"
-                )
-            )
-        if self._stop_deadline is not None and now > self._stop_deadline:
-            self._on_server_lost()
-
-    def _time_left(self) -> float | None:
-        moments = [moment for moment in (self._start_deadline, self._stop_deadline) if moment is not None]
-        if self._tick_s is not None:
-            moments.append(self._next_tick)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
-
-    def _end_reason(self) -> str:
-        failure = self._membership.first_failure
-        if failure is None:
-            return "all workers ended with exit code 0"
-        return f"rank {failure.global_rank} failed first: {describe_status(failure.wait_status)}"
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        for observer in self._observers:
-            observer.note(kind, fields)
-
-
-def _scheduler_log(plan: LaunchPlan) -> str:
-    return f"{plan.log_dir}/{contract.SCHEDULER_LOG}"

@@ -15,7 +15,7 @@ class WorkerState(Enum):
     DONE = "done"
     """Ended with status 0."""
     FAILED = "failed"
-    """Ended by itself with another status, before the job was being stopped."""
+    """Ended by itself with another status, before msrun had told it to end."""
     STOPPED = "stopped by msrun"
     """Ended after msrun told it to."""
 
@@ -42,6 +42,8 @@ class Member:
     ended_at: float = 0.0
     wait_status: int = 0
     """As waitpid gives it."""
+    hint: str = ""
+    """What else is known of its end."""
 
 
 @dataclass
@@ -51,6 +53,9 @@ class Membership:
     ranks: Iterable[int]
     first_failure: Member | None = None
     is_stopping: bool = False
+    """The job is to end."""
+    are_told: bool = False
+    """The workers have been told to end."""
     members: dict[int, Member] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,14 +73,18 @@ class Membership:
         member.ended_at, member.wait_status = now, wait_status
         if wait_status == 0:
             member.state = WorkerState.DONE
-        elif self.is_stopping:
+        elif self.are_told:
             member.state = WorkerState.STOPPED
         else:
             member.state = WorkerState.FAILED
-            self.first_failure = member
-            self.is_stopping = True
-            return Decision.FINISH if self.is_over else Decision.STOP
+            if not self.is_stopping:
+                self.first_failure = member
+                return self.stop()
         return Decision.FINISH if self.is_over else Decision.WAIT
+
+    def told(self) -> None:
+        """Record that from now on workers end because msrun told them to."""
+        self.is_stopping = self.are_told = True
 
     def stop(self) -> Decision:
         """Record that msrun ends the job for a reason of its own."""
@@ -90,6 +99,10 @@ class Membership:
     def count(self, *states: WorkerState) -> int:
         """Return how many workers are in one of these states."""
         return sum(member.state in states for member in self.members.values())
+
+    def running(self) -> dict[int, int]:
+        """Return global rank -> pid of every worker that runs."""
+        return {r: m.pid for r, m in self.members.items() if m.state is WorkerState.RUNNING}
 
     def ranks_in(self, *states: WorkerState) -> list[int]:
         """Return the ranks in one of these states, ascending."""

@@ -84,6 +84,13 @@ class Record:
             self.write(f"rank {message['global_rank']} ended: {message['how']}")
         elif kind == "stopping":
             self.write(f"stopping the job: {message['reason']}")
+        elif kind == "restarting":
+            self._registered = 0
+            self.write(f"starting again in {message['delay_s']:g} s, attempt {message['attempt']}: {message['reason']}")
+        elif kind == "hang":
+            self.write(f"the job is stuck: {message['reason']}")
+        elif kind == "signal":
+            self.write(f"signal {message['name']} passed on to {len(message['global_ranks'])} workers")
         elif kind == "over":
             self.is_over = True
             self.write(f"job over: {message['reason']}")

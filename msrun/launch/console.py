@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msrun.cluster.membership import Membership, WorkerState
+from msrun.launch.rotated_reader import RotatedReader
 from msrun.launch.worker_log import newest_loss
 from msrun.planning.plan import LaunchPlan
 
@@ -38,9 +39,12 @@ def discard_output(stream: TextIO) -> None:
 class LogTail:
     """Follows one worker's log and gives back whole lines. A progress bar's last state counts as its line."""
 
-    def __init__(self, global_rank: int, path: str) -> None:
+    def __init__(self, global_rank: int, path: str, *, rotated: int = 0) -> None:
+        """Follow `path`; `rotated` is how many older files stay of a log that is rotated, 0 when it is not."""
         self.global_rank = global_rank
-        self._path = path
+        self.path = path
+        self.rotated = rotated
+        self._reader = RotatedReader(path, rotated) if rotated else None
         self._offset = 0
         self._held = b""
 
@@ -59,11 +63,15 @@ class LogTail:
         if at_end and self._held:
             lines.append(self._held)
             self._held = b""
+        if at_end and self._reader:
+            self._reader.close()
         return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
 
     def _read(self) -> bytes:
+        if self._reader:
+            return self._reader.read(READ_BYTES)
         try:
-            with open(self._path, "rb") as file:  # noqa: PTH123 - a plain open is half the cost, many times a second
+            with open(self.path, "rb") as file:  # noqa: PTH123 - a plain open is half the cost, many times a second
                 file.seek(self._offset)
                 data = file.read(READ_BYTES)
         except OSError:
@@ -80,7 +88,11 @@ class Console:
         self._quiet = quiet
         self._begin = time.monotonic()
         paths = {worker.global_rank: worker.log_path for worker in plan.workers}
-        self._tails = [LogTail(rank, paths[rank]) for rank in plan.tail_ranks]
+        self._prefixes = {
+            w.global_rank: f"[{host.name}:{w.global_rank}] ".encode() for host in plan.hosts for w in host.workers
+        }
+        rotated = plan.log_keep if plan.log_max_bytes else 0
+        self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks]
         self._live: Live | None = None
         self._rich: RichConsole | None = None
         self._is_live = not quiet and sys.stderr.isatty()
@@ -97,6 +109,15 @@ class Console:
             self._say(f"workers start by exec, not by fork: {fields['reason']}")
         elif kind == "running" and self._is_live:
             self._start_live()
+        elif kind == "signal":
+            self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
+        elif kind == "hang":
+            self._say(f"the job is stuck: {fields['reason']}; asking every worker for its stacks")
+        elif kind == "log_lost":
+            lost = ", ".join(f"{count} bytes of rank {rank}" for rank, count in fields["lost_bytes"].items())
+            self._say(f"logs are not complete ({fields['reason']}): lost {lost}")
+        elif kind == "restarting":
+            self._begin_anew(fields)
         elif kind == "stopping":
             self._stop_live()
             self._say(f"stopping all workers: {fields['reason']}")
@@ -122,7 +143,7 @@ class Console:
     def _copy_lines(self, *, at_end: bool) -> None:
         chunks: list[bytes] = []
         for tail in self._tails:
-            prefix = f"[{tail.global_rank}] ".encode() if len(self._tails) > 1 else b""
+            prefix = self._prefixes[tail.global_rank] if len(self._tails) > 1 else b""
             chunks += [prefix + line + b"\n" for line in tail.read_lines(at_end=at_end)]
         if not chunks:
             return
@@ -146,6 +167,14 @@ class Console:
                 print(f"msrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this module is the console
             except OSError:
                 discard_output(sys.stderr)
+
+    def _begin_anew(self, fields: Mapping[str, Any]) -> None:
+        """Show the last lines of an attempt that is over; its logs are moved away after this."""
+        self._copy_lines(at_end=True)
+        self._tails = [LogTail(tail.global_rank, tail.path, rotated=tail.rotated) for tail in self._tails]
+        self._say(
+            f"{fields['reason']}; starting all workers again in {fields['delay_s']:g} s, restart {fields['attempt']}"
+        )
 
     def _start_live(self) -> None:
         from rich.console import Console as RichConsole

@@ -2,35 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import signal
 import sys
 from pathlib import Path
 
 from msrun import contract
-from msrun.errors import UsageError
+from msrun.errors import Interrupted, UsageError
 from msrun.launch.log_directory import create_file
 
+_HELD = b"1"
 
-def detach(log_dir: Path) -> None:
-    """Return in a background process of its own session; the calling process says where to look and exits with 0.
 
-    The background launcher supervises as in the foreground; `kill PID` ends the job. Its own words go to `msrun.log`.
+class Background:
+    """The background launcher's side of a detached start."""
 
-    Raises:
-        UsageError: the log directory cannot be written.
+    def __init__(self, foreground: int, log_dir: Path) -> None:
+        self._foreground = foreground
+        self._log_dir = log_dir
+
+    def begin(self) -> None:
+        """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
+
+        Raises:
+            UsageError: the log cannot be written.
+            Interrupted: nobody waits any more for the job's id.
+        """
+        path = self._log_dir / contract.LAUNCHER_LOG
+        try:
+            log = create_file(path)
+        except OSError as error:
+            raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.write(self._foreground, _HELD)
+        except BrokenPipeError:
+            raise Interrupted("the command that was to start it in the background was ended", signal.SIGTERM) from None
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        for descriptor in (null, log, self._foreground):
+            os.close(descriptor)
+
+
+def detach(job_id: str, log_dir: Path, *, quiet: bool = False) -> Background:
+    """Return in a background process of its own session, which supervises its job as in the foreground.
+
+    The calling process waits until the other holds the log directory (see `Background.begin`), says how to look after
+    the job and exits with 0; or, when it comes to nothing, exits with the status of the other, which has told why.
     """
-    try:
-        log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
-        log = create_file(log_dir / contract.LAUNCHER_LOG)
-    except OSError as error:
-        raise UsageError(f"--log_dir {log_dir}: cannot be written ({error.strerror}); give another directory") from None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
-        text = f"msrun: detached as pid {pid}, logs in {log_dir}; kill {pid} ends the job"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the last word before the prompt returns
-        os._exit(contract.EXIT_OK)
+        os.close(writer)
+        os._exit(_wait_in_foreground(pid, reader, job_id, log_dir, quiet=quiet))
     os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.close(reader)
+    return Background(writer, log_dir)
+
+
+def _wait_in_foreground(pid: int, reader: int, job_id: str, log_dir: Path, *, quiet: bool) -> int:
+    """Return the exit status of the command that was typed."""
+    try:
+        if os.read(reader, 1) == _HELD:
+            if not quiet:
+                _say(_instructions(pid, job_id, log_dir))
+            return contract.EXIT_OK
+    except KeyboardInterrupt:
+        os.close(reader)
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        return contract.EXIT_SIGNAL_BASE + signal.SIGINT
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _say(f"msrun: error: the background launcher was ended by {signal.Signals(-code).name} before its job began")
+        return contract.EXIT_SIGNAL_BASE - code
+    return code or contract.EXIT_CLUSTER
+
+
+def _instructions(pid: int, job_id: str, log_dir: Path) -> str:
+    """Return what somebody needs to know who has just started a job in the background."""
+    directory = shlex.quote(str(log_dir))
+    return (
+        f"msrun: job {job_id} runs in the background as pid {pid}, logs in {log_dir}\n"
+        f"msrun: to look at it: msrun --status {directory}\n"
+        f"msrun: to end it: msrun --stop {directory}"
+    )
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr, flush=True)  # noqa: T201 - last words

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.attempt import Attempt
 from msrun.agent.supervisor import HostResult
 from msrun.agent.wait_status import describe_status, exit_code_of, signal_name
-from msrun.cluster.membership import Member
+from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import MsrunError, WorkerFailed
 from msrun.launch.log_directory import write_private
 from msrun.launch.worker_log import read_excerpt
-from msrun.planning.plan import LaunchPlan
+from msrun.planning.masking import hide_values
+from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.ranks import fold_ranks
+
+LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
+"""What torch's backends say, in small letters, when another rank has gone."""
+SHOWN_LAGGING = 3
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """The first worker that failed."""
+    """A worker that failed first, or that the others waited for."""
 
     global_rank: int
     local_rank: int
@@ -42,7 +48,9 @@ class JobFailure:
     exit_code: int
     reason: str
     first_failure: WorkerFailure | None
+    lagging: list[WorkerFailure]
     others: list[dict[str, int | str]]
+    attempts: list[dict[str, int | float | str]]
 
     def to_error(self) -> MsrunError:
         """Return the error that the command line reports."""
@@ -51,43 +59,78 @@ class JobFailure:
 
 def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     """Return why the job failed, or None when it did not."""
-    first = result.membership.first_failure
-    if first is None and result.fault is None:
+    attempt = result.last
+    if not attempt.has_failed:
         return None
-    others: list[dict[str, int | str]] = [
-        {"global_rank": rank, "state": member.state.value}
-        for rank, member in sorted(result.membership.members.items())
-        if member is not first
-    ]
+    members = attempt.membership.members
+    first = attempt.membership.first_failure if attempt.fault is None else None
+    others = [_other(attempt, member, first) for _, member in sorted(members.items()) if member is not first]
+    earlier = [_summary(past) for past in result.attempts[:-1]]
     if first is None:
-        fault = result.fault
-        assert fault is not None
-        return JobFailure(plan.job_id, fault.exit_code, str(fault), None, others)
-    failure = _worker_failure(plan, first)
+        assert attempt.fault is not None
+        lagging = [_report(plan, members[rank], "") for rank in attempt.lagging]
+        return JobFailure(plan.job_id, attempt.fault.exit_code, str(attempt.fault), None, lagging, others, earlier)
+    failure = _report(plan, first, first.hint)
+    early = _ended_early(attempt, first, failure.excerpt)
     reason = (
         f"rank {failure.global_rank} on {failure.host} failed first: {describe_status(first.wait_status)}"
-        f"{', ' + failure.hint if failure.hint else ''}, after {failure.run_time_s:.1f} s"
+        f"{''.join(f', {hint}' for hint in (failure.hint, early) if hint)}, after {failure.run_time_s:.1f} s"
     )
-    return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, others)
+    return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 
 
-def _worker_failure(plan: LaunchPlan, member: Member) -> WorkerFailure:
-    host, worker = next(
-        (host, worker) for host in plan.hosts for worker in host.workers if worker.global_rank == member.global_rank
-    )
-    code = os.waitstatus_to_exitcode(member.wait_status)
+def _place_of(plan: LaunchPlan, global_rank: int) -> tuple[HostPlan, WorkerPlan]:
+    return next((host, worker) for host in plan.hosts for worker in host.workers if worker.global_rank == global_rank)
+
+
+def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
+    host, worker = _place_of(plan, member.global_rank)
+    has_ended = member.state not in (WorkerState.PLANNED, WorkerState.RUNNING)
+    code = os.waitstatus_to_exitcode(member.wait_status) if has_ended else None
     return WorkerFailure(
         global_rank=member.global_rank,
         local_rank=worker.local_rank,
         host=host.name,
         pid=member.pid,
-        exit_code=code if code >= 0 else None,
-        signal=signal_name(-code) if code < 0 else None,
-        hint="if you did not kill it, likely out of memory" if code == -signal.SIGKILL else "",
-        run_time_s=round(member.ended_at - member.started_at, 3),
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 else None,
+        hint=hint,
+        run_time_s=round(member.ended_at - member.started_at, 3) if has_ended else 0.0,
         log=worker.log_path,
-        excerpt=read_excerpt(Path(worker.log_path)),
+        excerpt=[hide_values(line, plan.secrets) for line in read_excerpt(Path(worker.log_path))],
     )
+
+
+def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, int | str]:
+    """Return what another worker was doing, and how it ended if it failed too."""
+    state = member.state.value
+    if member.state is WorkerState.FAILED:
+        state = f"failed too: {describe_status(member.wait_status)}"
+        if first is not None:
+            state += f", {member.ended_at - first.ended_at:.2f} s later"
+    return {"global_rank": member.global_rank, "state": state, "doing": attempt.doing.get(member.global_rank, "")}
+
+
+def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
+    """Return who had ended well while the failed worker still needed them, if that is what its last words tell."""
+    done = [
+        member
+        for member in attempt.membership.members.values()
+        if member.state is WorkerState.DONE and member.ended_at <= first.ended_at
+    ]
+    text = "\n".join(excerpt).lower()
+    if not done or not any(words in text for words in LOST_PEER):
+        return ""
+    before_s = first.ended_at - max(member.ended_at for member in done)
+    ranks = fold_ranks(member.global_rank for member in done)
+    return f"waiting for rank {ranks} that had ended with exit code 0 {before_s:.1f} s before"
+
+
+def _summary(attempt: Attempt) -> dict[str, int | float | str]:
+    members = attempt.membership.members.values()
+    begin = min((member.started_at for member in members if member.started_at), default=0.0)
+    end = max((member.ended_at for member in members), default=begin)
+    return {"attempt": attempt.number, "reason": attempt.end_reason(), "run_time_s": round(max(0.0, end - begin), 3)}
 
 
 def write_failure(plan: LaunchPlan, failure: JobFailure) -> None:
@@ -96,26 +139,21 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> None:
 
 
 def render_failure(failure: JobFailure) -> str:
-    """Return the report for the console: what failed, the end of its log, what the others did."""
-    worker = failure.first_failure
-    if worker is None:
-        return ""
-    lines = [f"  log: {worker.log} (pid {worker.pid})"]
-    lines += [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
+    """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts."""
+    lines: list[str] = []
+    shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
+    for worker in shown:
+        who = "" if failure.first_failure else f"rank {worker.global_rank}, "
+        lines += [f"  {who}log: {worker.log} (pid {worker.pid})"]
+        lines += [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
     states: dict[str, list[int]] = {}
     for other in failure.others:
-        states.setdefault(str(other["state"]), []).append(int(other["global_rank"]))
-    for state, ranks in states.items():
-        lines.append(f"  others {state}: {fold_ranks(ranks)}")
+        doing = f" ({other['doing']})" if other["doing"] else ""
+        states.setdefault(f"{other['state']}{doing}", []).append(int(other["global_rank"]))
+    if shown:
+        lines += [f"  others {state}: {fold_ranks(ranks)}" for state, ranks in states.items()]
+    lines += [
+        f"  attempt {past['attempt']} before: {past['reason']}, after {past['run_time_s']:.1f} s"
+        for past in failure.attempts
+    ]
     return "\n".join(lines)
-
-
-def fold_ranks(ranks: list[int]) -> str:
-    """Return ranks as text with runs folded: [0, 1, 2, 5] -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -8,14 +8,16 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msrun import contract
 from msrun.agent.host_facts import read_host_facts
+from msrun.agent.observer import Observer
 from msrun.agent.process_control import adopt_orphans
+from msrun.agent.progress_board import ProgressBoard
 from msrun.agent.server_handle import start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import HostResult, Supervisor
@@ -24,6 +26,7 @@ from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import Console
 from msrun.launch.failure import JobFailure, build_failure, write_failure
+from msrun.launch.lock import JobLock
 from msrun.launch.log_directory import EventLog, prepare_log_directory
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.environment import server_environment
@@ -55,27 +58,46 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     return plan
 
 
-def run_job(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool = False) -> JobResult:
+def new_job_id() -> str:
+    """Return an id that no other job has."""
+    return secrets.token_hex(8)
+
+
+def run_job(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    job_id: str = "",
+    on_directory: Callable[[], None] = lambda: None,
+) -> JobResult:
     """Run a one-host job to its end.
 
     Args:
         caller: the environment that workers inherit, usually the launcher's own.
+        job_id: from `new_job_id`; empty = a new one.
+        on_directory: called when the log directory is this job's: locked, and holding its plan and empty logs.
 
     Raises:
         UsageError: something is wrong that was seen before any process started.
     """
     facts = read_host_facts(caller)
-    job_id = secrets.token_hex(8)
+    job_id = job_id or new_job_id()
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(SignalPipe())  # from here on a signal never ends msrun without cleaning up
+        signals = stack.enter_context(
+            SignalPipe(spec.forward_signals)
+        )  # from here on a signal never ends msrun without cleaning up
+        lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(listen(facts.address, spec.master_port))
         run_dir = tempfile.mkdtemp(prefix=f"msrun-{job_id}-")
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
         port = listener.getsockname()[1]
         plan = build_plan(spec, facts, caller=caller, job_id=job_id, run_dir=run_dir, master_port=port)
         _check_given_table(spec, plan)
+        lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan)
+        on_directory()
         console = Console(plan, quiet=quiet)
         result = _run(plan, caller, signals, listener, console, stack)
         failure = build_failure(plan, result)
@@ -115,8 +137,10 @@ def _run(
         )
     listener.close()
     adopt_orphans()
-    record = SchedulerRecord(scheduler, plan)
-    return Supervisor(plan, host, server, [events, record, console], caller=caller).run(signals, scheduler.close)
+    board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
+    stack.callback(board.close)
+    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan), console]
+    return Supervisor(plan, host, server, board, observers, caller=caller).run(signals, scheduler.close)
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:

@@ -13,13 +13,16 @@ from typing import Any
 from msrun import contract
 from msrun.cluster.membership import Membership
 from msrun.errors import UsageError
+from msrun.launch.earlier_job import remove_earlier_job
 from msrun.planning.plan import LaunchPlan
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:
     """Create the directory (0700) and this job's empty log files (0600), and write `plan.json`.
 
-    Logs of an earlier job of the same names are emptied; its failure file goes.
+    The directory then tells of this job alone. Logs of an earlier job are emptied; those that only the earlier one had
+    (ranks of a bigger job, earlier attempts, rotated ones, `msrun.log`) and its failure file are removed. Nothing else
+    in the directory is touched. The caller holds its lock.
 
     Raises:
         UsageError: it cannot be created or written, or a file of the job is not a plain file.
@@ -27,6 +30,7 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
     folder = Path(plan.log_dir)
     try:
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+        remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(worker.log_path).name for worker in plan.workers)})
         (folder / contract.FAILURE_JSON).unlink(missing_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
             os.close(create_file(path))

@@ -5,17 +5,31 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from msrun.agent.rotated_log import rotated_path
+
 EXCERPT_LINES = 20
 MAX_LINE_CHARS = 400
 TAIL_BYTES = 256 * 1024
 LOSS_BYTES = 4096
 
 _LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
-_TRACEBACK = "Traceback (most recent call last):"
+_BEGIN = re.compile(r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent call last\):|Fatal Python error: .*)\s*\Z")
+"""First line of a traceback, of torch's copy of it with the rank before each line, or of a crash in native code."""
 
 
 def read_tail(path: Path, size_bytes: int) -> bytes:
-    """Return the last bytes of a file; empty when it cannot be read."""
+    """Return the last bytes of a log, of its older files too when it was rotated; empty when it cannot be read."""
+    data = _read_end(path, size_bytes)
+    number = 1
+    while len(data) < size_bytes and (
+        older := _read_end(Path(rotated_path(str(path), number)), size_bytes - len(data))
+    ):
+        data = older + data
+        number += 1
+    return data
+
+
+def _read_end(path: Path, size_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
@@ -35,7 +49,7 @@ def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
     text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace").replace("\0", "\\x00")
     lines = text.splitlines()
-    begin = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].strip() == _TRACEBACK), None)
+    begin = next((i for i in range(len(lines) - 1, -1, -1) if _BEGIN.match(lines[i])), None)
     if begin is None:
         lines = lines[-EXCERPT_LINES:]
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import signal
 from collections.abc import Mapping
 
 from msrun import contract
+from msrun.planning.masking import MASK, SECRET_NAME, mask_url
 
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
-MASK = "********"
+STACK_SIGNAL = signal.SIGRTMIN + 8
+"""On this signal a worker writes the stacks of all its threads."""
 
 LOOPBACK_DEFAULTS = {
     "GLOO_SOCKET_IFNAME": "lo",
@@ -30,6 +31,8 @@ def common_environment(
     log_dir: str,
     rank_table_file: str,
     rendezvous: str,
+    progress: str,
+    max_restarts: int,
     device_target: str,
     threads: int,
 ) -> dict[str, str]:
@@ -37,6 +40,8 @@ def common_environment(
     env = {name: value for name, value in LOOPBACK_DEFAULTS.items() if name not in caller}
     env["PYTHONUNBUFFERED"] = "1"
     env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
+    if "PYTHONFAULTHANDLER" not in caller:
+        env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code shows where Python was
     if "OMP_NUM_THREADS" not in caller:
         env["OMP_NUM_THREADS"] = str(threads)
     env.update(extra)
@@ -49,7 +54,7 @@ def common_environment(
             contract.MASTER_PORT: str(master_port),
             contract.TORCHELASTIC_RUN_ID: job_id,
             contract.TORCHELASTIC_RESTART_COUNT: "0",
-            contract.TORCHELASTIC_MAX_RESTARTS: "0",
+            contract.TORCHELASTIC_MAX_RESTARTS: str(max_restarts),
             contract.TORCHELASTIC_USE_AGENT_STORE: "True",
             contract.MS_WORKER_NUM: str(world_size),
             contract.MS_SCHED_HOST: master_addr,
@@ -60,6 +65,8 @@ def common_environment(
             contract.MSRUN_LOG_DIR: log_dir,
             contract.MSRUN_RENDEZVOUS: rendezvous,
             contract.MSRUN_DEVICE_TARGET: device_target,
+            contract.MSRUN_PROGRESS: progress,
+            contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
         }
     )
     return env
@@ -85,8 +92,8 @@ def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> l
 
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with the values of secret-looking names replaced, for plans, logs and events."""
-    return {name: MASK if SECRET_NAME.search(name) else value for name, value in env.items()}
+    """Return `env` with the values of secret-looking names and passwords in URLs hidden, for plans, logs and events."""
+    return {name: MASK if SECRET_NAME.search(name) else mask_url(value) for name, value in env.items()}
 
 
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msrun.errors import UsageError
 from msrun.planning.spec import DeviceTarget
+from msrun.planning.topology import Topology, flat_topology
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,19 @@ class HostFacts:
     cpus: tuple[int, ...]
     """Processors that this process may use."""
     gpus: tuple[str, ...] = ()
-    """CUDA devices in visible order: indexes, or what CUDA_VISIBLE_DEVICES names."""
+    """CUDA devices in visible order by physical number, or by the name in CUDA_VISIBLE_DEVICES."""
     npus: tuple[str, ...] = ()
-    """Ascend devices in visible order."""
+    """Ascend devices in visible order by physical number."""
+    gpus_reason: str = ""
+    """Why fewer GPUs are visible than CUDA_VISIBLE_DEVICES names, in words."""
+    npus_reason: str = ""
+    """The same for ASCEND_RT_VISIBLE_DEVICES."""
+    topology: Topology | None = None
+    """Cores and NUMA nodes; None when only `cpus` is known."""
+
+    def known_topology(self) -> Topology:
+        """Return the topology, flat when nothing is known of it."""
+        return self.topology or flat_topology(self.cpus)
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,12 @@ class DevicePlacement:
     """cpu, gpu or ascend; never auto."""
     device_ids: tuple[int, ...]
     """Device index per local worker, as the worker sees it."""
+    physical: tuple[str, ...]
+    """The same devices by physical number; what the worker sees as 0 may be the host's 3."""
     reason: str
     """Why this target: for the plan."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of it, one line each."""
 
 
 def place_devices(target: DeviceTarget, local_worker_num: int, host: HostFacts) -> DevicePlacement:
@@ -43,27 +57,30 @@ def place_devices(target: DeviceTarget, local_worker_num: int, host: HostFacts) 
         UsageError: more workers than devices (CPU excepted), or no such device on the host.
     """
     if target == "auto":
-        if host.npus:
-            target, reason = "ascend", f"{len(host.npus)} Ascend devices on {host.name}"
-        elif host.gpus:
-            target, reason = "gpu", f"{len(host.gpus)} CUDA devices on {host.name}"
-        else:
-            target, reason = "cpu", f"no accelerator on {host.name}"
+        target, reason = _best_target(host)
     else:
         reason = "--device_target"
-    if target != "cpu":
-        _check_enough(target, local_worker_num, host.gpus if target == "gpu" else host.npus, host.name)
-    return DevicePlacement(target, tuple(range(local_worker_num)), reason)
-
-
-def _check_enough(target: DeviceTarget, wanted: int, devices: Sequence[str], name: str) -> None:
-    if len(devices) < wanted:
+    ids = tuple(range(local_worker_num))
+    if target == "cpu":
+        return DevicePlacement(target, ids, tuple(map(str, ids)), reason, _why_no_accelerator(host, reason))
+    devices, why = (host.gpus, host.gpus_reason) if target == "gpu" else (host.npus, host.npus_reason)
+    if len(devices) < local_worker_num:
         raise UsageError(
-            f"{wanted} workers but {len(devices)} {target} devices visible on {name}: "
-            "start fewer workers or give --device_target cpu"
+            f"{local_worker_num} workers but {len(devices)} {target} devices visible on {host.name}"
+            f"{f' ({why})' if why else ''}: start fewer workers or give --device_target cpu"
         )
+    return DevicePlacement(target, ids, devices[:local_worker_num], reason, (why,) if why else ())
 
 
-def threads_per_worker(local_worker_num: int, cpus: Sequence[int]) -> int:
-    """Return the number of compute threads of one worker: the host's processors shared evenly, at least one."""
-    return max(1, len(cpus) // local_worker_num)
+def _best_target(host: HostFacts) -> tuple[DeviceTarget, str]:
+    if host.npus:
+        return "ascend", f"{len(host.npus)} Ascend devices on {host.name}"
+    if host.gpus:
+        return "gpu", f"{len(host.gpus)} CUDA devices on {host.name}"
+    hidden = host.gpus_reason or host.npus_reason
+    return "cpu", f"no accelerator {'visible ' if hidden else ''}on {host.name}"
+
+
+def _why_no_accelerator(host: HostFacts, reason: str) -> tuple[str, ...]:
+    """Say why accelerators that are there are not used, unless the user asked for CPU."""
+    return () if reason == "--device_target" else tuple(filter(None, (host.gpus_reason, host.npus_reason)))

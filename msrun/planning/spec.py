@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from msrun.errors import UsageError
+from msrun.errors import UsageError, near_miss
+from msrun.planning.bind_options import CoreBinding
+from msrun.planning.log_size import check_log_rotation
 from msrun.planning.program import Program
+from msrun.planning.settings import Setting
 
 StartMethod = Literal["auto", "fork", "exec"]
 DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
@@ -20,6 +24,9 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
 _LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
 _PLACEHOLDERS = ("{ip}", "{hostname}")
 MAX_PORT = 65535
+MAX_SECONDS = 1e9
+FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
+"""Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class LaunchSpec:
     """How long all workers may take to start; negative = for ever."""
     grace_s: float = 10.0
     """Seconds between TERM and KILL."""
-    forward_signals: tuple[int, ...] = ()
+    forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
     """Passed on to the workers; they do not end the job."""
     hang_time_out_s: float = 0.0
     """How long the job may go without any progress; 0 = for ever."""
@@ -58,8 +65,18 @@ class LaunchSpec:
     """Variables set for every worker."""
     rank_table_file: Path | None = None
     worker_log_name: str = "worker"
+    log_max_bytes: int = 0
+    """Size at which a worker's log is exchanged for a new one; 0 = never."""
+    log_keep: int = 5
+    """How many older files of each log stay."""
     tail_ranks: tuple[int, ...] = field(default=(0,))
     """Global ranks whose log is copied to the console."""
+    settings: tuple[Setting, ...] = ()
+    """What is not a default, and where it came from; to be shown only."""
+    bind_core: CoreBinding | None = None
+    """Which processors each worker gets; None = all."""
+    bind_numa: bool = False
+    """Whether each worker stays on one NUMA node, its memory included."""
 
 
 def check_spec(spec: LaunchSpec) -> None:
@@ -73,8 +90,13 @@ def check_spec(spec: LaunchSpec) -> None:
     for name, value in spec.env:
         check_env(name, value)
     _check_log_name(spec.worker_log_name)
+    check_log_rotation(spec.log_max_bytes, spec.log_keep)
     if spec.grace_s < 0:
         raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
+    if not 0 <= spec.hang_time_out_s < MAX_SECONDS:
+        raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
+    if spec.max_restarts < 0:
+        raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     for rank in spec.tail_ranks:
         if not 0 <= rank < spec.worker_num:
             raise UsageError(
@@ -116,6 +138,26 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def parse_signals(text: str) -> tuple[int, ...]:
+    """Turn `USR1,SIGUSR2` or `none` into signal numbers.
+
+    Raises:
+        UsageError: no such signal, or one that cannot be passed on.
+    """
+    if text.strip().lower() in ("none", ""):
+        return ()
+    found: dict[int, None] = {}
+    for piece in text.upper().split(","):
+        name = piece.strip().removeprefix("SIG")
+        if name not in FORWARDABLE:
+            raise UsageError(
+                f"--signals {text}: {piece.strip()} cannot be passed on{near_miss(name, FORWARDABLE)}; "
+                f"give none or some of {', '.join(FORWARDABLE)}"
+            )
+        found[int(signal.Signals[f"SIG{name}"])] = None
+    return tuple(found)
 
 
 def check_env(name: str, value: str) -> None:

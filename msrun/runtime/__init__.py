@@ -27,6 +27,10 @@ _HOMES = {
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor RunContext",
     "layout": "Layout",
+    "checkpoint.save": "save_checkpoint",
+    "checkpoint.load": "load_checkpoint latest_checkpoint",
+    "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
+    "progress": "report_progress",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 _ROOMS = ("data", "nn", "optim", "train")
@@ -34,6 +38,11 @@ _ROOMS = ("data", "nn", "optim", "train")
 __all__ = sorted(_HOME_OF)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
 
 if TYPE_CHECKING:
+    from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
+    from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
+    from msrun.runtime.checkpoint.model_checkpoint import CheckpointConfig as CheckpointConfig
+    from msrun.runtime.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
     from msrun.runtime.groups import (
         create_group as create_group,
     )
@@ -62,6 +71,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.shard import shard as shard
+    from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.train.callbacks import Callback as Callback
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
     from msrun.runtime.train.callbacks import RunContext as RunContext

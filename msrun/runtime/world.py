@@ -25,6 +25,7 @@ from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-define
 
 from msrun import contract
 from msrun.errors import WorldError
+from msrun.runtime import progress
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 5.0
@@ -185,10 +186,13 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     if _spec is not None:
         raise WorldError("init() was called twice: call release() first to join again")
     spec = find_world(os.environ)
+    progress.open_record(spec.global_rank)
     if spec.world_size > 1 or spec.rendezvous:
+        progress.enter_phase(contract.PHASE_JOINING)
         _join(spec, backend_name or _default_backend(), timedelta(seconds=timeout_s))
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
+    progress.enter_phase(contract.PHASE_JOINED)
     _spec = spec
 
 
@@ -252,6 +256,8 @@ def release() -> None:
         forget()
     if dist.is_initialized():
         dist.destroy_process_group()
+    if _spec is not None:
+        progress.enter_phase(contract.PHASE_LEFT)
     _spec = None
 
 

@@ -40,15 +40,15 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     assert failure["exit_code"] == code
     assert failure["reason"] == line.removeprefix("msrun: error: ")
     assert failure["others"] == [
-        {"global_rank": 0, "state": "stopped by msrun"},
-        {"global_rank": 2, "state": "stopped by msrun"},
+        {"global_rank": 0, "state": "stopped by msrun", "doing": ""},
+        {"global_rank": 2, "state": "stopped by msrun", "doing": ""},
     ]
     first = failure["first_failure"]
     assert (first["global_rank"], first["local_rank"]) == (1, 1)
     assert first["exit_code"] == (None if words.startswith("signal") else code)
     assert first["signal"] == (words.removeprefix("signal ") if words.startswith("signal") else None)
     assert first["run_time_s"] >= 0
-    assert ("out of memory" in first["hint"]) is (how == "SIGKILL")
+    assert ("out-of-memory" in first["hint"]) is (how == "SIGKILL")
     assert failure["job_id"] == finished.read_json("plan.json")["job_id"]
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
 

@@ -24,7 +24,7 @@ from msrun.options import normalise
         (["train.py", "--join", "--dry_run"], ["train.py", "--join", "--dry_run"]),
         (["-m", "pkg", "--dry_run"], ["-m", "pkg", "--dry_run"]),
         (["--", "train.py", "--join"], ["--", "train.py", "--join"]),
-        (["--quiet", "--join"], ["--quiet", "--join=true"]),
+        (["--quiet", "--join"], ["--quiet=true", "--join=true"]),
         (["--worker_num"], ["--worker_num"]),
         ([], []),
     ],

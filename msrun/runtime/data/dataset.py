@@ -61,6 +61,7 @@ class Dataset:
         self._batch_size = 1
         self._steps: tuple[MapStep, ...] = ()
         self._next_epoch = 0
+        self._first_step = 0
 
     def map(self, operations: Any, input_columns: str | Sequence[str] | None = None) -> Self:
         """Apply one operation, or a list in turn, to `input_columns` (None: the first column).
@@ -134,9 +135,13 @@ class Dataset:
         """Return the column names in the order of the yielded tuples."""
         return list(self._source.column_names)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next loop epoch `epoch` (from 0), as after resuming from a checkpoint."""
+    def set_epoch(self, epoch: int, step: int = 0) -> None:
+        """Make the next loop epoch `epoch` (from 0), as after resuming from a checkpoint.
+
+        `step` steps of that epoch count as done: the loop begins behind them without reading them.
+        """
         epoch = parse_count("epoch", epoch, minimum=0)
+        self._first_step = parse_count("step", step, minimum=0)
         self._next_epoch = epoch
 
     def create_tuple_iterator(self, num_epochs: int = -1, *, output_numpy: bool = False) -> EpochIterator:
@@ -165,8 +170,9 @@ class Dataset:
                 f"the dataset has no step: too few samples for a batch of {self._batch_size} on each of "
                 f"{shard.num_shards} shards; use a smaller batch_size, fewer shards or drop_remainder=False"
             )
-        items = draw_shard(self._order, self._next_epoch, shard)
+        items = draw_shard(self._order, self._next_epoch, shard)[self._first_step :]
         self._next_epoch += 1
+        self._first_step = 0
         return self._read_steps(items, output_numpy=output_numpy)
 
     def _read_steps(self, items: Items, *, output_numpy: bool) -> Iterator[tuple[Any, ...]]:
@@ -188,6 +194,7 @@ class Dataset:
     def _copy(self) -> Self:
         changed = copy.copy(self)
         changed._next_epoch = 0
+        changed._first_step = 0
         return changed
 
     def _with_order(self, order: Order) -> Self:
@@ -222,10 +229,16 @@ class EpochIterator(Iterator[Any]):
         if num_epochs != -1:
             num_epochs = parse_count("num_epochs", num_epochs, minimum=1)
         self._dataset = dataset
-        self._num_epochs_left = num_epochs
+        self._num_epochs = self._num_epochs_left = num_epochs
         self._output_numpy = output_numpy
         self._names = names
         self._epoch_steps: Iterator[tuple[Any, ...]] | None = None
+
+    def set_epoch(self, epoch: int, step: int = 0) -> None:
+        """Make the next `for` epoch `epoch`, begun behind `step` steps; epochs before it count as taken."""
+        self._dataset.set_epoch(epoch, step)
+        self._num_epochs_left = max(0, self._num_epochs - epoch) if self._num_epochs != -1 else -1
+        self._epoch_steps = None
 
     def __iter__(self) -> Self:
         if self._num_epochs_left == 0:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
+from msrun.runtime.progress import begin_collective, waiting_in
 
 # torch 2.13 renamed both and warns about the old names.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -43,6 +44,7 @@ class Traffic:
 
     def add(self, name: str, value: Tensor) -> None:
         """Count one collective."""
+        begin_collective()
         self.calls[name] += 1
         self.bytes[name] += value.numel() * value.element_size()
 
@@ -59,15 +61,26 @@ traffic = Traffic()
 class Pending:
     """A tensor that may still be on its way."""
 
-    def __init__(self, value: Tensor, work: dist.Work | None = None, finish: Callable[[Tensor], Tensor] | None = None):
+    def __init__(
+        self,
+        value: Tensor,
+        work: dist.Work | None = None,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        name: str = "a collective",
+    ) -> None:
         self._value = value
         self._work = work
         self._finish = finish
+        self._name = name
 
     def wait(self) -> Tensor:
         """Return the tensor, waiting for it the first time."""
         if self._work is not None:
-            self._work.wait()
+            if not self._work.is_completed():
+                with waiting_in(self._describe):
+                    self._work.wait()
+            else:
+                self._work.wait()
             self._work = None
         if self._finish is not None:
             self._value = self._finish(self._value)
@@ -75,11 +88,15 @@ class Pending:
         return self._value
 
 
+    def _describe(self) -> str:
+        return f"{self._name}, result {'x'.join(map(str, self._value.shape)) or 'scalar'}"
+
+
 def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> Pending:
     """Sum over the group. `value` is not changed, unless `in_place`: then nobody may read it any more."""
     traffic.add("all_reduce", value)
     result = value.contiguous() if in_place else value.clone(memory_format=torch.contiguous_format)
-    return Pending(result, dist.all_reduce(result, group=group, async_op=True))
+    return Pending(result, dist.all_reduce(result, group=group, async_op=True), name=_name("all_reduce", group))
 
 
 def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
@@ -96,7 +113,7 @@ def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pendi
             return parts.view(size * shape[0], *shape[1:])
         return torch.cat(list(parts.view(size, *shape).unbind(0)), dim)
 
-    return Pending(flat, work, join)
+    return Pending(flat, work, join, _name("all_gather", group))
 
 
 def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
@@ -111,10 +128,10 @@ def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) 
     if dist.get_backend(group) != "gloo":
         result = torch.empty_like(parts[0])
         work = _reduce_scatter_flat(result, parts.view(-1, *parts.shape[2:]), group=group, async_op=True)
-        return Pending(result, work)
+        return Pending(result, work, name=_name("reduce_scatter", group))
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group, async_op=True)
-    return Pending(received, work, lambda got: got.sum(0))
+    return Pending(received, work, lambda got: got.sum(0), _name("reduce_scatter", group))
 
 
 def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: int) -> Pending:
@@ -124,7 +141,11 @@ def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: 
     parts = _parts(value, size, dim)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group, async_op=True)
-    return Pending(received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim))
+    return Pending(received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim), _name("all_to_all", group))
+
+
+def _name(operation: str, group: dist.ProcessGroup) -> str:
+    return f"{operation} of {dist.get_world_size(group)} ranks"
 
 
 def _parts(value: Tensor, count: int, dim: int) -> Tensor:

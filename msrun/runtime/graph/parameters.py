@@ -41,9 +41,14 @@ class StoredParameter:
     @property
     def stored(self) -> Layout:
         """The layout at rest."""
-        if not self.shard_axes:
-            return self.used
-        return Layout((self.used.split[0] + self.shard_axes, *self.used.split[1:]))
+        return layout_at_rest(self.used, self.shard_axes)
+
+
+def layout_at_rest(used: Layout, shard_axes: Axes) -> Layout:
+    """Return the layout in which operators use a parameter with dimension 0 cut further over the shard axes."""
+    if not shard_axes:
+        return used
+    return Layout((used.split[0] + shard_axes, *used.split[1:]))
 
 
 @dataclass

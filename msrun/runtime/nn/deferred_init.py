@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -343,6 +343,22 @@ def _warn_never_written(name: str) -> None:
         "torch.nn.init.NAME",
         stacklevel=3,
     )
+
+
+def defer_values(values: Mapping[str, Callable[[], Tensor]], tensors: Mapping[str, Tensor]) -> None:
+    """Let deferred tensors get other values than those of the lines that made them: whole ones, computed when needed.
+
+    Args:
+        values: name -> what returns the whole value.
+        tensors: the deferred tensors of these names.
+    """
+    tape = Tape(torch.Generator().manual_seed(0).get_state())
+    for name, value in values.items():
+        meta = tensors[name]
+        earlier = _tapes.get(meta.untyped_storage()._cdata)
+        if earlier is not None:
+            earlier.storages.pop(meta.untyped_storage()._cdata, None)
+        tape.entries.append(_Entry(value, (), {}, (tape.remember(meta),)))
 
 
 def init_parameters(module: nn.Module) -> nn.Module:

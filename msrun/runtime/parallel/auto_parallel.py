@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError, StrategyError, near_miss
-from msrun.runtime import world
+from msrun.runtime import progress, world
 from msrun.runtime.graph.capture import CapturedGraph, Target, capture, find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import Layout, assign_axes, build_mesh
@@ -139,6 +140,8 @@ class AutoParallel:
     def run(self, key: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of tensors in parallel; used by `value_and_grad`. `key` tells captured functions apart."""
         target = self._target(key, function)
+        if torch.is_grad_enabled():
+            progress.begin_step()
         if world.get_group_size() == 1:
             init_parameters(target.root)
             return function(*args, **kwargs)
@@ -270,7 +273,8 @@ class AutoParallel:
             failure: why this rank has none; it raises that itself afterwards.
         """
         everyone: list[Any] = [None] * self._mesh.size
-        dist.all_gather_object(everyone, (hash_text(program), failure))
+        with progress.waiting_in(lambda: f"the comparison of graphs by {len(everyone)} ranks"):
+            dist.all_gather_object(everyone, (hash_text(program), failure))
         if failure:
             return
         failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]

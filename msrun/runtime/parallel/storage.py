@@ -12,13 +12,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.parameters import StoredParameter, layout_at_rest
 from msrun.runtime.graph.partition import LocalProgram, ParameterUse
 from msrun.runtime.layout import Axes, Layout, Mesh
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.fusion import fusion_id_of
 from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.progress import waiting_in
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,22 @@ class _Placement:
     used: Layout
     shard_axes: Axes
     reason: str
+    mesh: Mesh
+
+    @property
+    def stored(self) -> Layout:
+        """The layout at rest."""
+        return layout_at_rest(self.used, self.shard_axes)
 
 
 _placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its placement"""
+
+
+def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], Layout, Mesh] | None:
+    """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
+    placed: _Placement | None = _placements.get(parameter)
+    return None if placed is None else (placed.shape, placed.stored, placed.mesh)
 
 
 class ParameterStorage:
@@ -73,7 +86,7 @@ class ParameterStorage:
         self._fill(new)
         for name in new:
             item = stored[name]
-            _placements[item.parameter] = _Placement(item.shape, item.used, item.shard_axes, item.reason)
+            _placements[item.parameter] = _Placement(item.shape, item.used, item.shard_axes, item.reason, self._mesh)
         return notes
 
     def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
@@ -132,14 +145,16 @@ class ParameterStorage:
         for tape, is_equal in zip(tapes, equal[: len(tapes)], strict=True):
             if not is_equal:
                 of_rank_0 = [tape.seeds]
-                dist.broadcast_object_list(of_rank_0, 0)
+                with waiting_in(lambda: "broadcast of a parameter's values"):
+                    dist.broadcast_object_list(of_rank_0, 0)
                 tape.use_seeds(of_rank_0[0])
                 notes.append("the ranks had different random seeds: rank 0's is used for the initial weights")
         different = []
         for (name, tensor), is_equal in zip(present.items(), equal[len(tapes) :], strict=True):
             if not is_equal:
                 value = tensor.detach().contiguous()
-                dist.broadcast(value, 0)
+                with waiting_in(lambda: "broadcast of a parameter's values"):
+                    dist.broadcast(value, 0)
                 tensor.data = value
                 different.append(name)
         if different:
@@ -156,7 +171,8 @@ def _equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
         return []
     sums = torch.stack([_weighted(tensor) for tensor in tensors]).to(world.device())
     extremes = torch.cat([sums, -sums])
-    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    with waiting_in(lambda: "the comparison of parameters"):
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
     highest, lowest = extremes[: len(tensors)], -extremes[len(tensors) :]
     return [bool(same) for same in (highest == lowest).tolist()]
 

@@ -27,6 +27,9 @@ class RunContext:
     """From 1."""
     loss: float = math.nan
     stop_requested: bool = False
+    optimizer: Any = None
+    random_of_epoch: Any = None
+    """The random generators as they were when the epoch began."""
 
     def request_stop(self) -> None:
         """End the training after this step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import ParallelError
+from msrun.runtime import progress
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.train.callbacks import Callback, RunContext
+from msrun.runtime.train.start import find_start
 
 
 class Model:
@@ -45,22 +48,33 @@ class Model:
         train_dataset: Iterable[Sequence[Tensor]],
         callbacks: Callback | Sequence[Callback] | None = None,
         initial_epoch: int = 0,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train for `epoch` epochs over a dataset that yields tuples of tensors, label last.
 
+        Args:
+            initial_epoch: epochs that count as done, from 0.
+            resume_from: a checkpoint to go on from, such as `latest_checkpoint(directory)`: network, optimizer, random
+                numbers and the place in the data continue as if training had never stopped. None begins anew.
+
         Raises:
             ParallelError: no optimizer, or a dataset that yields nothing.
+            CheckpointError: the checkpoint is missing, incomplete or one of another network.
         """
         if self.optimizer is None:
             raise ParallelError("Model.train: no optimizer; give Model(network, optimizer=...)")
         listeners = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        context = RunContext(self.network, epoch, _length(train_dataset))
+        context = RunContext(self.network, epoch, _length(train_dataset), optimizer=self.optimizer)
+        start = find_start(self.network, self.optimizer, initial_epoch, resume_from)
+        context.cur_step_num = start.position.step
         self.network.train()
         _tell(listeners, "on_train_begin", context)
-        for number in range(initial_epoch, epoch):
-            context.cur_epoch_num, context.step_in_epoch = number + 1, 0
+        for number in range(start.position.epoch, epoch):
+            context.cur_epoch_num = number + 1
+            context.step_in_epoch = start.position.step_in_epoch if number == start.position.epoch else 0
             _tell(listeners, "on_train_epoch_begin", context)
-            for batch in train_dataset:
+            batches, context.random_of_epoch = start.begin_epoch(train_dataset, number)
+            for batch in batches:
                 self._step(batch, context)
                 _tell(listeners, "on_train_step_end", context)
                 if context.stop_requested:
@@ -74,11 +88,14 @@ class Model:
 
     def _step(self, batch: Sequence[Tensor], context: RunContext) -> None:
         assert self.optimizer is not None
+        if not isinstance(self.network, AutoParallel):  # which counts its steps itself
+            progress.begin_step()
         loss = self.network(*batch)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         context.loss = float(loss.detach())
+        progress.note_loss(context.loss)
         context.step_in_epoch += 1
         context.cur_step_num += 1
 

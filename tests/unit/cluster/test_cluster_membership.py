@@ -30,6 +30,7 @@ def test_job_is_over_when_the_last_worker_has_ended_well() -> None:
 def test_first_failure_wins_when_two_workers_die() -> None:
     membership = running(3)
     assert membership.exited(2, EXIT_7, 5.0) is Decision.STOP
+    membership.told()
     assert membership.exited(0, signal.SIGTERM, 6.0) is Decision.WAIT
     assert membership.exited(1, EXIT_7, 7.0) is Decision.FINISH
     assert membership.first_failure is membership.members[2]
@@ -75,10 +76,14 @@ def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> No
     order = data.draw(st.permutations(range(count)))
     statuses = data.draw(st.lists(st.sampled_from([0, EXIT_7, signal.SIGTERM]), min_size=count, max_size=count))
     stop_at = data.draw(st.none() | st.integers(0, count - 1))
-    decisions = []
+    told_at = data.draw(st.none() | st.integers(0, count - 1))
+    decisions, are_told = [], []
     for index, (rank, status) in enumerate(zip(order, statuses, strict=True)):
         if index == stop_at:
             membership.stop()
+        if index == told_at and membership.is_stopping:
+            membership.told()
+        are_told.append(membership.are_told)
         decisions.append(membership.exited(rank, status, float(index)))
 
     assert decisions[-1] is Decision.FINISH
@@ -87,6 +92,8 @@ def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> No
     bad = [index for index, status in enumerate(statuses) if status and (stop_at is None or index < stop_at)]
     first = membership.first_failure
     assert (first.global_rank if first else None) == (order[bad[0]] if bad else None)
-    assert membership.count(WorkerState.FAILED) == (1 if bad else 0)
+    by_themselves = [index for index, status in enumerate(statuses) if status and not are_told[index]]
+    assert membership.ranks_in(WorkerState.FAILED) == sorted(order[index] for index in by_themselves)
+    assert membership.ranks_in(WorkerState.DONE) == sorted(order[i] for i, status in enumerate(statuses) if not status)
     assert membership.is_over
     assert len(membership.ranks_in(*WorkerState)) == count

@@ -8,41 +8,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from msrun.agent.attempt import Attempt
 from msrun.agent.supervisor import HostResult
 from msrun.cluster.membership import Membership
-from msrun.errors import Interrupted, MsrunError
-from msrun.launch.failure import build_failure, fold_ranks, render_failure, write_failure
+from msrun.errors import HangTimeout, Interrupted, MsrunError
+from msrun.launch.failure import build_failure, render_failure, write_failure
 from msrun.planning.host import HostFacts
 from msrun.planning.plan import LaunchPlan, build_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([3], "3"),
-        ([0, 1], "0-1"),
-        ([0, 1, 2, 5], "0-2, 5"),
-        ([5, 1, 0], "0-1, 5"),
-        ([1, 3, 5], "1, 3, 5"),
-    ],
-)
-def test_ranks_are_folded(ranks: list[int], text: str) -> None:
-    assert fold_ranks(ranks) == text
-
-
-@given(st.sets(st.integers(0, 2000)))
-def test_folded_ranks_unfold_to_the_same(ranks: set[int]) -> None:
-    unfolded: list[int] = []
-    for run in filter(None, fold_ranks(list(ranks)).split(", ")):
-        first, _, last = run.partition("-")
-        unfolded += range(int(first), int(last or first) + 1)
-    assert unfolded == sorted(ranks)
 
 
 @pytest.fixture
@@ -63,24 +38,24 @@ def result(plan: LaunchPlan, ends: dict[int, int], fault: MsrunError | None = No
     for worker in plan.workers:
         membership.started(worker.global_rank, 100 + worker.global_rank, 10.0)
     if fault:
-        membership.stop()
+        membership.told()
     for rank, status in ends.items():
         membership.exited(rank, status, 12.5)
-    return HostResult(membership, fault, (), {})
+        if membership.is_stopping:
+            membership.told()
+    return HostResult((Attempt(0, membership, fault),), ())
 
 
 def test_job_that_ended_well_has_no_failure(plan: LaunchPlan) -> None:
     assert build_failure(plan, result(plan, dict.fromkeys(range(4), 0))) is None
 
 
-def test_first_failure_is_named_with_host_signal_hint_log_and_excerpt(plan: LaunchPlan) -> None:
+def test_first_failure_is_named_with_host_signal_log_and_excerpt(plan: LaunchPlan) -> None:
     Path(plan.workers[2].log_path).write_text("one\ntwo\n")
     failure = build_failure(plan, result(plan, {1: 0, 2: signal.SIGKILL, 0: signal.SIGTERM, 3: signal.SIGTERM}))
     assert failure is not None and failure.first_failure is not None
     assert failure.exit_code == 137
-    assert failure.reason == (
-        "rank 2 on node-a failed first: signal SIGKILL, if you did not kill it, likely out of memory, after 2.5 s"
-    )
+    assert failure.reason == ("rank 2 on node-a failed first: signal SIGKILL, after 2.5 s")
     assert (failure.first_failure.pid, failure.first_failure.signal, failure.first_failure.exit_code) == (
         102,
         "SIGKILL",
@@ -116,9 +91,88 @@ def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:
     write_failure(plan, failure)
     path = Path(plan.log_dir, "failure.json")
     written = json.loads(path.read_text())
-    assert set(written) == {"job_id", "exit_code", "reason", "first_failure", "others"}
+    assert set(written) == {"job_id", "exit_code", "reason", "first_failure", "lagging", "others", "attempts"}
     assert set(written["first_failure"]) == {
         "global_rank", "local_rank", "host", "pid", "exit_code", "signal", "hint", "run_time_s", "log", "excerpt",
     }  # fmt: skip
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert [other["global_rank"] for other in written["others"]] == [1, 2, 3]
+
+
+def test_hint_of_the_worker_is_part_of_the_reason(plan: LaunchPlan) -> None:
+    outcome = result(plan, {2: signal.SIGKILL, **dict.fromkeys((0, 1, 3), signal.SIGTERM)})
+    outcome.last.membership.members[2].hint = "likely out of memory: the kernel says so"
+    failure = build_failure(plan, outcome)
+    assert failure is not None and failure.first_failure is not None
+    assert failure.reason.endswith("signal SIGKILL, likely out of memory: the kernel says so, after 2.5 s")
+    assert failure.first_failure.hint == "likely out of memory: the kernel says so"
+
+
+def test_worker_that_failed_by_itself_before_it_was_told_is_listed_as_failed_too(plan: LaunchPlan) -> None:
+    membership = Membership(range(4))
+    for rank in range(4):
+        membership.started(rank, 100 + rank, 10.0)
+    membership.exited(3, 7 << 8, 12.0)
+    membership.exited(1, signal.SIGSEGV, 12.03)
+    membership.told()
+    for rank in (0, 2):
+        membership.exited(rank, signal.SIGTERM, 12.1)
+    failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
+    assert failure is not None and failure.first_failure is not None
+    assert failure.first_failure.global_rank == 3
+    assert "  others failed too: signal SIGSEGV, 0.03 s later: 1" in render_failure(failure)
+    assert "  others stopped by msrun: 0, 2" in render_failure(failure)
+
+
+def test_what_the_others_were_doing_is_told(plan: LaunchPlan) -> None:
+    outcome = result(plan, {2: 1 << 8, **dict.fromkeys((0, 1, 3), signal.SIGTERM)})
+    outcome.last.doing = {0: "step 4, waits in all_reduce for 1.0 s", 1: "step 4, waits in all_reduce for 1.0 s"}
+    failure = build_failure(plan, outcome)
+    assert failure is not None
+    text = render_failure(failure)
+    assert "  others stopped by msrun (step 4, waits in all_reduce for 1.0 s): 0-1" in text
+    assert "  others stopped by msrun: 3" in text
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4", "write: Broken pipe"])
+def test_rank_that_had_ended_well_before_a_lost_connection_is_named(plan: LaunchPlan, words: str) -> None:
+    Path(plan.workers[0].log_path).write_text(f"RuntimeError: {words}\n")
+    membership = Membership(range(4))
+    for rank in range(4):
+        membership.started(rank, 100 + rank, 10.0)
+    membership.exited(1, 0, 12.0)
+    membership.exited(0, 1 << 8, 12.5)
+    failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
+    assert failure is not None
+    assert "waiting for rank 1 that had ended with exit code 0 0.5 s before" in failure.reason
+
+
+def test_failure_of_its_own_blames_nobody_who_ended_well(plan: LaunchPlan) -> None:
+    Path(plan.workers[0].log_path).write_text("ValueError: no such file\n")
+    failure = build_failure(plan, result(plan, {1: 0, 0: 1 << 8, 2: signal.SIGTERM, 3: signal.SIGTERM}))
+    assert failure is not None
+    assert "waiting for" not in failure.reason
+
+
+def test_hang_shows_the_ranks_that_held_the_others_up(plan: LaunchPlan) -> None:
+    Path(plan.workers[1].log_path).write_text("last words\n")
+    outcome = result(plan, dict.fromkeys(range(4), signal.SIGTERM), HangTimeout("--hang_time_out 3: no progress"))
+    outcome.last.lagging = (1,)
+    failure = build_failure(plan, outcome)
+    assert failure is not None
+    assert (failure.exit_code, failure.first_failure) == (124, None)
+    assert [worker.global_rank for worker in failure.lagging] == [1]
+    assert render_failure(failure).splitlines()[:2] == [
+        f"  rank 1, log: {plan.workers[1].log_path} (pid 101)",
+        "  | last words",
+    ]
+
+
+def test_earlier_attempts_are_listed(plan: LaunchPlan) -> None:
+    first = result(plan, {2: 9 << 8, **dict.fromkeys((0, 1, 3), signal.SIGTERM)}).last
+    last = result(plan, {0: 7 << 8, **dict.fromkeys((1, 2, 3), signal.SIGTERM)}).last
+    failure = build_failure(plan, HostResult((first, last), ()))
+    assert failure is not None
+    assert failure.exit_code == 7
+    assert failure.attempts == [{"attempt": 0, "reason": "rank 2 failed first: exit code 9", "run_time_s": 2.5}]
+    assert "  attempt 0 before: rank 2 failed first: exit code 9, after 2.5 s" in render_failure(failure)

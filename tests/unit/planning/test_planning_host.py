@@ -1,13 +1,11 @@
-"""Which device each worker gets, and how many threads."""
+"""Which device each worker gets."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.host import HostFacts, place_devices, threads_per_worker
+from msrun.planning.host import HostFacts, place_devices
 
 
 def host(gpus: int = 0, npus: int = 0) -> HostFacts:
@@ -36,8 +34,27 @@ def test_more_workers_than_devices_are_refused(asked: str, facts: HostFacts) -> 
         place_devices(asked, 4, facts)  # type: ignore[arg-type]
 
 
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_threads_share_the_processors_and_are_never_none(workers: int, cpus: int) -> None:
-    threads = threads_per_worker(workers, range(cpus))
-    assert threads >= 1
-    assert threads == 1 or threads * workers <= cpus
+def test_a_worker_gets_the_visible_device_at_its_place() -> None:
+    facts = HostFacts("h", "127.0.0.1", (0,), gpus=("3", "1", "GPU-8a"))
+    placement = place_devices("gpu", 2, facts)
+    assert (placement.device_ids, placement.physical) == ((0, 1), ("3", "1"))
+
+
+def test_the_variable_that_hides_devices_is_named() -> None:
+    facts = HostFacts("h", "127.0.0.1", (0,), gpus=("0",), gpus_reason="CUDA_VISIBLE_DEVICES=0,9: '9' is none")
+    pattern = r"2 workers but 1 gpu devices visible on h \(CUDA_VISIBLE_DEVICES=0,9: '9' is none\): start fewer"
+    with pytest.raises(UsageError, match=pattern):
+        place_devices("auto", 2, facts)
+    assert place_devices("auto", 1, facts).notes == ("CUDA_VISIBLE_DEVICES=0,9: '9' is none",)
+
+
+def test_hidden_accelerators_are_said_not_to_be_used_unless_cpu_was_asked_for() -> None:
+    facts = HostFacts("h", "127.0.0.1", (0,), gpus_reason="CUDA_VISIBLE_DEVICES is empty")
+    placement = place_devices("auto", 1, facts)
+    assert (placement.target, placement.reason) == ("cpu", "no accelerator visible on h")
+    assert placement.notes == ("CUDA_VISIBLE_DEVICES is empty",)
+    assert place_devices("cpu", 1, facts).notes == ()
+
+
+def test_topology_is_flat_when_only_processors_are_known() -> None:
+    assert host().known_topology().allowed == (0, 1)

@@ -1,0 +1,90 @@
+"""The progress board: what every worker with the runtime says of itself, in memory that the agent can read.
+
+A worker writes its own record with plain stores, without a lock, a system call or a thread (layout: `msrun.contract`).
+A reader may see a record between two stores; the next look puts that right.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from msrun import contract
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One worker's record. Moments are seconds of CLOCK_MONOTONIC."""
+
+    phase: int = contract.PHASE_UNKNOWN
+    steps: int = 0
+    """Training steps begun."""
+    step_at: float = 0.0
+    loss: float = math.nan
+    collectives: int = 0
+    """Collectives begun."""
+    is_waiting: bool = False
+    waiting_since: float = 0.0
+    name: str = ""
+    """The newest collective in words."""
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the worker has said anything at all: it uses the runtime."""
+        return self.phase != contract.PHASE_UNKNOWN
+
+    def describe(self, now: float) -> str:
+        """Return what the worker is doing, e.g. "step 41, waits in all_reduce of 8 ranks for 3.2 s"."""
+        if not self.is_reported:
+            return ""
+        step = f"step {self.steps}" if self.steps else "before its first step"
+        if self.phase == contract.PHASE_JOINING:
+            return f"waits for the others in init() for {now - self.waiting_since:.1f} s"
+        if self.phase == contract.PHASE_LEFT:
+            return f"{step}, has left the world"
+        if self.is_waiting:
+            return f"{step}, waits in {self.name or 'a collective'} for {now - self.waiting_since:.1f} s"
+        return step
+
+
+class ProgressBoard:
+    """The records of all workers of one host's job, mapped from a file. Closed by its owner."""
+
+    def __init__(self, path: Path, world_size: int) -> None:
+        self._size_bytes = world_size * contract.PROGRESS_RECORD_BYTES
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
+        )
+        try:
+            os.truncate(descriptor, self._size_bytes)
+            self._memory = mmap.mmap(descriptor, self._size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def read(self, global_rank: int) -> Progress:
+        """Return the record of one worker as it stands now."""
+        return parse_record(self._memory, global_rank)
+
+    def reset(self) -> None:
+        """Forget everything, for the next attempt. No worker may be running."""
+        self._memory[:] = bytes(self._size_bytes)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._memory.close()
+
+
+def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
+    """Return one record out of a board's bytes; an empty one when the board is too short."""
+    begin = global_rank * contract.PROGRESS_RECORD_BYTES
+    if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
+        return Progress()
+    phase, steps, step_at, loss, collectives, is_waiting, since, name = contract.PROGRESS_RECORD.unpack_from(
+        board, begin
+    )
+    text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    has_loss = phase != contract.PHASE_UNKNOWN and steps > 0
+    return Progress(phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text)

@@ -1,0 +1,182 @@
+"""RotatedLog: a worker's log file that is exchanged for a new one, between two lines, when it has grown enough.
+
+The newest file keeps the name, `worker_3.log`; older ones are `worker_3.log.1` (the next newest) to `worker_3.log.N`.
+What is written is what was given, byte for byte: older files first, then the newest, are the worker's output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+from msrun import contract
+
+LINE_BOUND_BYTES = 16 * 1024 * 1024
+"""How far past its size a file may grow to keep the line whole that crosses it; a longer line is cut there."""
+RETRY_S = 1.0
+"""How long a log that could not be written is left alone; an attempt on a full disk can take its time."""
+
+_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class LogRotation:
+    """How logs are rotated."""
+
+    max_bytes: int
+    """Size at which a file is exchanged for a new one."""
+    keep: int
+    """How many older files stay; 1 or more."""
+
+
+def rotated_path(path: str, number: int) -> str:
+    """Return the name of an older file of a log, 1 for the newest of them; 0 is the log itself."""
+    return f"{path}.{number}" if number else path
+
+
+class RotatedLog:
+    """One log and its older files. Failures to write never leave this class: they are counted and told."""
+
+    def __init__(self, path: str, rotation: LogRotation) -> None:
+        """Open the file, or create it, and go on at its end.
+
+        Raises:
+            OSError: it cannot be opened, or it is a link.
+        """
+        self._path = path
+        self._rotation = rotation
+        self._fd = os.open(path, _NEW_FILE, contract.FILE_MODE)
+        self._size_bytes = os.fstat(self._fd).st_size
+        self._is_in_line = False
+        """The newest file ends within a line."""
+        self._gap_bytes = 0
+        """Bytes lost since the newest file was last written; 0 when all is well."""
+        self._was_gap_in_line = False
+        """The last lost byte was within a line."""
+        self._retry_at = 0.0
+        self.lost_bytes = 0
+        """Bytes that could not be written, in all."""
+        self.fault = ""
+        """Why something was first lost; empty when nothing was."""
+
+    def write(self, data: bytearray, count: int) -> None:
+        """Write the first `count` bytes of `data`, rotating as needed; bytes that cannot be written are lost."""
+        with memoryview(data) as view:
+            begin = 0
+            while begin < count:
+                end = self._end_of_file(data, begin, count)
+                if end > begin:
+                    self._append(view[begin:end])
+                if end < count:
+                    self._rotate()
+                begin = end
+
+    def close(self) -> None:
+        """Close the newest file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _end_of_file(self, data: bytearray, begin: int, count: int) -> int:
+        """Return how far the bytes from `begin` belong into the newest file; `begin` itself when none do."""
+        room = self._rotation.max_bytes - self._size_bytes
+        if count - begin <= room:
+            return count
+        if room > 0:
+            line_end = data.rfind(b"\n", begin, begin + room)
+            if line_end >= 0:
+                return line_end + 1
+        if self._size_bytes > 0 and not self._is_in_line:
+            return begin  # not even one line fits
+        bound = min(count, max(begin, begin + room + LINE_BOUND_BYTES))  # the line that crosses: to its end
+        line_end = data.find(b"\n", begin, bound)
+        return line_end + 1 if line_end >= 0 else bound
+
+    def _rotate(self) -> None:
+        try:
+            for number in range(self._end_of_chain(), 0, -1):
+                with contextlib.suppress(FileNotFoundError):  # somebody has moved it away
+                    os.replace(rotated_path(self._path, number - 1), rotated_path(self._path, number))  # noqa: PTH105
+            self.close()
+        except OSError:  # a folder that may not be written any more: the file grows on, which loses nothing
+            pass
+        self._size_bytes = 0
+
+    def _end_of_chain(self) -> int:
+        """Return the number that the oldest file which has to move will get: the first that is free, else the last."""
+        for number in range(1, self._rotation.keep):
+            if not os.path.lexists(rotated_path(self._path, number)):
+                return number
+        return self._rotation.keep
+
+    def _append(self, data: memoryview) -> None:
+        if self._gap_bytes:
+            data = self._resume(data)
+        written = 0
+        try:
+            written = self._write_all(data)
+        except _PartlyWritten as failure:
+            written = failure.count
+            self._lose(data[written:], failure.reason)
+        if written:
+            self._is_in_line = data[written - 1] != 0x0A
+
+    def _write_all(self, data: memoryview) -> int:
+        """Write everything; returns how much that is.
+
+        Raises:
+            _PartlyWritten: not everything could be written.
+        """
+        written = 0
+        try:
+            if self._fd < 0 and len(data):
+                self._fd = os.open(self._path, _NEW_FILE | os.O_EXCL, contract.FILE_MODE)
+                self._is_in_line = False
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            raise _PartlyWritten(written, error.strerror or type(error).__name__) from None
+        finally:
+            self._size_bytes += written
+        return written
+
+    def _lose(self, data: memoryview, reason: str) -> None:
+        self.fault = self.fault or reason
+        self._retry_at = time.monotonic() + RETRY_S
+        self._skip(data)
+
+    def _skip(self, data: memoryview) -> None:
+        if len(data):
+            self.lost_bytes += len(data)
+            self._gap_bytes += len(data)
+            self._was_gap_in_line = data[-1] != 0x0A
+
+    def _resume(self, data: memoryview) -> memoryview:
+        """Try to write again, from the next line on and with a word about the gap; returns what is still to write."""
+        begin = bytes(data).find(b"\n") + 1 if self._was_gap_in_line else 0
+        if time.monotonic() < self._retry_at or (self._was_gap_in_line and not begin):
+            self._skip(data)
+            return data[:0]
+        self._skip(data[:begin])
+        line_end = "\n" if self._is_in_line else ""
+        words = f"{line_end}[msrun: {self._gap_bytes} bytes of this log were lost: {self.fault}]\n"
+        try:
+            self._write_all(memoryview(words.encode()))
+        except _PartlyWritten as failure:
+            self._is_in_line = self._is_in_line or failure.count > 0
+            self._lose(data[begin:], failure.reason)
+            return data[:0]
+        self._gap_bytes = 0
+        self._is_in_line = False
+        return data[begin:]
+
+
+class _PartlyWritten(Exception):
+    """A write failed after `count` bytes."""
+
+    def __init__(self, count: int, reason: str) -> None:
+        super().__init__(reason)
+        self.count = count
+        self.reason = reason

@@ -1,0 +1,48 @@
+"""Named moments in the future and what to do when they come, for an event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Timers:
+    """At most one moment per name. Actions run in the loop's own thread, in the order of their moments."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def after(self, name: str, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` once after `delay_s` seconds; replaces what the name stood for."""
+        self._due[name] = (time.monotonic() + delay_s, action)
+
+    def every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
+        """Call `action` after every `interval_s` seconds until the name is cancelled or replaced."""
+
+        def again() -> None:
+            self.after(name, interval_s, again)
+            action()
+
+        self.after(name, interval_s, again)
+
+    def cancel(self, *names: str) -> None:
+        """Forget these names."""
+        for name in names:
+            self._due.pop(name, None)
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a moment of this name is still to come."""
+        return name in self._due
+
+    def time_left_s(self) -> float | None:
+        """Return the seconds until the next moment; None when there is none."""
+        moments = [moment for moment, _ in self._due.values()]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def run_due(self) -> None:
+        """Do what is due now."""
+        now = time.monotonic()
+        for name, (moment, action) in sorted(self._due.items(), key=lambda item: item[1][0]):
+            if moment <= now and self._due.get(name) == (moment, action):
+                del self._due[name]
+                action()

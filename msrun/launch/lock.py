@@ -1,0 +1,217 @@
+"""The lock of a log directory: one job at a time, and a way from the directory to the launcher that uses it.
+
+The launcher holds a POSIX record lock (fcntl(2), F_SETLK) on `job.lock` for as long as its job uses the directory. The
+kernel takes it back when the launcher ends, however it ends, so no lock is ever stale; and F_GETLK names the holder's
+pid in one step, so nobody has to trust a pid that was written down. Two rules of such locks shape this module: a fork
+does not inherit them, so the process that lives on has to take it; and closing *any* descriptor of the file gives it
+up, so a process that holds it must not open the file a second time.
+
+The file's first line is one JSON object, written when the lock is taken and left there when it is given up:
+
+    job_id      str    the job
+    pid         int    its launcher, as the launcher's own host and container count it
+    host        str    the launcher's host name
+    started_at  float  wall clock, seconds since 1970
+    error       str    why the job ended before its first event; not there otherwise
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import stat
+import struct
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from msrun import contract
+from msrun.errors import UsageError
+
+MAX_RECORD_BYTES = 64 * 1024
+RECORD_WAIT_S = 0.2
+"""How long a reader waits for the record of a job that has just taken the lock."""
+POLL_S = 0.005
+MAX_TIME = 1e12
+"""No moment or span in seconds is beyond this; more is damage."""
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+
+
+@dataclass(frozen=True)
+class LockRecord:
+    """Who took the lock last; see the module's description of the file."""
+
+    job_id: str
+    pid: int
+    host: str
+    started_at: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class LockState:
+    """What can be seen of a lock at one moment."""
+
+    record: LockRecord | None
+    """None when the file is missing or damaged."""
+    holder_pid: int | None
+    """None when nobody holds the lock; 0 or less when the holder is out of sight: on another host, in a container."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a job uses the directory."""
+        return self.holder_pid is not None
+
+    def describe(self) -> str:
+        """Return the job in words: "job 3f2a (pid 17 on host a)"."""
+        if self.record is None:
+            return f"a job that is just starting (pid {self.holder_pid})"
+        return f"job {self.record.job_id} (pid {self.record.pid} on host {self.record.host})"
+
+
+class JobLock:
+    """The lock as its job holds it: `take` it when the job is known to be possible, leave the context to give it up."""
+
+    def __init__(self, log_dir: Path, job_id: str) -> None:
+        self._log_dir = log_dir
+        self._record = LockRecord(job_id, os.getpid(), socket.gethostname(), round(time.time(), 3))
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._descriptor < 0:
+            return
+        if error is not None:
+            with contextlib.suppress(OSError):
+                self._write(replace(self._record, error=str(error) or type(error).__name__))
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def take(self) -> None:
+        """Create the directory (0700) if need be and lock it for the job.
+
+        Raises:
+            UsageError: another job uses the directory, or it cannot be created, written or locked.
+        """
+        path = self._log_dir / contract.LOCK_FILE
+        try:
+            self._log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(path, flags, contract.FILE_MODE)
+        except OSError as error:
+            raise self._cannot("write", error) from None
+        try:
+            self._lock(descriptor)
+            self._descriptor = descriptor
+            self._write(self._record)
+        except OSError as error:
+            self._descriptor = -1
+            os.close(descriptor)
+            raise self._cannot("lock", error) from None
+        except UsageError:
+            os.close(descriptor)
+            raise
+
+    def _lock(self, descriptor: int) -> None:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+            state = read_lock(self._log_dir)
+            if state.is_held:
+                raise UsageError(
+                    f"--log_dir {self._log_dir}: in use by {state.describe()}; give another --log_dir, "
+                    f"or end that job with msrun --stop {shlex.quote(str(self._log_dir))}"
+                )
+
+    def _write(self, record: LockRecord) -> None:
+        """Write the record over an earlier one; a reader sees one of the two as a whole first line."""
+        fields = {name: value for name, value in asdict(record).items() if value != ""}
+        data = json.dumps(fields).encode() + b"\n"
+        os.pwrite(self._descriptor, data, 0)
+        os.ftruncate(self._descriptor, len(data))
+
+    def _cannot(self, verb: str, error: OSError) -> UsageError:
+        return UsageError(
+            f"--log_dir {self._log_dir}: cannot {verb} {error.filename or self._log_dir / contract.LOCK_FILE} "
+            f"({error.strerror}); give a directory that you may write, on a file system with locks"
+        )
+
+
+def read_lock(log_dir: Path) -> LockState:
+    """Return who holds the lock of a directory and what the holder, or the last one, has written.
+
+    Never for a process that holds the lock itself: it would lose it.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    path = log_dir / contract.LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return LockState(None, None)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        end = time.monotonic() + RECORD_WAIT_S
+        while True:
+            pid = _holder_pid(descriptor)
+            record = parse_record(os.pread(descriptor, MAX_RECORD_BYTES, 0))
+            # A holder in another container counts its pid otherwise, so a difference is no proof of an old record.
+            is_settled = pid is None or pid <= 0 or (record is not None and record.pid == pid)
+            if is_settled or time.monotonic() > end:
+                return LockState(record, pid)
+            time.sleep(POLL_S)
+    finally:
+        os.close(descriptor)
+
+
+def _holder_pid(descriptor: int) -> int | None:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def parse_record(data: bytes) -> LockRecord | None:
+    """Return the record in the first line of a lock file, or None when it is no record."""
+    fields = parse_object(data.split(b"\n", 1)[0])
+    job_id, host, error = (fields.get(name, "") for name in ("job_id", "host", "error"))
+    pid, started_at = (parse_number(fields.get(name)) for name in ("pid", "started_at"))
+    if not (isinstance(job_id, str) and job_id and isinstance(host, str) and isinstance(error, str)):
+        return None
+    if pid is None or started_at is None:
+        return None
+    return LockRecord(job_id, int(pid), host, started_at, error)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; an empty one when the bytes are none: damaged, half written, another value."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def parse_number(value: object) -> float | None:
+    """Return a JSON number as a float; None when it is none, or not one that this program ever writes."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_TIME:
+        return None
+    return float(value)

@@ -1,0 +1,98 @@
+"""Settings of a job and where they came from: the command line, MSRUN_<OPTION> in the environment, a file, a default.
+
+What is nearer wins: command line > environment > `--config` file > default.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msrun import contract
+from msrun.errors import UsageError, near_miss
+
+COMMAND_LINE = "command line"
+VARIABLE_PREFIX = "MSRUN_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that is not a default, and where it came from; to be shown, so secrets are hidden in it."""
+
+    name: str
+    value: Any
+    """JSON-able."""
+    source: str
+    """`command line`, the name of a variable, or the path of a file."""
+
+    @property
+    def text(self) -> str:
+        """The value for people."""
+        values = self.value if isinstance(self.value, list) else [self.value]
+        return " ".join(_plain(value) for value in values)
+
+
+def _plain(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return shlex.quote(text) if any(letter.isspace() for letter in text) else text
+
+
+def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return option name -> value of every MSRUN_<OPTION> that is set and not empty.
+
+    Inside a worker of a job the variables of the contract, such as MSRUN_LOG_DIR, are that job's: no settings.
+
+    Raises:
+        UsageError: a variable that looks like a misspelled option.
+    """
+    known = {variable_name(name): name for name in names}
+    is_in_job = contract.MSRUN_JOB_ID in environ
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(VARIABLE_PREFIX) or (is_in_job and variable in contract.JOB_VARIABLES):
+            continue
+        if variable in known:
+            if value:
+                found[known[variable]] = value
+        elif variable not in contract.JOB_VARIABLES:
+            _refuse_misspelled(variable, list(known))
+    return found
+
+
+def variable_name(option_name: str) -> str:
+    """Return the environment variable of an option: `MSRUN_GRACE` for `grace`."""
+    return VARIABLE_PREFIX + option_name.upper()
+
+
+def _refuse_misspelled(variable: str, known: list[str]) -> None:
+    """The prefix is common to all, so only what follows it is compared."""
+    hint = near_miss(variable.removeprefix(VARIABLE_PREFIX), [name.removeprefix(VARIABLE_PREFIX) for name in known])
+    if hint:
+        hint = hint.replace("mean ", f"mean {VARIABLE_PREFIX}")
+        raise UsageError(f"{variable}: no such setting{hint}; correct the variable or unset it")
+
+
+def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts."""
+    settings = {variable_name(name) for name in names}
+    if contract.MSRUN_JOB_ID in environ:
+        settings -= contract.JOB_VARIABLES
+    return {name: value for name, value in environ.items() if name not in settings}
+
+
+def settings_note(settings: Iterable[Setting]) -> list[str]:
+    """Return one line about what came from elsewhere than the command line, or nothing."""
+    elsewhere = [setting for setting in settings if setting.source != COMMAND_LINE]
+    shown = [f"{setting.name}={setting.text} ({setting.source})" for setting in elsewhere]
+    return [f"settings: {', '.join(shown)}"] if shown else []
+
+
+def render_settings(settings: Sequence[Setting]) -> list[str]:
+    """Return a table of all settings for people, a line each."""
+    if not settings:
+        return ["settings     all defaults"]
+    shown = [(f"{setting.name}={setting.text}", setting.source) for setting in settings]
+    width = max(len(text) for text, _ in shown)
+    return ["settings", *(f"  {text:<{width}}  {source}" for text, source in shown)]

@@ -1,0 +1,177 @@
+"""The state of an optimizer, ours or torch's: what has its parameter's shape is cut as the parameter is.
+
+What is read for parameters that have no memory yet, or that AutoParallel has yet to cut, waits for the optimizer's
+first step: then every parameter is in its place, and no rank ever holds the state of a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+
+from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box
+from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
+from msrun.runtime.parallel.storage import find_placement
+from msrun.runtime.world import world
+
+StateReader = Callable[[], dict[int, dict[str, Any]]]
+
+_waiting: WeakKeyDictionary[torch.optim.Optimizer, StateReader] = WeakKeyDictionary()
+"""optimizer -> what reads its state, by parameter number"""
+_hooked: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def find_optimizer_state(
+    optimizer: torch.optim.Optimizer, network: NetworkState
+) -> tuple[dict[TensorKey, Part], dict[str, Any]]:
+    """Return the parts of the state, and everything else of it: settings, step counts, which parts there are.
+
+    Raises:
+        CheckpointError: a parameter that the network does not have, or state of a cut parameter in a shape of its own.
+    """
+    finish_waiting(optimizer)
+    names = _names(optimizer, network)
+    parts: dict[TensorKey, Part] = {}
+    state: dict[str, Any] = {}
+    for parameter, name in names.items():
+        cut: list[str] = []
+        values: dict[str, Any] = {}
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
+                parts[(OPTIMIZER, name, key)] = Part(value.detach(), find_box(parameter))
+                cut.append(key)
+            else:
+                _check_whole(value, key, name, parameter)
+                values[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+        state[name] = {"parts": cut, "values": values}
+    groups = [
+        {
+            "parameters": [names[parameter] for parameter in group["params"]],
+            "settings": {key: value for key, value in group.items() if key != "params"},
+        }
+        for group in optimizer.param_groups
+    ]
+    return parts, {"groups": groups, "state": state}
+
+
+def _names(optimizer: torch.optim.Optimizer, network: NetworkState) -> dict[Tensor, str]:
+    by_id: dict[int, str] = {}
+    for name, tensor in network.tensors.items():
+        by_id.setdefault(id(tensor), name)
+    names: dict[Tensor, str] = {}
+    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        if id(parameter) not in by_id:
+            raise CheckpointError(
+                f"parameter {index} of the optimizer, of shape {tuple(parameter.shape)}, is not in the network: give "
+                "the network that the optimizer was made for"
+            )
+        names[parameter] = by_id[id(parameter)]
+    return names
+
+
+def _check_whole(value: Any, key: str, name: str, parameter: Tensor) -> None:
+    if isinstance(value, Tensor) and value.dim() > 0 and not find_box(parameter).is_whole:
+        raise CheckpointError(
+            f"optimizer state {key} of {name} has shape {tuple(value.shape)}, its part of the parameter "
+            f"{tuple(parameter.shape)}: state of a cut parameter must be a number or have the parameter's shape; "
+            "use another optimizer or no hsdp"
+        )
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, network: NetworkState, reader: TensorReader, saved: Mapping[str, Any]
+) -> None:
+    """Give an optimizer its settings now and its state as soon as its parameters are in their places.
+
+    Raises:
+        CheckpointError: other parameters or other groups than those that were saved.
+    """
+    names = _names(optimizer, network)
+    _check_groups(optimizer, names, saved)
+    _check_shapes(names, reader, saved)
+    settings = [group["settings"] for group in saved["groups"]]
+    _load(optimizer, {}, settings)
+    _waiting[optimizer] = _reader_of(names, reader, saved)
+    if all(not parameter.is_meta and _is_in_place(parameter) for parameter in names):
+        finish_waiting(optimizer)
+    elif optimizer not in _hooked:
+        optimizer.register_step_pre_hook(lambda opt, _args, _kwargs: finish_waiting(opt))
+        optimizer.register_state_dict_pre_hook(finish_waiting)
+        _hooked.add(optimizer)
+
+
+def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping[str, Any]) -> StateReader:
+    parameters = list(names.items())
+
+    def read() -> dict[int, dict[str, Any]]:
+        state: dict[int, dict[str, Any]] = {}
+        parts: dict[TensorKey, Part] = {}
+        for index, (parameter, name) in enumerate(parameters):
+            of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
+            values = dict(of_parameter["values"])
+            for key in of_parameter["parts"]:
+                full_key, box = (OPTIMIZER, name, key), find_box(parameter)
+                values[key] = torch.empty(box.sizes, dtype=reader.dtype(full_key))
+                parts[full_key] = Part(values[key], box)
+            if values:
+                state[index] = values
+        reader.fill(parts)
+        return state
+
+    return read
+
+
+def _is_in_place(parameter: Tensor) -> bool:
+    return world().world_size == 1 or find_placement(parameter) is not None
+
+
+def finish_waiting(optimizer: torch.optim.Optimizer) -> None:
+    """Read the state that waits for an optimizer, if any does."""
+    read = _waiting.pop(optimizer, None)
+    if read is not None:
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        _load(optimizer, read(), settings)
+
+
+def _load(optimizer: torch.optim.Optimizer, state: Any, settings: list[dict[str, Any]]) -> None:
+    """Use torch's own way in: it puts each value on its parameter's device and knows every optimizer's habits."""
+    groups = []
+    count = 0
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        size = len(group["params"])
+        groups.append({**values, "params": list(range(count, count + size))})
+        count += size
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], saved: Mapping[str, Any]) -> None:
+    mine = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    theirs = [group["parameters"] for group in saved["groups"]]
+    if len(mine) != len(theirs):
+        raise CheckpointError(
+            f"the optimizer has {len(mine)} parameter groups, the one in the checkpoint {len(theirs)}: make it alike"
+        )
+    for index, (here, there) in enumerate(zip(mine, theirs, strict=True)):
+        different = sorted(set(here) ^ set(there))
+        if different:
+            place = "only here" if different[0] in here else "only in the checkpoint"
+            raise CheckpointError(
+                f"group {index} of the optimizer holds other parameters than in the checkpoint: {different[0]} is "
+                f"{place}; make the optimizer as it was, or load without it"
+            )
+
+
+def _check_shapes(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping[str, Any]) -> None:
+    for parameter, name in names.items():
+        for key in saved["state"].get(name, {"parts": []})["parts"]:
+            shape, mine = reader.shape((OPTIMIZER, name, key)), find_box(parameter).shape
+            if shape != mine:
+                raise CheckpointError(
+                    f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "
+                    "load the checkpoint of this network"
+                )

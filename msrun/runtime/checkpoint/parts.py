@@ -1,0 +1,133 @@
+"""What this rank holds of every tensor of a network: a box in the whole tensor, whatever strategy put it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from msrun.errors import CheckpointError
+from msrun.runtime.layout import build_mesh
+from msrun.runtime.nn.with_loss import WithLoss
+from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
+from msrun.runtime.parallel.storage import find_placement
+from msrun.runtime.world import world
+
+_EXTRA_STATE = "_extra_state"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a whole tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """True when nothing is missing."""
+        return self.sizes == self.shape
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of this rank and the box that it fills."""
+
+    tensor: Tensor
+    box: Box
+
+
+@dataclass(frozen=True)
+class NetworkState:
+    """Everything of a network that a checkpoint holds, under the user's names."""
+
+    tensors: dict[str, Tensor]
+    """Parameters and persistent buffers: the network's own objects."""
+    extra: dict[str, Any]
+    """What modules return from get_extra_state."""
+    module: nn.Module
+    """The network without the wrappers around it."""
+
+
+def whole(tensor: Tensor) -> Box:
+    """Return the box of a tensor that is whole on this rank."""
+    shape = tuple(tensor.shape)
+    return Box(shape, (0,) * len(shape), shape)
+
+
+def find_box(tensor: Tensor) -> Box:
+    """Return which part of the whole tensor this rank holds; the whole of it before AutoParallel has placed it.
+
+    Raises:
+        CheckpointError: the tensor was placed in a world that this process has left.
+    """
+    placed = find_placement(tensor)
+    if placed is None:
+        return whole(tensor)
+    shape, layout, mesh = placed
+    if mesh != build_mesh(world().world_size):
+        raise CheckpointError(
+            f"a parameter of shape {shape} is cut over {mesh.size} ranks, but this process has left their world: "
+            "call save_checkpoint and load_checkpoint before release()"
+        )
+    slices = layout.slices(mesh, shape, world().global_rank)
+    return Box(shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
+
+
+def find_network_state(network: Any) -> NetworkState:
+    """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names.
+
+    Raises:
+        CheckpointError: not a network, or one cut by torch's own FSDP or DTensor.
+    """
+    if isinstance(network, AutoParallel):
+        network = network.network
+    if not isinstance(network, nn.Module):
+        raise CheckpointError(
+            f"checkpoints need the network, not {type(network).__name__}: give the module whose parameters are "
+            "trained; for an AutoParallel of a step function that is the network that it closes over"
+        )
+    outer, before = network, ""
+    while isinstance(network, WithLoss | MicroBatchInterleaved | DistributedDataParallel):
+        inner = "module" if isinstance(network, DistributedDataParallel) else "network"
+        network, before = getattr(network, inner), f"{before}{inner}."
+    tensors: dict[str, Tensor] = {}
+    extra: dict[str, Any] = {}
+    for long_name, value in outer.state_dict(keep_vars=True).items():
+        name = long_name.removeprefix(before)
+        if name in tensors or name in extra:
+            raise CheckpointError(f"two parameters are both called {name}: rename the one of the loss function")
+        if isinstance(value, DTensor):
+            raise CheckpointError(f"{name} is a DTensor: save such a network with torch.distributed.checkpoint itself")
+        if isinstance(value, Tensor) and not name.endswith(_EXTRA_STATE):
+            tensors[name] = value
+        else:
+            extra[name] = value
+    return NetworkState(tensors, extra, network)
+
+
+def set_extra_state(state: NetworkState, extra: dict[str, Any]) -> None:
+    """Give modules what their get_extra_state returned when the checkpoint was written."""
+    for name, value in extra.items():
+        path = name.removesuffix(_EXTRA_STATE).removesuffix(".")
+        state.module.get_submodule(path).set_extra_state(value)
+
+
+def find_parts(state: NetworkState) -> dict[str, Part]:
+    """Return this rank's part of every tensor.
+
+    Raises:
+        CheckpointError: a parameter that has no value yet.
+    """
+    for name, tensor in state.tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before"
+            )
+    return {name: Part(tensor.detach(), find_box(tensor)) for name, tensor in state.tensors.items()}

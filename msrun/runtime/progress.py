@@ -1,0 +1,142 @@
+"""What this worker tells its agent of its progress: steps, the newest loss, the collective that it waits in.
+
+It is written into the job's progress board (layout in `msrun.contract`) with plain stores: no system call, no lock, no
+thread. `msrun --status` shows it, `--hang_time_out` judges by it, and failure reports say what every rank was doing.
+Without msrun there is no board, and nothing happens here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from msrun import contract
+
+_WORD_BYTES = 8
+_PHASE, _STEPS, _STEP_AT, _LOSS, _COLLECTIVES, _IS_WAITING, _WAITING_SINCE = range(7)
+_NAME_BEGIN = 7 * _WORD_BYTES
+
+
+class ProgressRecord:
+    """This worker's record on the board."""
+
+    def __init__(self, path: str, global_rank: int) -> None:
+        begin = global_rank * contract.PROGRESS_RECORD_BYTES
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            whole = memoryview(mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+        if len(whole) < begin + contract.PROGRESS_RECORD_BYTES:
+            raise ValueError(f"{path} has no record of rank {global_rank}")
+        self._counts = whole[begin : begin + _NAME_BEGIN].cast("Q")
+        self._numbers = whole[begin : begin + _NAME_BEGIN].cast("d")
+        self._name = whole[begin + _NAME_BEGIN : begin + contract.PROGRESS_RECORD_BYTES]
+        self._is_counted_by_caller = False
+        self._numbers[_LOSS] = math.nan
+
+    def enter_phase(self, phase: int) -> None:
+        """Say where in its life the worker is; joining counts as waiting."""
+        self._numbers[_WAITING_SINCE] = time.monotonic()
+        self._counts[_IS_WAITING] = int(phase == contract.PHASE_JOINING)
+        self._counts[_PHASE] = phase
+
+    def begin_step(self, step: int | None = None) -> None:
+        """Count a step, or take the caller's own number from now on."""
+        if step is not None:
+            self._is_counted_by_caller = True
+            self._counts[_STEPS] = step
+        elif not self._is_counted_by_caller:
+            self._counts[_STEPS] += 1
+        self._numbers[_STEP_AT] = time.monotonic()
+
+    def note_loss(self, loss: float) -> None:
+        """Say the newest loss."""
+        self._numbers[_LOSS] = loss
+
+    def begin_collective(self) -> None:
+        """Count a collective."""
+        self._counts[_COLLECTIVES] += 1
+
+    def begin_wait(self, name: str) -> None:
+        """Say that the worker waits in a collective."""
+        text = name.encode()[: contract.PROGRESS_NAME_BYTES - 1]
+        self._name[:] = text.ljust(contract.PROGRESS_NAME_BYTES, b"\0")
+        self._numbers[_WAITING_SINCE] = time.monotonic()
+        self._counts[_IS_WAITING] = 1
+
+    def end_wait(self) -> None:
+        """Say that it goes on."""
+        self._counts[_IS_WAITING] = 0
+
+
+_record: ProgressRecord | None = None
+
+
+def open_record(global_rank: int) -> None:
+    """Find this worker's record, if msrun started it, and answer msrun's wish for stacks."""
+    global _record
+    path = os.environ.get(contract.MSRUN_PROGRESS)
+    if path:
+        with suppress(OSError, ValueError):  # started by hand in what a job has left in the environment
+            _record = ProgressRecord(path, global_rank)
+    stack_signal = os.environ.get(contract.MSRUN_STACK_SIGNAL, "")
+    if stack_signal.isdigit():
+        with suppress(OSError, ValueError, RuntimeError):  # stderr may be no file
+            faulthandler.register(int(stack_signal), file=sys.__stderr__ or 2, all_threads=True)
+
+
+def enter_phase(phase: int) -> None:
+    """Say where in its life this worker is."""
+    if _record is not None:
+        _record.enter_phase(phase)
+
+
+def report_progress(step: int | None = None, loss: float | None = None) -> None:
+    """Tell msrun that a training step begins; for loops that use neither `AutoParallel` nor `Model`.
+
+    Args:
+        step: its number; None counts on by one.
+        loss: the newest loss, for `msrun --status`.
+    """
+    if _record is not None:
+        _record.begin_step(step)
+        if loss is not None:
+            _record.note_loss(float(loss))
+
+
+def begin_step() -> None:
+    """Count a training step."""
+    if _record is not None:
+        _record.begin_step()
+
+
+def note_loss(loss: float) -> None:
+    """Say the newest loss."""
+    if _record is not None:
+        _record.note_loss(loss)
+
+
+def begin_collective() -> None:
+    """Count a collective."""
+    if _record is not None:
+        _record.begin_collective()
+
+
+@contextmanager
+def waiting_in(describe: Callable[[], str]) -> Iterator[None]:
+    """Say that this worker waits in a collective for as long as the context lasts."""
+    if _record is None:
+        yield
+        return
+    _record.begin_wait(describe())
+    try:
+        yield
+    finally:
+        _record.end_wait()

@@ -1,0 +1,318 @@
+"""A hundred jobs whose processes are killed and stopped at random: the end is always right and leaves nothing.
+
+CHAOS_SEED=N repeats a run; a failure names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+
+import pytest
+from job_runner import Finished, JobRunner, Running, is_alive, wait_until
+
+pytestmark = pytest.mark.slow
+
+TESTS = 10
+ROUNDS_PER_TEST = 10
+SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
+
+GRACE_S = 0.3
+LIMIT_S = 20.0
+"""The longest way to the end: the grace, a fork server that does not answer, its leftovers, a stuck scheduler."""
+MAY_END_S = 0.3
+"""How long a job may take to die of what may kill it, before its workers are told to end."""
+
+DEADLY = (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGSEGV)
+MOMENTS = {"start": 0.3, "running": 0.1, "teardown": 0.15}
+"""When a process is hit, and how long after the begin of that at most, in seconds."""
+TARGETS = ("worker", "worker", "fork server", "scheduler", "launcher")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is done to one job."""
+
+    world_size: int
+    manner: str
+    """What a worker does on TERM: plain, tidy, stubborn."""
+    family: str
+    """What each worker has started: alone, meek, stubborn."""
+    moment: str
+    cause: str
+    """What ends the job, for a hit during teardown: go, fail, term."""
+    delay_s: float
+    target: str
+    rank: int
+    """Which worker is hit."""
+    signum: Signals
+    afterwards: str
+    """What follows a SIGSTOP: continue, leave, kill."""
+    pause_s: float
+    """Until that."""
+
+
+def plan_round(seed: str) -> Round:
+    """Return the round of a seed. Pure: the same seed gives the same round."""
+    draw = random.Random(seed)
+    world_size = draw.randint(2, 4)
+    target = draw.choice(TARGETS)
+    moment = draw.choice(list(MOMENTS))
+    is_stop = draw.random() < 0.25
+    return Round(
+        world_size=world_size,
+        manner=draw.choice(("plain", "plain", "tidy", "stubborn")),
+        family=draw.choice(("alone", "alone", "meek", "stubborn")),
+        moment=moment,
+        cause=draw.choice(("go", "fail", "term")) if moment == "teardown" else "",
+        delay_s=draw.uniform(0, MOMENTS[moment]),
+        target=target,
+        rank=draw.randrange(world_size),
+        signum=Signals.SIGSTOP if is_stop else draw.choice(DEADLY),
+        afterwards=draw.choice(("continue", "kill" if target == "launcher" else "leave")) if is_stop else "",
+        pause_s=draw.uniform(0, 0.2),
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An end that is right."""
+
+    status: int
+    """As a shell shows it: 128 + N for a launcher that signal N has ended."""
+    culprit: int | None = None
+    """The rank that failed first."""
+    reason: str = ""
+    """What the job's reason begins with, where no rank failed."""
+    is_recorded: bool = True
+    """Whether the launcher lived to write the failure file."""
+
+
+WELL = Outcome(0)
+LAUNCHER_KILLED = Outcome(128 + Signals.SIGKILL, is_recorded=False)
+
+
+def failing_rank(plan: Round) -> int:
+    """Return the rank that fails to begin a teardown: another one than is hit."""
+    return (plan.rank + 1) % plan.world_size
+
+
+def right_outcomes(plan: Round) -> list[Outcome]:
+    """Return the ends that are right: two where what was done and the job's own course race."""
+    if plan.moment == "teardown":
+        own = {
+            "go": WELL,
+            "fail": Outcome(7, failing_rank(plan)),
+            "term": Outcome(143, reason="stopped by SIGTERM"),
+        }[plan.cause]
+        if plan.target == "launcher" and plan.signum in (Signals.SIGKILL, Signals.SIGSEGV):
+            return [own, Outcome(128 + plan.signum, is_recorded=False)]
+        if plan.afterwards == "kill":
+            return [own, LAUNCHER_KILLED]
+        # What comes while msrun ends a job changes nothing; what comes before the last worker's end does.
+        return [own, *outcomes_of_hit(plan)] if plan.cause == "go" and not plan.afterwards else [own]
+    if plan.afterwards:
+        return [
+            {"continue": WELL, "leave": Outcome(143, reason="stopped by SIGTERM"), "kill": LAUNCHER_KILLED}[
+                plan.afterwards
+            ]
+        ]
+    if plan.target == "worker" and plan.signum is Signals.SIGTERM and plan.manner != "plain":
+        return [WELL] if plan.moment == "running" else [WELL, *outcomes_of_hit(plan)]  # had it asked for TERM by then?
+    return outcomes_of_hit(plan)
+
+
+def outcomes_of_hit(plan: Round) -> list[Outcome]:
+    """Return what a deadly signal makes of a job that would go on."""
+    if plan.target == "worker":
+        return [Outcome(128 + plan.signum, plan.rank)]
+    if plan.target == "fork server":
+        return [Outcome(3, reason="the fork server ended unexpectedly")]
+    if plan.target == "scheduler":
+        return [Outcome(3, reason="the scheduler ended (")]
+    if plan.signum in (Signals.SIGKILL, Signals.SIGSEGV):
+        return [Outcome(128 + plan.signum, is_recorded=False)]
+    stopped = Outcome(128 + plan.signum, reason=f"stopped by {plan.signum.name}")
+    return [stopped, Outcome(128 + plan.signum, is_recorded=False)] if plan.moment == "start" else [stopped]
+
+
+# -- carrying it out ------------------------------------------------------------------------------------------------
+
+
+def carry_out(plan: Round, msrun: JobRunner, worker: Path, cwd: Path) -> None:
+    """Run one job, do to it what the plan says, and check its end."""
+    options = [f"--worker_num={plan.world_size}", f"--grace={GRACE_S}", "--tail_worker_log=none"]
+    job = msrun.start(*options, worker, plan.manner, plan.family, cwd=cwd)
+    if plan.moment == "start":
+        if plan.target == "launcher" and plan.signum is Signals.SIGINT:
+            # Earlier the interpreter itself is interrupted while it starts, and says so in its own ways.
+            wait_until(lambda: any(msrun.temporary.glob("msrun-*")), "the job's folder")
+    else:
+        job.wait_for(*(cwd / f"ready_{rank}" for rank in range(plan.world_size)))
+    if plan.moment == "teardown":
+        begin_teardown(plan, job, cwd)
+    time.sleep(plan.delay_s)
+    pid = find_target(plan, job)
+    if pid:
+        hit(pid, plan.signum)
+    outcomes = right_outcomes(plan)
+    if plan.afterwards:
+        time.sleep(plan.pause_s)
+        follow_stop(plan, job, pid)
+    if WELL in outcomes:
+        if len(outcomes) > 1:
+            wait_briefly(lambda: job.process.poll() is not None)
+        (cwd / "go").touch()
+    judge(outcomes, job.finish(LIMIT_S), msrun)
+
+
+def begin_teardown(plan: Round, job: Running, cwd: Path) -> None:
+    """Make the job end; returns when msrun has begun to end it, or the workers themselves have."""
+    if plan.cause == "go":
+        (cwd / "go").touch()
+        return
+    if plan.cause == "fail":
+        (cwd / f"fail_{failing_rank(plan)}").touch()
+    else:
+        job.send(signal.SIGTERM)
+    wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
+
+
+def find_target(plan: Round, job: Running) -> int:
+    """Wait until the process that is to be hit exists and return its id; 0 when the job has ended before."""
+    if plan.target == "launcher":
+        return job.pid
+    role = str(plan.rank) if plan.target == "worker" else plan.target
+
+    def find() -> int:
+        if job.process.poll() is not None:
+            return -1
+        return fork_server_of(job.pid) if role == "fork server" else started_pid(job, role)
+
+    return max(0, int(wait_until(find, f"{role} exists")))
+
+
+def started_pid(job: Running, role: str) -> int:
+    """Return the process id of "scheduler" or of a rank from the event log, 0 when it is not there yet."""
+    events = job.log_dir / "events.jsonl"
+    for line in events.read_text().splitlines() if events.exists() else ():
+        event = json.loads(line)
+        if (event["event"], role) == ("scheduler", "scheduler") or (
+            event["event"] == "started" and str(event["global_rank"]) == role
+        ):
+            return int(event["pid"])
+    return 0
+
+
+def fork_server_of(pid: int) -> int:
+    """Return the child of the launcher, 0 while there is none.
+
+    Nor in the instant between its fork and its exec, for which the launcher waits in the kernel: whatever is stopped
+    there stops both.
+    """
+    try:
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        is_executed = b"msrun.agent.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return 0
+    return int(child) if is_executed else 0
+
+
+def hit(pid: int, signum: int) -> None:
+    """Send a signal; to a process that has ended meanwhile it is none."""
+    if is_alive(pid):
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            return
+
+
+def follow_stop(plan: Round, job: Running, pid: int) -> None:
+    """Do what is planned after a SIGSTOP."""
+    if plan.afterwards == "continue" and pid:
+        hit(pid, signal.SIGCONT)
+    elif plan.afterwards == "kill":
+        hit(job.pid, signal.SIGKILL)
+    elif plan.afterwards == "leave" and plan.moment != "teardown":
+        hit(job.pid, signal.SIGTERM)
+
+
+def wait_briefly(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds or MAY_END_S are over."""
+    end = time.monotonic() + MAY_END_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None:
+    """Fail unless the job ended in one of these ways, told the truth and left nothing."""
+    status = finished.code if finished.code >= 0 else 128 - finished.code
+    file = finished.log_dir / "failure.json"
+    failure = finished.read_json("failure.json") if file.exists() else None
+    first = failure["first_failure"] if failure else None
+    found = Outcome(
+        status,
+        first["global_rank"] if first else None,
+        failure["reason"] if failure and not first else "",
+        failure is not None or status == 0,
+    )
+
+    def matches(right: Outcome) -> bool:
+        if not right.is_recorded:
+            return found.status == right.status
+        return (found.status, found.culprit, found.is_recorded) == (right.status, right.culprit, True) and (
+            found.reason.startswith(right.reason) and bool(found.reason) is bool(right.reason)
+        )
+
+    assert any(matches(right) for right in outcomes), f"{found} is none of {outcomes}; msrun said:\n{finished.stderr}"
+    if failure:
+        assert failure["exit_code"] == finished.code
+    assert not [line for line in finished.stderr.splitlines() if line.startswith("Traceback")]  # of msrun itself
+    if finished.code >= 0:
+        msrun.prove_nothing_left(deadline_s=0)
+        return
+    wait_until(lambda: not msrun.processes(), "processes gone", 10)
+    for folder in msrun.temporary.glob("msrun-*"):
+        if not (finished.log_dir / "events.jsonl").exists() or not was_ready(finished):
+            folder.rmdir()  # killed before anybody else knew of the folder, which is empty then
+    msrun.prove_nothing_left()
+
+
+def was_ready(finished: Finished) -> bool:
+    """Return whether the fork server had come so far that it cleans up after a killed launcher."""
+    return '"event": "ready"' in (finished.log_dir / "events.jsonl").read_text()
+
+
+# -- tests ----------------------------------------------------------------------------------------------------------
+
+
+def test_plans_hit_everything_at_every_moment() -> None:
+    plans = [plan_round(f"coverage-{number}") for number in range(3000)]
+    hits = {(plan.moment, plan.target, plan.signum) for plan in plans}
+    assert len(hits) == len(MOMENTS) * len(set(TARGETS)) * (len(DEADLY) + 1)
+    assert all(1 <= len(right_outcomes(plan)) <= 2 for plan in plans)
+    assert plan_round("coverage-7") == plans[7]
+
+
+@pytest.mark.parametrize("number", range(TESTS))
+def test_whatever_is_killed_or_stopped_the_end_is_right_and_leaves_nothing(
+    msrun: JobRunner, workers: Path, tmp_path: Path, number: int
+) -> None:
+    for index in range(number * ROUNDS_PER_TEST, (number + 1) * ROUNDS_PER_TEST):
+        plan = plan_round(f"{SEED}-{index}")
+        cwd = tmp_path / f"round_{index}"
+        cwd.mkdir()
+        print(f"CHAOS_SEED={SEED}, round {index}: {plan}")
+        begin = time.monotonic()
+        try:
+            carry_out(plan, msrun, workers / "chaos.py", cwd)
+        except AssertionError as error:
+            raise AssertionError(f"CHAOS_SEED={SEED}, round {index}: {plan}\n{error}") from error
+        print(f"  {time.monotonic() - begin:.2f} s")

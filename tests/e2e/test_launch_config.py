@@ -1,0 +1,282 @@
+"""--config and MSRUN_ variables: what wins, what is said about it, what is refused, and that secrets stay hidden."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import JobRunner
+
+SECRET = "hunter2-and-more"
+
+
+def plan_of(msrun: JobRunner, *words: str, cwd: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the plan of a dry run."""
+    finished = msrun.run(*words, cwd=cwd, env=env)
+    assert finished.code == 0, finished.stderr
+    plan: dict[str, Any] = json.loads(finished.stdout)
+    return plan
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    """A directory with two scripts and files of settings."""
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:])\n")
+    (tmp_path / "other.py").write_text("import sys; print('other', sys.argv[1:])\n")
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\nscript: train.py\nargs: [--lr, 0.10]\nworker_num: 2\ngrace: 4\nenv: {A: file, B: file}\n"
+    )
+    return tmp_path
+
+
+PRECEDENCE = [
+    # (words before the script, environment, grace, where it came from)
+    ([], {}, 10.0, None),
+    (["--config=job.yaml"], {}, 4.0, "job.yaml"),
+    ([], {"MSRUN_GRACE": "3"}, 3.0, "MSRUN_GRACE"),
+    (["--config=job.yaml"], {"MSRUN_GRACE": "3"}, 3.0, "MSRUN_GRACE"),
+    (["--config=job.yaml"], {"MSRUN_GRACE": ""}, 4.0, "job.yaml"),
+    (["--grace=2"], {"MSRUN_GRACE": "3"}, 2.0, "command line"),
+    (["--config=job.yaml", "--grace=2"], {"MSRUN_GRACE": "3"}, 2.0, "command line"),
+    (["--grace=10"], {"MSRUN_GRACE": "3"}, 10.0, "command line"),
+    ([], {"MSRUN_CONFIG": "job.yaml"}, 4.0, "job.yaml"),
+    (["--config=other.yaml"], {"MSRUN_CONFIG": "job.yaml"}, 5.0, "other.yaml"),
+]
+
+
+@pytest.mark.parametrize(("words", "env", "grace", "source"), PRECEDENCE)
+def test_the_nearer_source_wins_and_is_named(
+    msrun: JobRunner, cwd: Path, words: list[str], env: dict[str, str], grace: float, source: str | None
+) -> None:
+    (cwd / "other.yaml").write_text("grace: 5\n")
+    plan = plan_of(msrun, *words, "--worker_num=1", "--dry_run=json", "train.py", cwd=cwd, env=env)
+    assert plan["grace_s"] == grace
+    settings = {setting["name"]: setting for setting in plan["settings"]}
+    assert settings.get("grace") == (source and {"name": "grace", "value": grace, "source": source})
+    assert settings["worker_num"]["source"] == "command line"
+
+
+def test_settings_are_shown_in_text_and_in_one_note(msrun: JobRunner, cwd: Path) -> None:
+    env = {"MSRUN_GRACE": "3", "MSRUN_QUIET": "0"}
+    text = msrun.run("--config=job.yaml", "--tail_worker_log=all", "--dry_run", cwd=cwd, env=env).stdout.decode()
+    assert re.search(r"^  worker_num=2 +job\.yaml$", text, re.MULTILINE)
+    assert re.search(r"^  grace=3 +MSRUN_GRACE$", text, re.MULTILINE)
+    assert re.search(r"^  tail_worker_log=all +command line$", text, re.MULTILINE)
+    finished = msrun.run("--config=job.yaml", "--tail_worker_log=all", cwd=cwd, env=env)
+    assert finished.code == 0, finished.stderr
+    notes = [line for line in finished.stderr.splitlines() if line.startswith("msrun: settings: ")]
+    assert len(notes) == 1
+    for part in ("worker_num=2 (job.yaml)", "grace=3 (MSRUN_GRACE)", "script=train.py --lr 0.10 (job.yaml)"):
+        assert part in notes[0]
+    assert "tail_worker_log" not in notes[0]
+    assert finished.stdout.count(b"['--lr', '0.10']") == 2
+
+
+def test_nothing_is_said_when_all_is_on_the_command_line(msrun: JobRunner, cwd: Path) -> None:
+    finished = msrun.run("--worker_num=1", "train.py", cwd=cwd)
+    assert finished.code == 0, finished.stderr
+    assert "settings" not in finished.stderr
+
+
+def test_script_of_the_command_line_replaces_that_of_the_file_with_its_arguments(msrun: JobRunner, cwd: Path) -> None:
+    finished = msrun.run("--config=job.yaml", "other.py", "x", cwd=cwd)
+    assert finished.code == 0, finished.stderr
+    assert b"other ['x']" in finished.stdout
+
+
+def test_module_of_a_file_is_for_its_script_only(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "module.yaml").write_text("script: json.tool\nmodule: true\nargs: [--help]\nworker_num: 1\n")
+    finished = msrun.run("--config=module.yaml", cwd=cwd)
+    assert finished.code == 0, finished.stderr
+    assert b"usage: python -m json.tool" in finished.stdout
+    assert plan_of(msrun, "--config=module.yaml", "--dry_run=json", "train.py", cwd=cwd)["hosts"][0]["program"] == {
+        "kind": "script",
+        "target": str(cwd / "train.py"),
+        "args": [],
+    }
+
+
+def test_variables_of_all_sources_are_collected_by_name(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "lines.env").write_text("A=env_file\nD=env_file\n")
+    env = {"MSRUN_ENV": "B='of the environment' C=e"}
+
+    def seen(*words: str) -> dict[str, str]:
+        found = plan_of(msrun, "--config=job.yaml", *words, "--dry_run=json", cwd=cwd, env=env)["hosts"][0]["env"]
+        return {name: found[name] for name in "ABCD" if name in found}
+
+    assert seen("--env=C=given") == {"A": "file", "B": "of the environment", "C": "given"}
+    assert seen("--env_file=lines.env") == {"A": "env_file", "B": "of the environment", "C": "e", "D": "env_file"}
+    (cwd / "job.yaml").write_text("script: train.py\nworker_num: 1\nenv: {A: file}\nenv_file: lines.env\n")
+    assert seen() == {"A": "file", "B": "of the environment", "C": "e", "D": "env_file"}
+
+
+def test_every_switch_of_the_file_can_be_taken_back(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "all.yaml").write_text("script: train.py\nworker_num: 1\nquiet: true\ndry_run: true\ndebug: true\n")
+    assert b"command " in msrun.run("--config=all.yaml", cwd=cwd).stdout
+    assert json.loads(msrun.run("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
+    finished = msrun.run("--config=all.yaml", "--dry_run=False", "--quiet=False", cwd=cwd)
+    assert finished.stdout == b"[]\n" and "msrun: all 1 workers ended well" in finished.stderr
+
+
+def test_debug_may_come_from_anywhere(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "debug.yaml").write_text("debug: true\n")
+    assert "Traceback" in msrun.run("--config=debug.yaml", "no.py", cwd=cwd).stderr
+    assert "Traceback" in msrun.run("no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).stderr
+    assert "Traceback" not in msrun.run("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).stderr
+
+
+def test_paths_count_from_where_msrun_is_started(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "below").mkdir()
+    (cwd / "below" / "job.yaml").write_text("script: train.py\nworker_num: 1\nlog_dir: logs\n")
+    plan = plan_of(msrun, "--config=below/job.yaml", "--dry_run=json", cwd=cwd)
+    assert plan["log_dir"] == str(cwd / "logs")
+    assert plan["hosts"][0]["program"]["target"] == str(cwd / "train.py")
+
+
+def test_file_with_a_byte_order_mark_is_read(msrun: JobRunner, cwd: Path) -> None:
+    (cwd / "bom.yaml").write_bytes(b"\xef\xbb\xbfgrace: 6\n")
+    assert plan_of(msrun, "--config=bom.yaml", "--dry_run=json", "train.py", cwd=cwd)["grace_s"] == 6.0
+
+
+def test_settings_do_not_reach_a_job_that_a_worker_starts(msrun: JobRunner, cwd: Path) -> None:
+    """Neither do the outer job's own variables, such as its log directory, count as settings there."""
+    (cwd / "nested.py").write_text(
+        "import json, os, subprocess, sys\n"
+        "assert not {'MSRUN_GRACE', 'MSRUN_CONFIG', 'MSRUN_WORKER_NUM'} & set(os.environ)\n"
+        "words = [sys.executable, '-m', 'msrun', '--dry_run=json', 'train.py']\n"
+        "inner = {**os.environ, 'MSRUN_MAX_RESTARTS': '2'}\n"
+        "plan = json.loads(subprocess.run(words, check=True, capture_output=True, env=inner).stdout)\n"
+        "print(json.dumps([plan['world_size'], plan['log_dir'], plan['settings']]))\n"
+    )
+    env = {"MSRUN_GRACE": "3", "MSRUN_CONFIG": "job.yaml", "MSRUN_WORKER_NUM": "1", "MSRUN_LOG_DIR": "outer"}
+    finished = msrun.run("nested.py", cwd=cwd, env=env, log_dir="outer")
+    assert finished.code == 0, finished.stderr
+    assert json.loads(finished.log(0)) == [
+        8,
+        str(cwd / "log_output"),
+        [{"name": "max_restarts", "value": 2, "source": "MSRUN_MAX_RESTARTS"}],
+    ]
+
+
+FILES: dict[str, bytes] = {
+    "nmu.yaml": b"grace: 1\nworker_nmu: 4\n",
+    "twice.yaml": b"grace: 1\nworker_num: 4\ngrace: 2\n",
+    "words.yaml": b"worker_num: four\n",
+    "truth.yaml": b"\n\nworker_num: true\n",
+    "choice.yaml": b"start_method: spawn\n",
+    "grace.yaml": b"grace: -1\n",
+    "list.yaml": b"- worker_num\n",
+    "broken.yaml": b"worker_num: [\n",
+    "latin.yaml": b"log_dir: caf\xe9\n",
+    "binary.yaml": bytes(range(256)),
+    "large.yaml": b"# " + b"x" * 1_000_000,
+    "deep.yaml": b"[" * 900_000,
+    "bomb.yaml": b"a: &a [x,x,x,x,x,x,x,x]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (c + 1, c + 1, b",".join([b"*%c" % c] * 8)) for c in range(97, 110)),
+    "tag.yaml": b"worker_num: !!python/object/apply:os.system ['touch started']\n",
+    "version.yaml": b"version: 2\n",
+    "env.yaml": b"env: {RANK: 3}\n",
+    "args.yaml": b"args: [a]\n",
+    "missing.yaml": b"script: trian.py\n",
+}
+
+WRONG = {
+    # name: (words, environment, pattern that the line has to match)
+    "near miss": (["--config=nmu.yaml"], {}, r"--config nmu\.yaml, line 2: worker_nmu: .*did you mean worker_num\?"),
+    "key twice": (["--config=twice.yaml"], {}, r"--config twice\.yaml, line 3: grace: given twice, first in line 1"),
+    "no number": (["--config=words.yaml"], {}, r"words\.yaml, line 1: worker_num: 'four' is text; give a whole number"),
+    "truth": (["--config=truth.yaml"], {}, r"truth\.yaml, line 3: worker_num: 'true' is a truth value; give a whole"),
+    "choice": (["--config=choice.yaml"], {}, r"--config choice\.yaml, line 1: start_method: 'spawn' is not one of"),
+    "range": (["--config=grace.yaml"], {}, r"--grace -1: must be 0 or more .*\(grace is set by grace\.yaml\)"),
+    "no mapping": (["--config=list.yaml"], {}, r"list\.yaml, line 1: the file: a list; give lines of NAME: value"),
+    "no YAML": (["--config=broken.yaml"], {}, r"--config broken\.yaml, line 2: not YAML"),
+    "not UTF-8": (["--config=latin.yaml"], {}, r"--config latin\.yaml: cannot be read \(not UTF-8 text\)"),
+    "binary": (["--config=binary.yaml"], {}, r"--config binary\.yaml: cannot be read \(not UTF-8 text\)"),
+    "too large": (["--config=large.yaml"], {}, r"--config large\.yaml: more than 1000000 bytes"),
+    "device": (["--config=/dev/zero"], {}, r"--config /dev/zero: more than 1000000 bytes"),
+    "deep": (["--config=deep.yaml"], {}, r"--config deep\.yaml, line 1: more than 16 levels deep"),
+    "bomb": (["--config=bomb.yaml"], {}, r"--config bomb\.yaml, line 2: \*a: aliases are not read"),
+    "tag": (["--config=tag.yaml"], {}, r"--config tag\.yaml, line 1: worker_num: a list; give a whole number"),
+    "version": (
+        ["--config=version.yaml"],
+        {},
+        r"--config version\.yaml, line 1: version 2: this msrun reads version 1",
+    ),
+    "reserved": (["--config=env.yaml"], {}, r"--env RANK: msrun sets it .*\(env is set by env\.yaml\)"),
+    "args alone": (["--config=args.yaml"], {}, r"--config args\.yaml, line 1: args: there is no script"),
+    "script": (["--config=missing.yaml"], {}, r"trian\.py: no such file in .*did you mean train\.py\?"),
+    "directory": (["--config=."], {}, r"--config \.: cannot be read \(Is a directory\)"),
+    "no file": (["--config=no.yaml"], {}, r"--config no\.yaml: cannot be read \(No such file"),
+    "no file by variable": ([], {"MSRUN_CONFIG": "no.yaml"}, r"--config no\.yaml: cannot be read \(No such file"),
+    "variable": ([], {"MSRUN_GRACE": "abc"}, r"MSRUN_GRACE=abc: 'abc' is not a valid float"),
+    "variable choice": ([], {"MSRUN_START_METHOD": "x"}, r"MSRUN_START_METHOD=x: 'x' is not one of"),
+    "variable range": ([], {"MSRUN_GRACE": "-1"}, r"--grace -1: must be .*\(grace is set by MSRUN_GRACE\)"),
+    "variable truth": ([], {"MSRUN_QUIET": "perhaps"}, r"MSRUN_QUIET=perhaps: 'perhaps': give True or False"),
+    "variable quotes": ([], {"MSRUN_ENV": f"API_KEY='{SECRET}"}, r"MSRUN_ENV: a quote in it does not close"),
+    "variable misspelled": ([], {"MSRUN_WORKER_NMU": "2"}, r"MSRUN_WORKER_NMU: .*did you mean MSRUN_WORKER_NUM\?"),
+    "check and dry run": (["--check", "--dry_run"], {}, r"--check and --dry_run: give one of the two"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_wrong_settings_are_refused_in_one_line_and_nothing_happens(msrun: JobRunner, cwd: Path, name: str) -> None:
+    words, env, pattern = WRONG[name]
+    for file, content in FILES.items():
+        (cwd / file).write_bytes(content)
+    before = sorted(path.name for path in cwd.iterdir())
+    script = [] if name in ("script", "args alone") else ["train.py"]
+    finished = msrun.run(*words, *script, cwd=cwd, env=env)
+    assert finished.code == 2, finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert finished.stderr.startswith("msrun: error: ")
+    assert re.search(pattern, finished.stderr), finished.stderr
+    assert SECRET not in finished.stderr
+    assert sorted(path.name for path in cwd.iterdir()) == before
+
+
+def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
+    program = (
+        "import sys\nfrom msrun.cli import main\ntry:\n    main(['--config=job.yaml', '--grace=-1'])\n"
+        "except SystemExit as request:\n    assert request.code == 2\n"
+        "print(sorted({'torch', 'numpy', 'rich', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=cwd,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("start_method", ["fork", "exec"])
+def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun: JobRunner, cwd: Path, start_method: str) -> None:
+    (cwd / "secret.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "title = pathlib.Path('/proc/self/cmdline').read_text().replace(chr(0), ' ')\n"
+        "pathlib.Path('seen.json').write_text(json.dumps([sys.argv[1:], os.environ['DB_PASSWORD'], title]))\n"
+        "raise SystemExit('refused: ' + ' '.join(sys.argv[1:]))\n"
+    )
+    given = ["--api_key", SECRET, f"--token={SECRET}", f"https://me:{SECRET}@host/", "--lr", "0.1"]
+    options = ["--worker_num=1", f"--start_method={start_method}", f"--env=DB_PASSWORD={SECRET}"]
+    finished = msrun.run(*options, "secret.py", *given, cwd=cwd)
+    assert finished.code == 1, finished.stderr
+    args, password, title = json.loads((cwd / "seen.json").read_text())
+    assert (args, password) == (given, SECRET)
+    assert (SECRET in title) == (start_method == "exec")
+    assert SECRET.encode() in finished.log(0)
+    written = {path.name: path.read_text() for path in finished.log_dir.iterdir() if path.name != "worker_0.log"}
+    assert {"plan.json", "events.jsonl", "scheduler.log", "failure.json"} <= set(written)
+    assert [name for name, text in written.items() if SECRET in text] == []
+    assert SECRET not in finished.stderr
+    assert finished.read_json("plan.json")["hosts"][0]["program"]["args"][-2:] == ["--lr", "0.1"]
+    for form in ("text", "json"):
+        dry = msrun.run(*options, f"--dry_run={form}", "secret.py", *given, cwd=cwd)
+        assert dry.code == 0 and SECRET.encode() not in dry.stdout

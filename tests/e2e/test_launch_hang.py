@@ -1,0 +1,101 @@
+"""Jobs that get stuck: found in time, the ones that hold the others up named, everybody's stacks written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from job_runner import Finished, JobRunner
+
+OTHERS = (0, 2, 3)
+
+
+def run_stuck(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> Finished:
+    return msrun.run("--worker_num=4", *options, workers / "runtime" / "stuck.py", how, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal")]
+)
+def test_rank_that_holds_the_others_up_is_named_with_its_step(
+    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, words: str
+) -> None:
+    finished = run_stuck(msrun, workers, tmp_path, how, "--hang_time_out=2")
+    assert finished.code == 124, finished.stderr
+    (line,) = finished.errors
+    assert re.search(r"--hang_time_out 2: no progress for [2-9] s; behind: rank 1 \(" + words + r"\)", line), line
+    assert re.search(r"rank 0, 2-3 \(step 3, waits in \w+ of 4 ranks", line), line
+    lagging = finished.read_json("failure.json")["lagging"]
+    assert [worker["global_rank"] for worker in lagging] == [1]
+    assert "hold_the_others_up" in finished.log(1).decode()
+    assert "hold_the_others_up" in finished.stderr, "its stack is part of the report"
+    for rank in OTHERS:
+        assert "stacks of all threads:" in finished.log(rank).decode()
+        assert "in wait" in finished.log(rank).decode()
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    (tmp_path / "w.py").write_text("import time\ndef asleep(): time.sleep(600)\nprint('begin', flush=True)\nasleep()\n")
+    finished = msrun.run("--worker_num=2", f"--start_method={method}", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    assert finished.code == 124
+    assert "no progress for 1 s; running: rank 0-1" in finished.errors[0]
+    expected = "in asleep" if method == "fork" else "cannot write its stacks; the kernel's view: sleeping"
+    assert expected in finished.log(0).decode()
+    assert expected in finished.log(1).decode()
+
+
+def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "sleep", "600", cwd=tmp_path)
+    assert finished.code == 124
+    assert "the kernel's view: sleeping" in finished.log(1).decode()
+
+
+def test_job_that_writes_now_and_then_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text("import time\nfor i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
+    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+
+
+def test_job_that_computes_in_silence_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text("import time\nwhile time.process_time() < 1.5: pass\n")
+    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+
+
+def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=10")
+    assert finished.code == 124, finished.stderr
+    (line,) = finished.errors
+    assert line.startswith("msrun: error: --cluster_time_out 10: 1 of 4 workers have not joined the world")
+    assert line.endswith("rank 1; came: rank 0, 2-3")
+    assert "loading the data" in finished.stderr
+    assert re.search(r"others stopped by msrun \(.* waits in .* for 1\d\.\d s\): 0", finished.stderr)
+
+
+def test_rank_that_ends_well_before_joining_is_named_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = run_stuck(msrun, workers, tmp_path, "gone")
+    assert finished.code == 3, finished.stderr
+    assert re.search(
+        r"rank 1 on \S+ ended with exit code 0 without init\(\), and rank 0, 2-3 waits", finished.errors[0]
+    )
+
+
+def test_rank_that_ends_well_while_others_need_it_is_named_and_not_called_a_hang(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    finished = run_stuck(msrun, workers, tmp_path, "leave")
+    assert finished.code == 1, finished.stderr
+    assert re.search(
+        r"rank [023] on \S+ failed first: exit code 1, waiting for rank 1 that had ended", finished.errors[0]
+    )
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "nan", "inf"])
+def test_wrong_limit_is_refused(msrun: JobRunner, tmp_path: Path, value: str) -> None:
+    finished = msrun.run("--worker_num=2", f"--hang_time_out={value}", sys.executable, "-c", "", cwd=tmp_path)
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("msrun: error: --hang_time_out")

@@ -1,0 +1,331 @@
+"""--log_max_bytes: logs of bounded size, every line of every worker, and a log writer that is never in the way."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_runner import Finished, JobRunner, Running, is_alive, wait_until
+
+LINES = 3000
+MAX_BYTES = 16 * 1024
+LONGEST_LINE = 120
+
+
+def files_of(folder: Path, global_rank: int) -> list[Path]:
+    """Return a worker's log files, oldest first."""
+    name = f"worker_{global_rank}.log"
+    older = [path for path in folder.iterdir() if re.fullmatch(re.escape(name) + r"\.\d+", path.name)]
+    older.sort(key=lambda path: int(path.suffix[1:]), reverse=True)
+    return [*older, folder / name]
+
+
+def whole_log(folder: Path, global_rank: int) -> bytes:
+    return b"".join(path.read_bytes() for path in files_of(folder, global_rank))
+
+
+def expected_log(global_rank: int) -> bytes:
+    """Return what flood.py writes."""
+    lines = "".join(f"rank {global_rank} line {number} {'x' * (number % 97)}\n" for number in range(LINES)).encode()
+    return lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
+
+
+def pid_of_log_writer(job: Running) -> int:
+    def find() -> int:
+        lines = (job.log_dir / "events.jsonl").read_text().splitlines()
+        return next((e["pid"] for e in map(json.loads, lines) if e["event"] == "log_writer"), 0)
+
+    return int(wait_until(find, "the log writer has started"))
+
+
+@pytest.fixture(scope="module", params=["fork", "exec"])
+def flooded(
+    msrun_of_module: JobRunner,
+    workers: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Finished:
+    cwd = tmp_path_factory.mktemp("flood")
+    options = ["--worker_num=4", "--start_method", request.param, "--tail_worker_log=2"]
+    options += [f"--log_max_bytes={MAX_BYTES}", "--log_keep=1000"]
+    finished = msrun_of_module.run(*options, workers / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
+    assert finished.code == 0, finished.stderr
+    return finished
+
+
+def test_files_of_each_worker_together_hold_every_byte(flooded: Finished) -> None:
+    for rank in range(4):
+        assert whole_log(flooded.log_dir, rank) == expected_log(rank)
+
+
+def test_every_file_begins_with_a_line_and_has_its_size(flooded: Finished) -> None:
+    for rank in range(4):
+        *older, newest = files_of(flooded.log_dir, rank)
+        assert len(older) == len(expected_log(rank)) // MAX_BYTES
+        for path in older:
+            data = path.read_bytes()
+            assert data.startswith(b"rank ") and data.endswith(b"\n")
+            assert MAX_BYTES - LONGEST_LINE < len(data) <= MAX_BYTES + LONGEST_LINE
+        assert newest.stat().st_size <= MAX_BYTES + LONGEST_LINE
+
+
+def test_every_file_is_private(flooded: Finished) -> None:
+    assert {stat.S_IMODE(path.stat().st_mode) for path in flooded.log_dir.iterdir()} == {0o600}
+
+
+def test_console_shows_every_line_once_over_all_rotations(flooded: Finished) -> None:
+    shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in expected_log(2).split(b"\n")]
+    assert flooded.stdout == b"\n".join(shown) + b"\n"
+
+
+def test_only_so_many_older_files_stay_and_they_are_the_newest(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    options = ["--worker_num=2", "--log_max_bytes=8K", "--log_keep=2", "--tail_worker_log=none"]
+    finished = msrun.run(*options, workers / "flood.py", str(LINES), cwd=tmp_path, env={"PYTHONUTF8": "1"})
+    assert finished.code == 0, finished.stderr
+    for rank in (0, 1):
+        assert [path.name for path in files_of(finished.log_dir, rank)] == [
+            f"worker_{rank}.log.2",
+            f"worker_{rank}.log.1",
+            f"worker_{rank}.log",
+        ]
+        assert expected_log(rank).endswith(whole_log(finished.log_dir, rank))
+
+
+def test_without_the_option_logs_are_one_file_and_no_process_stands_between(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0")
+    assert os.readlink(f"/proc/{job.pid_of('0')}/fd/1") == str(job.log_dir / "worker_0.log")
+    job.send(signal.SIGTERM)
+    assert "log_writer" not in [event["event"] for event in job.finish().events]
+
+
+def test_next_job_in_the_directory_has_none_of_the_older_files(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    first = msrun.run(
+        "--worker_num=1", "--log_max_bytes=4K", "--tail_worker_log=none", workers / "flood.py", "500", cwd=tmp_path
+    )
+    assert len(files_of(first.log_dir, 0)) == 6
+    second = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    assert [path.name for path in files_of(second.log_dir, 0)] == ["worker_0.log"]
+    assert second.log(0) == b"rank 0 begins\n"
+
+
+BARS = """
+import sys
+for step in range(2000):
+    sys.stdout.write(f"\\r{step / 20:.2f}% {'=' * (step // 50)}")
+    sys.stdout.flush()
+    if step % 500 == 499:
+        print()
+sys.stdout.write("\\rdone")
+"""
+
+
+def test_progress_bars_come_through(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "bars.py").write_text(BARS)
+    finished = msrun.run("--worker_num=1", "--log_max_bytes=4K", "--log_keep=500", "bars.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    bars = [f"\r{step / 20:.2f}% {'=' * (step // 50)}" + ("\n" if step % 500 == 499 else "") for step in range(2000)]
+    assert whole_log(finished.log_dir, 0) == ("".join(bars) + "\rdone").encode()
+    assert all(path.read_bytes().startswith(b"\r") for path in files_of(finished.log_dir, 0))
+    assert finished.stdout.splitlines()[-1] == b"done"
+    assert [line.partition(b"%")[0] for line in finished.stdout.splitlines()[:-1]] == [
+        b"24.95",
+        b"49.95",
+        b"74.95",
+        b"99.95",
+    ]
+
+
+def test_excerpt_of_a_failure_reaches_into_the_file_before(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("import sys\nfor n in range(9):\n    print(n, 'x' * 997)\nsys.exit(7)\n")
+    finished = msrun.run("--worker_num=1", "--log_max_bytes=4096", "fail.py", cwd=tmp_path)
+    assert finished.code == 7
+    assert len(finished.log(0).splitlines()) == 1
+    excerpt = finished.read_json("failure.json")["first_failure"]["excerpt"]
+    assert [line[:3] for line in excerpt] == [f"{number} x" for number in range(9)]
+
+
+FAREWELL = """
+import os, pathlib, signal, sys, time
+def leave(*_):
+    for number in range(5000):
+        print("last words", number)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+pathlib.Path(f"ready_{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("are_all_signalled", [False, True])
+def test_last_words_of_stopped_workers_are_written(msrun: JobRunner, tmp_path: Path, are_all_signalled: bool) -> None:
+    (tmp_path / "farewell.py").write_text(FAREWELL)
+    job = msrun.start("--worker_num=2", "--log_max_bytes=16K", "--log_keep=99", "farewell.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    if are_all_signalled:
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid_of_log_writer(job), signum)
+    job.send(signal.SIGTERM)
+    finished = job.finish()
+    assert finished.code == 143
+    for rank in (0, 1):
+        expected = "".join(f"last words {number}\n" for number in range(5000)).encode()
+        assert whole_log(finished.log_dir, rank) == expected
+
+
+FLOOD = """
+import os, pathlib
+pathlib.Path(f"ready_{os.environ['RANK']}").touch()
+while True:
+    print("for ever" * 20)
+"""
+
+
+@pytest.mark.parametrize("program", ["flood", "wait"])
+def test_killed_log_writer_ends_the_job_with_3_and_is_named(
+    msrun: JobRunner, workers: Path, tmp_path: Path, program: str
+) -> None:
+    (tmp_path / "flood.py").write_text(FLOOD)
+    script = tmp_path / "flood.py" if program == "flood" else workers / "wait.py"
+    options = ["--worker_num=2", "--log_max_bytes=1M", "--log_keep=1", "--tail_worker_log=none", "--grace=2"]
+    job = msrun.start(*options, script, cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    os.kill(pid_of_log_writer(job), signal.SIGKILL)
+    finished = job.finish()
+    assert finished.code == 3, finished.stderr
+    (line,) = finished.errors
+    assert "the log writer ended (signal SIGKILL)" in line
+    assert str(finished.log_dir / "scheduler.log") in line
+    msrun.prove_nothing_left(deadline_s=0.0)
+
+
+def test_processes_that_workers_leave_do_not_keep_the_log_writer(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = msrun.start("--worker_num=2", "--log_max_bytes=4K", workers / "leave_children.py", "exit", cwd=tmp_path)
+    files = [tmp_path / f"{role}_{rank}" for role in ("child", "daemon") for rank in (0, 1)]
+    job.wait_for(*files)
+    family = [int(file.read_text()) for file in files]
+    writer = pid_of_log_writer(job)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
+    assert not [pid for pid in [*family, writer] if is_alive(pid)]
+
+
+def test_stuck_log_writer_does_not_keep_the_job_alive(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=1", "--log_max_bytes=4K", workers / "wait.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0")
+    os.kill(pid_of_log_writer(job), signal.SIGSTOP)
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+
+
+WORDS = """
+import os, pathlib, time
+for number in range(1000):
+    print("words", number)
+pathlib.Path(f"ready_{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victims", [["launcher"], ["fork server"], ["launcher", "fork server"]])
+def test_kill_of_launcher_or_fork_server_leaves_nothing_but_whole_logs(
+    msrun: JobRunner, tmp_path: Path, victims: list[str]
+) -> None:
+    (tmp_path / "words.py").write_text(WORDS)
+    job = msrun.start("--worker_num=2", "--log_max_bytes=4K", "--log_keep=50", "words.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    pids = {"launcher": job.pid, "fork server": job.pid_of_fork_server()}
+    for victim in victims:
+        os.kill(pids[victim], signal.SIGKILL)
+    finished = job.finish()
+    msrun.prove_nothing_left()
+    if victims == ["fork server"]:
+        assert finished.code == 3
+    for rank in (0, 1):
+        expected = "".join(f"words {number}\n" for number in range(1000)).encode()
+        assert whole_log(job.log_dir, rank) == expected
+
+
+WRONG = {
+    "no size": (["--log_max_bytes=big"], r"--log_max_bytes big: not a size; give bytes, or .* such as 100M"),
+    "fraction": (["--log_max_bytes=1.5G"], r"--log_max_bytes 1\.5G: not a size"),
+    "negative": (["--log_max_bytes=-1"], r"--log_max_bytes -1: not a size"),
+    "too small": (["--log_max_bytes", "100"], r"--log_max_bytes 100: must be 4096 bytes or more"),
+    "nothing kept": (["--log_max_bytes=1M", "--log_keep=0"], r"--log_keep 0: must be 1 to 1000 older files"),
+    "too many kept": (["--log_keep=1001"], r"--log_keep 1001: must be 1 to 1000"),
+    "keep no number": (["--log_keep=all"], r"--log_keep: 'all' is not a valid integer"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_wrong_size_or_number_is_refused_in_one_line(msrun: JobRunner, tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").touch()
+    options, pattern = WRONG[name]
+    finished = msrun.run(*options, "train.py", cwd=tmp_path)
+    assert finished.code == 2
+    assert finished.stderr.count("\n") == 1
+    assert re.search(pattern, finished.stderr), finished.stderr
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_plan_says_how_logs_are_rotated(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    options = ["--log_max_bytes=100M", "--log_keep=3", "train.py"]
+    text = msrun.run("--dry_run", *options, cwd=tmp_path).stdout
+    assert b"each worker's is rotated at 100 MiB, 3 older files stay" in text
+    plan = json.loads(msrun.run("--dry_run=json", *options, cwd=tmp_path).stdout)
+    assert (plan["log_max_bytes"], plan["log_keep"]) == (100 * 2**20, 3)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    if libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=1m") != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield folder
+    finally:
+        detach = 2  # MNT_DETACH: also when a failed test has left somebody in it
+        assert libc.umount2(os.fsencode(folder), detach) == 0
+
+
+def test_full_disk_loses_lines_but_holds_no_worker_up(
+    msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    log_dir = str(small_disk / "logs")
+    finished = msrun.run(
+        "--worker_num=2",
+        "--log_max_bytes=100M",
+        "--tail_worker_log=none",
+        f"--log_dir={log_dir}",
+        workers / "flood.py",
+        "30000",
+        cwd=tmp_path,
+        log_dir=log_dir,
+    )
+    assert finished.code == 0, finished.stderr
+    lines = [line for line in finished.stderr.splitlines() if "logs are not complete" in line]
+    assert len(lines) == 1
+    assert "(No space left on device)" in lines[0]
+    lost = {int(rank): int(count) for count, rank in re.findall(r"(\d+) bytes of rank (\d+)", lines[0])}
+    full = {rank: len("".join(f"rank {rank} line {n} {'x' * (n % 97)}\n" for n in range(30000))) for rank in (0, 1)}
+    rest = len(bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line")
+    for rank in (0, 1):
+        assert len(whole_log(finished.log_dir, rank)) == full[rank] + rest - lost.get(rank, 0)
+    assert sum(lost.values()) > 2 * 1024 * 1024
+    record = (finished.log_dir / "scheduler.log").read_text()
+    assert record.count("cannot be written (No space left on device)") == 1

@@ -1,0 +1,239 @@
+"""`msrun --status LOG_DIR` tells of a job that runs, ended, failed or died, from the outside, and touches nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
+
+STEPS = """
+import os, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+print(f"epoch: 1 step: {40 + rank}, loss is 0.{rank}5", flush=True)
+Path(f"ready_{rank}").touch()
+while not Path("go").exists():
+    time.sleep(0.01)
+"""
+BOARD = """
+import os, time
+from msrun import contract
+rank = int(os.environ["RANK"])
+print("step: 1, loss is 9", flush=True)
+with open(os.environ["MSRUN_PROGRESS"], "r+b") as board:
+    board.seek(rank * contract.PROGRESS_RECORD_BYTES)
+    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, b"all_reduce")
+    board.write(contract.PROGRESS_RECORD.pack(*record))
+open(f"ready_{rank}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def status(msrun: JobRunner, cwd: Path, log_dir: str = "log_output") -> Finished:
+    """Run `msrun --status`."""
+    finished = msrun.start("--status", log_dir, cwd=cwd).finish()
+    assert finished.code in (0, 1), finished.stderr
+    assert finished.stderr == ""
+    return finished
+
+
+def rows(finished: Finished) -> list[list[str]]:
+    """Return the cells of the table, without its headings."""
+    lines = finished.stdout.decode().splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith("rank "))
+    return [re.split(r"  +", line) for line in lines[begin + 1 :]]
+
+
+def start_ready(msrun: JobRunner, cwd: Path, script: str, *options: str) -> Running:
+    """Start a job of two workers and wait until both have said that they are ready."""
+    (cwd / "train.py").write_text(script)
+    job = msrun.start("--worker_num=2", *options, "train.py", cwd=cwd)
+    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    return job
+
+
+def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_ready(msrun, tmp_path, STEPS)
+    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
+    shown = status(msrun, tmp_path)
+    assert shown.code == 0
+    host = os.uname().nodename
+    head = shown.stdout.decode().splitlines()
+    assert re.fullmatch(r"job [0-9a-f]{16}: running", head[0])
+    assert re.fullmatch(rf"launcher pid {job.pid} on {host}, up [\d.]+ s", head[1])
+    assert head[2] == f"logs in {tmp_path}/log_output"
+    for rank, (name, where, pid, state, age, step, loss) in enumerate(rows(shown)):
+        assert (name, where, pid, state) == (str(rank), host, str(job.pid_of(str(rank))), "running")
+        assert (step, loss) == (str(40 + rank), f"0.{rank}5")
+        assert re.fullmatch(r"[\d.]+ s ago", age)
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+    ended = status(msrun, tmp_path)
+    assert ended.code == 0
+    assert re.match(rb"job \w+: ended well: all workers ended", ended.stdout)
+    assert [row[3] for row in rows(ended)] == ["done", "done"]
+
+
+def test_what_the_runtime_reports_goes_before_what_is_in_the_log(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_ready(msrun, tmp_path, BOARD)
+    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["70", "0.5"], ["71", "1.5"]]
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+    assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["1", "9"], ["1", "9"]]
+
+
+def test_job_whose_imports_take_long_is_starting(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "slow_import.py").write_text(
+        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+    job = msrun.start("--worker_num=2", "--preload=slow_import", "train.py", cwd=tmp_path, env=env)
+    job.wait_for(tmp_path / "importing")
+    shown = status(msrun, tmp_path)
+    assert shown.code == 0
+    assert re.match(rb"job \w+: starting\n", shown.stdout)
+    assert [row[2:] for row in rows(shown)] == [["-", "planned", "-", "-", "-"]] * 2
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+
+
+def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path)
+    shown = status(msrun, tmp_path)
+    assert shown.code == 1
+    assert re.match(rb"job \w+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
+    assert b"exit status 5" in shown.stdout
+    assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
+
+
+def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_ready(msrun, tmp_path, STEPS)
+    job.send(signal.SIGINT)
+    job.finish()
+    shown = status(msrun, tmp_path)
+    assert shown.code == 1
+    assert re.match(rb"job \w+: interrupted: stopped by SIGINT\n", shown.stdout)
+
+
+def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_ready(msrun, tmp_path, STEPS)
+    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
+    job.send(signal.SIGKILL)
+    job.finish()
+    shown = status(msrun, tmp_path)
+    assert shown.code == 1
+    assert re.match(rb"job \w+: died without a word\n.*, ran for ", shown.stdout)
+    assert [row[3] for row in rows(shown)] == ["lost", "lost"]
+    msrun.prove_nothing_left()
+
+
+def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, tmp_path: Path) -> None:
+    job = start_ready(msrun, tmp_path, STEPS)
+    wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
+    seen = [process.finish() for process in [msrun.start("--status", "log_output", cwd=tmp_path) for _ in range(20)]]
+    assert {one.code for one in seen} == {0}
+    assert len({one.stdout.splitlines()[0] for one in seen}) == 1
+    assert {tuple(row[2] for row in rows(one)) for one in seen} == {(str(job.pid_of("0")), str(job.pid_of("1")))}
+    refused = msrun.start("--worker_num=1", "train.py", cwd=tmp_path).finish()
+    assert (refused.code, "in use by job" in refused.stderr) == (2, True)
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["--status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
+        (["--status", "train.py"], r"--status \S*/train.py: is a file; give the --log_dir of a job"),
+        (["--status", "."], r"--status \S*: no job has used it; give the --log_dir of a job"),
+        (["--stop", "."], r"--stop \S*: no job has used it; give the --log_dir of a job"),
+        (["--status", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
+        (["--stop", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
+        (["--status", ".", "--stop", "."], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
+        (["--status"], r".*--status.* requires an argument"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(msrun: JobRunner, tmp_path: Path, words: list[str], pattern: str) -> None:
+    (tmp_path / "train.py").touch()
+    finished = msrun.run(*words, cwd=tmp_path)
+    assert finished.code == 2
+    assert len(finished.stderr.splitlines()) == 1
+    assert re.match(f"msrun: error: {pattern}", finished.stderr)
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_damaged_files_are_one_line_of_the_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    for name in ("plan.json", "events.jsonl"):
+        path = finished.log_dir / name
+        path.write_bytes(path.read_bytes()[:-20])
+    shown = status(msrun, tmp_path)
+    assert b"note: plan.json is damaged\n" in shown.stdout
+    assert rows(shown)[0][3] == "done"
+    (finished.log_dir / "job.lock").write_bytes(b"\xff")
+    refused = msrun.start("--status", "log_output", cwd=tmp_path).finish()
+    assert refused.code == 2
+    assert "job.lock is damaged and plan.json is damaged, so the job cannot be told" in refused.stderr
+    shutil.rmtree(finished.log_dir)
+
+
+def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    """Neither torch nor numpy nor, without a terminal, rich."""
+    msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    program = (
+        "import sys\nfrom msrun.cli import main\ntry:\n    main()\nfinally:\n"
+        "    print({'torch', 'numpy', 'rich', 'yaml', 'ranktable'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", program]
+    finished = msrun.start("--status", "log_output", cwd=tmp_path, command=command).finish()
+    assert (finished.code, finished.stderr) == (0, "set()\n")
+
+
+def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "msrun", "--status", "log_output"],
+        cwd=tmp_path,
+        env=msrun.environ({"TERM": "xterm-256color", "COLUMNS": "150"}),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.STDOUT,
+    )
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            text += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert b"\x1b[32mjob " in text
+    assert re.sub(rb"\x1b\[[\d;]*m", b"", text).count(b"  done ") == 2
+
+
+def test_job_that_was_started_again_tells_of_its_newest_start(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nsys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    finished = msrun.run("--worker_num=2", "--max_restarts=1", "train.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    shown = status(msrun, tmp_path)
+    assert shown.code == 0
+    assert b", started again 1 time" in shown.stdout
+    assert [row[3] for row in rows(shown)] == ["done", "done"]
+    assert (finished.log_dir / "worker_1.attempt_0.log").exists()
+    msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
+    assert not list(finished.log_dir.glob("*attempt*"))
+    assert not (finished.log_dir / "worker_1.log").exists()

@@ -1,0 +1,375 @@
+"""Ends at awkward moments: while the job starts, of workers that do not go easily, beside others, fifty times over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from signal import Signals
+
+import pytest
+from job_runner import Finished, JobRunner, Running, is_alive, wait_until
+
+STOPS = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP)
+
+# -- while the job starts -------------------------------------------------------------------------------------------
+
+BLOCK = """
+import os, pathlib, sys, time
+
+def block():
+    pathlib.Path("reached").touch()
+    with open("gate"):  # a FIFO: until the test opens its other end
+        pass
+"""
+PHASES = {
+    "interpreter": (
+        "sitecustomize.py",
+        BLOCK + "if 'msrun.agent.fork_server' in ' '.join(sys.orig_argv):\n    block()\n",
+    ),
+    "imports": ("held.py", BLOCK + "block()\n"),
+    "workers": (
+        "held.py",
+        BLOCK + "server, forks = os.getpid(), []\n\n"
+        "def count():\n    if os.getpid() != server:\n        return\n"
+        "    forks.append(1)\n    if len(forks) == 3:\n        block()\n"
+        "    end = time.monotonic() + 2\n"
+        "    while len(forks) == 4 and time.monotonic() < end and not os.path.exists('started_1'):\n"
+        "        time.sleep(0.01)\n\n"
+        "os.register_at_fork(before=count)\n",
+    ),
+}
+"""Where the fork server is held, and the module that does it: while its interpreter starts, while it imports, or when
+it has forked the scheduler and worker 0 and is about to fork worker 1. If it does, worker 1 gets the time to run."""
+
+
+class HeldStart:
+    """A job of three workers whose start is held at a phase."""
+
+    def __init__(self, msrun: JobRunner, cwd: Path, phase: str, *options: str) -> None:
+        name, content = PHASES[phase]
+        self._cwd = cwd
+        (cwd / "modules").mkdir()
+        (cwd / "modules" / name).write_text(content)
+        (cwd / "train.py").write_text(
+            "import os, pathlib, time\npathlib.Path('started_' + os.environ['RANK']).touch()\ntime.sleep(600)\n"
+        )
+        os.mkfifo(cwd / "gate")
+        search = os.pathsep.join([str(cwd / "modules"), msrun.environ()["PYTHONPATH"]])
+        preload = [] if phase == "interpreter" else ["--preload=held"]
+        words = ["--worker_num=3", *options, *preload, "train.py"]
+        self.job: Running = msrun.start(*words, cwd=cwd, env={"PYTHONPATH": search})
+        self.job.wait_for(cwd / "reached")
+        if phase == "workers":
+            self.job.wait_for(cwd / "started_0")
+
+    def go_on(self) -> None:
+        """Let the start go on, if there is still anybody who waits at the gate."""
+        with contextlib.suppress(OSError):  # ENXIO: nobody
+            os.close(os.open(self._cwd / "gate", os.O_WRONLY | os.O_NONBLOCK))
+
+    def started(self) -> list[str]:
+        """Return what workers have made as the first thing that they do."""
+        return sorted(file.name for file in self._cwd.glob("started_*"))
+
+
+@pytest.mark.parametrize("signum", STOPS, ids=[signum.name for signum in STOPS])
+@pytest.mark.parametrize("phase", list(PHASES))
+def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
+    msrun: JobRunner, tmp_path: Path, phase: str, signum: Signals
+) -> None:
+    start = HeldStart(msrun, tmp_path, phase)
+    start.job.send(signum)
+    wait_until(lambda: "stopping all workers" in start.job.stderr, "msrun says that it stops")
+    start.go_on()
+    finished = start.job.finish()
+    assert finished.code == 128 + signum
+    assert finished.errors == [f"msrun: error: stopped by {signum.name}"]
+    msrun.prove_nothing_left(deadline_s=0)
+    assert start.started() == (["started_0"] if phase == "workers" else [])
+
+
+@pytest.mark.parametrize("phase", list(PHASES))
+def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts_nobody_more(
+    msrun: JobRunner, tmp_path: Path, phase: str
+) -> None:
+    start = HeldStart(msrun, tmp_path, phase)
+    start.job.send(signal.SIGKILL)
+    start.job.finish()
+    start.go_on()
+    wait_until(lambda: not msrun.processes(), "processes gone", 10)
+    assert start.started() == (["started_0"] if phase == "workers" else [])
+    if phase != "workers":
+        for folder in msrun.temporary.glob("msrun-*"):  # nobody else knew of it yet
+            remove_folder_of_a_job_that_never_ran(folder)
+    msrun.prove_nothing_left()
+
+
+def remove_folder_of_a_job_that_never_ran(folder: Path) -> None:
+    """Remove what a launcher makes before anything runs: at most the progress board."""
+    (folder / "progress").unlink(missing_ok=True)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("phase", list(PHASES))
+def test_killed_fork_server_in_each_phase_of_the_start_ends_the_job_with_3(
+    msrun: JobRunner, tmp_path: Path, phase: str
+) -> None:
+    start = HeldStart(msrun, tmp_path, phase)
+    (server,) = Path(f"/proc/{start.job.pid}/task/{start.job.pid}/children").read_text().split()
+    os.kill(int(server), signal.SIGKILL)
+    finished = start.job.finish()
+    assert finished.code == 3
+    assert "the fork server ended unexpectedly" in finished.errors[0]
+    msrun.prove_nothing_left(deadline_s=0)
+
+
+def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msrun: JobRunner, tmp_path: Path) -> None:
+    start = HeldStart(msrun, tmp_path, "workers", "--grace=0")
+    start.job.send(signal.SIGTERM)
+    assert start.job.finish().code == 143
+    assert start.started() == ["started_0"]
+
+
+# -- workers that do not go easily ----------------------------------------------------------------------------------
+
+
+def start_chaos(msrun: JobRunner, workers: Path, cwd: Path, *options: str, manner: str = "plain") -> Running:
+    """Start two workers that end with 0 when `go` is there and with 7 when fail_<rank> is; wait until both run."""
+    job = msrun.start("--worker_num=2", *options, workers / "chaos.py", manner, "alone", cwd=cwd)
+    job.wait_for(cwd / "ready_0", cwd / "ready_1")
+    return job
+
+
+def test_worker_that_fails_while_it_is_being_stopped_is_not_blamed(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "pathlib.Path('ready_' + os.environ['RANK']).touch()\n"
+        "while os.environ['RANK'] != '0' or not os.path.exists('fail'):\n    time.sleep(0.01)\n"
+        "sys.exit(9)\n"
+    )
+    job = msrun.start("--worker_num=3", "train.py", cwd=tmp_path)
+    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))
+    (tmp_path / "fail").touch()
+    finished = job.finish()
+    assert finished.code == 9
+    failure = finished.read_json("failure.json")
+    assert failure["first_failure"]["global_rank"] == 0
+    assert {other["state"] for other in failure["others"]} == {"stopped by msrun"}
+
+
+def test_worker_that_ends_well_while_it_is_being_stopped_keeps_its_end(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = start_chaos(msrun, workers, tmp_path, manner="tidy")
+    (tmp_path / "fail_1").touch()
+    finished = job.finish()
+    assert finished.code == 7
+    (other,) = finished.read_json("failure.json")["others"]
+    assert (other["global_rank"], other["state"]) == (0, "done")
+
+
+def test_stopped_worker_goes_on_where_it_was(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = start_chaos(msrun, workers, tmp_path)
+    pid = job.pid_of("1")
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
+    (tmp_path / "go").touch()
+    wait_until(lambda: '"exited"' in (job.log_dir / "events.jsonl").read_text(), "worker 0 has ended")
+    assert state_of(pid) == "T"
+    os.kill(pid, signal.SIGCONT)
+    assert job.finish().code == 0
+
+
+def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = start_chaos(msrun, workers, tmp_path, "--grace=600")
+    pid = job.pid_of("1")
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state_of(pid) == "T", "worker 1 is stopped")
+    (tmp_path / "fail_0").touch()
+    finished = job.finish()
+    assert finished.code == 7
+    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 0
+
+
+def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=1", "--grace=0.3", workers / "leave_children.py", "wait", cwd=tmp_path)
+    job.wait_for(tmp_path / "child_0", tmp_path / "daemon_0", tmp_path / "ready_0")
+    family = [int((tmp_path / name).read_text()) for name in ("child_0", "daemon_0")]
+    for pid in family:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: state_of(pid) == "T", "it is stopped")
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+    assert not [pid for pid in family if is_alive(pid)]
+
+
+def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, signal, time\n\n"
+        "def again(*_):\n    if os.fork():\n        os._exit(0)\n    os.setsid()\n    run()\n\n"
+        "def run():\n    signal.signal(signal.SIGTERM, again)\n    pathlib.Path('daemon').touch()\n"
+        "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n    while True:\n        time.sleep(600)\n\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n    run()\n"
+        "time.sleep(600)\n"
+    )
+    job = msrun.start("--worker_num=1", "--grace=0.3", "train.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "daemon")
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+    msrun.prove_nothing_left(deadline_s=0)
+
+
+def state_of(pid: int) -> str:
+    """Return the one-letter state of a process; proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+
+
+@pytest.mark.parametrize("manner", ["plain", "stubborn"])
+def test_second_control_c_ends_children_and_daemons_too(
+    msrun: JobRunner, workers: Path, tmp_path: Path, manner: str
+) -> None:
+    job = msrun.start("--worker_num=2", "--grace=600", workers / "chaos.py", "stubborn", manner, cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    job.send(signal.SIGINT)
+    wait_until(lambda: "stopping all workers" in job.stderr, "msrun says that it stops")
+    job.send(signal.SIGINT)
+    assert job.finish().code == 130
+    msrun.prove_nothing_left(deadline_s=0)
+
+
+def test_job_under_nohup_goes_on_after_a_hangup(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=2", workers / "chaos.py", "plain", "alone", cwd=tmp_path, prefix=["nohup"])
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    os.killpg(job.pid, signal.SIGHUP)
+    (tmp_path / "go").touch()
+    finished = job.finish()
+    assert finished.code == 0
+    assert finished.errors == []
+
+
+@pytest.mark.parametrize("code", [2, 3, 124])
+def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
+    msrun: JobRunner, workers: Path, tmp_path: Path, code: int
+) -> None:
+    finished = msrun.run("--worker_num=1", workers / "end.py", "0", str(code), cwd=tmp_path)
+    assert finished.code == code
+    assert finished.errors[0].startswith("msrun: error: rank 0 on ")
+    first = finished.read_json("failure.json")["first_failure"]
+    assert (first["global_rank"], first["exit_code"]) == (0, code)
+
+
+# -- beside others --------------------------------------------------------------------------------------------------
+
+ENDS = ["worker killed", "fork server killed", "scheduler killed", "launcher killed", "launcher told to end"]
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_end_of_one_job_does_not_touch_the_one_beside_it(
+    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
+) -> None:
+    jobs = {}
+    for name in ("ends", "stays"):
+        (tmp_path / name).mkdir()
+        jobs[name] = msrun.start(
+            "--worker_num=2", "--grace=0.3", workers / "chaos.py", "plain", "meek", cwd=tmp_path / name
+        )
+    for name, job in jobs.items():
+        job.wait_for(tmp_path / name / "ready_0", tmp_path / name / "ready_1")
+        job.pid_of("scheduler")
+    staying = processes_of(jobs["stays"])
+    assert len(staying) == 9  # launcher, fork server, scheduler, 2 workers with a child and a daemon each
+    ends = jobs["ends"]
+    pid = {
+        "worker killed": ends.pid_of("0"),
+        "fork server killed": ends.pid_of_fork_server(),
+        "scheduler killed": ends.pid_of("scheduler"),
+    }.get(how, ends.pid)
+    os.kill(pid, signal.SIGTERM if how == "launcher told to end" else signal.SIGKILL)
+    assert ends.finish().code != 0
+    wait_until(lambda: not processes_of(ends), "every process of the job that ends is gone")
+    assert processes_of(jobs["stays"]) == staying
+    (tmp_path / "stays" / "go").touch()
+    finished = jobs["stays"].finish()
+    assert finished.code == 0
+    assert {event["how"] for event in finished.events if event["event"] == "exited"} == {"exit code 0"}
+
+
+def processes_of(job: Running) -> list[int]:
+    """Return the living processes of one job: its launcher, and those that carry its id."""
+    job_id = json.loads((job.log_dir / "plan.json").read_text())["job_id"]
+    found = [job.pid] if is_alive(job.pid) else []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                is_of_job = f"MSRUN_JOB_ID={job_id}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                found += [int(entry.name)] if is_of_job and is_alive(int(entry.name)) else []
+    return sorted(found)
+
+
+@pytest.mark.parametrize("how", ["0", "7", "SIGKILL"])
+def test_process_that_the_callers_shell_has_started_before_lives_on(
+    msrun: JobRunner, workers: Path, tmp_path: Path, how: str
+) -> None:
+    """`monitor & exec msrun ...`, as in many a container: the monitor is then a child of msrun, yet not of the job."""
+    prefix = ["/bin/sh", "-c", 'sleep 600 & echo $! > monitor; exec "$@"', "sh"]
+    job = msrun.start("--worker_num=2", workers / "end.py", "all", how, cwd=tmp_path, prefix=prefix)
+    assert job.finish().code == {"0": 0, "7": 7, "SIGKILL": 137}[how]
+    monitor = int((tmp_path / "monitor").read_text())
+    assert is_alive(monitor)
+    os.kill(monitor, signal.SIGKILL)
+    msrun.prove_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["ends", "stopped", "killed"])
+def test_port_is_free_when_the_job_is_over(msrun: JobRunner, workers: Path, tmp_path: Path, how: str) -> None:
+    job = start_chaos(msrun, workers, tmp_path)
+    port = json.loads((job.log_dir / "plan.json").read_text())["master"]["port"]
+    with socket.socket() as probe, pytest.raises(OSError):
+        probe.bind(("127.0.0.1", port))
+    if how == "ends":
+        (tmp_path / "go").touch()
+    else:
+        job.send(signal.SIGKILL if how == "killed" else signal.SIGTERM)
+    job.finish()
+    msrun.prove_nothing_left()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+def test_secret_of_a_file_is_in_no_command_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    secret = "hunter2-hunter2"
+    (tmp_path / "job.env").write_text(f"API_TOKEN={secret}\nQUOTED='a = b'\n")
+    job = start_chaos(msrun, workers, tmp_path, "--env_file=job.env")
+    pids = msrun.processes()
+    assert len(pids) >= 5  # launcher, fork server, scheduler, workers
+    assert not [pid for pid in pids if secret.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    worker = Path(f"/proc/{job.pid_of('0')}/environ")
+    assert worker.exists()
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+
+
+# -- again and again ------------------------------------------------------------------------------------------------
+
+CODES = {0: 137, 1: 143, 2: 3, 3: 3, 4: 4}
+"""What cycles.py makes of a job: worker killed, launcher told to end, fork server killed, exit code 3, and exit code 4
+of a worker that leaves a child."""
+
+
+@pytest.mark.slow
+def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    driver = [sys.executable, str(workers / "cycles_driver.py")]
+    finished: Finished = msrun.run("50", workers / "cycles.py", cwd=tmp_path, command=driver)
+    assert finished.code == 0, finished.stderr
+    report = json.loads(finished.stdout)
+    assert report["codes"] == [CODES[number % 5] for number in range(50)]
+    assert report["after"] == report["before"]
+    assert report["after"]["children"] == [] and report["after"]["listening"] == []
+    kept = {"stdout", "stderr"}
+    assert all(set(os.listdir(folder)) == kept for folder in msrun.temporary.glob("run-*"))

@@ -1,0 +1,44 @@
+"""When a job starts again, and when not."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun import contract
+from msrun.cluster.restart import MAX_DELAY_S, RestartPolicy
+
+EXIT_1 = 1 << 8
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "done", "wait_status", "delay_s"),
+    [
+        (0, 0, EXIT_1, None),
+        (1, 0, EXIT_1, 1.0),
+        (1, 1, EXIT_1, None),
+        (3, 1, EXIT_1, 2.0),
+        (3, 2, signal.SIGKILL, 4.0),
+        (3, 0, None, 1.0),
+        (3, 0, contract.EXIT_DO_NOT_RESTART << 8, None),
+        (3, 0, 127 << 8, None),
+        (3, 0, 126 << 8, None),
+    ],
+)
+def test_delay_before_a_restart(max_restarts: int, done: int, wait_status: int | None, delay_s: float | None) -> None:
+    assert RestartPolicy(max_restarts).delay_s(done, wait_status) == delay_s
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_delay_never_shrinks_and_is_bounded(max_restarts: int, done: int) -> None:
+    policy = RestartPolicy(max_restarts)
+    delay_s = policy.delay_s(done, EXIT_1)
+    assert (delay_s is None) == (done >= max_restarts)
+    if delay_s is not None:
+        assert 0 < delay_s <= MAX_DELAY_S
+        before_s = policy.delay_s(done - 1, EXIT_1) if done else 0.0
+        assert before_s is not None
+        assert delay_s >= before_s

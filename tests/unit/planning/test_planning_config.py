@@ -1,0 +1,250 @@
+"""The file of --config: what is taken letter by letter, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun.cli import command
+from msrun.errors import UsageError
+from msrun.options import build_spec, normalise
+from msrun.planning.config import JobConfig, OptionShape, parse_config
+from msrun.planning.settings import variable_name
+from msrun.planning.spec import LaunchSpec
+from msrun.sources import Sources, apply_sources
+
+SHAPES = {
+    "worker_num": OptionShape("whole number"),
+    "grace": OptionShape("number"),
+    "quiet": OptionShape("truth value"),
+    "log_dir": OptionShape("text"),
+    "preload": OptionShape("text", is_repeatable=True),
+    "dry_run": OptionShape("word"),
+    "bind_core": OptionShape("JSON"),
+}
+
+
+def parse(text: str) -> JobConfig:
+    return parse_config(text, "job.yaml", SHAPES)
+
+
+TAKEN = [
+    ("worker_num: 4", {"worker_num": "4"}),
+    ("worker-num: 4", {"worker_num": "4"}),
+    ("worker_num: -1", {"worker_num": "-1"}),
+    ("grace: 2", {"grace": "2"}),
+    ("grace: 2.50", {"grace": "2.50"}),
+    ("grace: 1e1", {"grace": "1e1"}),
+    ("quiet: true", {"quiet": "true"}),
+    ("quiet: no", {"quiet": "no"}),
+    ("log_dir: logs/of today", {"log_dir": "logs/of today"}),
+    ("log_dir: 2026-01-31", {"log_dir": "2026-01-31"}),
+    ("log_dir: 007", {"log_dir": "007"}),
+    ("log_dir: 'yes'", {"log_dir": "yes"}),
+    ('log_dir: ""', {"log_dir": ""}),
+    ("preload: [a, b.c]", {"preload": ["a", "b.c"]}),
+    ("preload: []", {"preload": []}),
+    ("preload:\n- a\n- b\n", {"preload": ["a", "b"]}),
+    ("dry_run: true", {"dry_run": "true"}),
+    ("dry_run: json", {"dry_run": "json"}),
+    ("bind_core: true", {"bind_core": "true"}),
+    ("bind_core: {device0: [0-3, 7], device1: ['8']}", {"bind_core": '{"device0": ["0-3", 7], "device1": ["8"]}'}),
+    ("version: 1", {}),
+    ("", {}),
+    ("# nothing yet\n", {}),
+]
+
+
+@pytest.mark.parametrize(("text", "options"), TAKEN)
+def test_values_are_taken_letter_by_letter(text: str, options: dict[str, Any]) -> None:
+    assert parse(text).options == options
+
+
+def test_program_and_environment_are_taken_as_written() -> None:
+    config = parse(
+        "script: train.py\nargs: [--lr, 0.10, 1e-3, off, 0x10, 'a b', '']\n"
+        "module: yes\nenv: {RATE: 0.10, FLAG: on, EMPTY: '', DATE: 2026-01-31}\n"
+    )
+    assert config.program == ("train.py", "--lr", "0.10", "1e-3", "off", "0x10", "a b", "")
+    assert config.is_module
+    assert config.env == (("RATE", "0.10"), ("FLAG", "on"), ("EMPTY", ""), ("DATE", "2026-01-31"))
+
+
+def test_lines_of_the_keys_are_known() -> None:
+    config = parse("# first\n\nworker_num: 4\ngrace: 2\n")
+    assert (config.place("worker_num"), config.place("grace")) == (
+        "--config job.yaml, line 3: worker_num",
+        "--config job.yaml, line 4: grace",
+    )
+
+
+REFUSED = [
+    ("worker_num: four", "line 1: worker_num: 'four' is text; give a whole number such as 8"),
+    ("\nworker_num: '4'", "line 2: worker_num: '4' is text; give a whole number such as 8 without quotes"),
+    ("worker_num: 4.0", "line 1: worker_num: '4.0' is a number; give a whole number such as 8"),
+    ("worker_num: true", "line 1: worker_num: 'true' is a truth value; give a whole number such as 8"),
+    ("worker_num: 010", "line 1: worker_num: '010' is a number; give a whole number such as 8"),
+    ("worker_num: 1:30", "line 1: worker_num: '1:30' is a number; give a whole number such as 8"),
+    ("worker_num:", "line 1: worker_num: no value; give a whole number such as 8 or remove the line"),
+    ("worker_num: [4]", "line 1: worker_num: a list; give a whole number such as 8"),
+    ("grace: .inf", "line 1: grace: '.inf' is a number; give a number such as 2.5"),
+    ("grace: .nan", "line 1: grace: '.nan' is a number; give a number such as 2.5"),
+    ("quiet: 1", "line 1: quiet: '1' is a number; give true or false"),
+    ("quiet: 'true'", "line 1: quiet: 'true' is text; give true or false"),
+    ("log_dir: yes", "line 1: log_dir: 'yes' is a truth value; give text in quotes"),
+    ("log_dir: {a: b}", "line 1: log_dir: a mapping; give text"),
+    (f"log_dir: [{'a' * 200}]", "line 1: log_dir: a list; give text"),
+    ('log_dir: "a\\0b"', "line 1: log_dir: holds a character that no command line can; remove it"),
+    ("log_dir: !!python/object/apply:os.system [id]", "line 1: log_dir: a list; give text"),
+    ("log_dir: !mine a", "line 1: log_dir: the tag !mine; give text"),
+    ("preload: torch", "line 1: preload: 'torch' is text; give a list such as [a, b]"),
+    ("preload:\n- a\n- [b]\n", "line 3: preload: a list; give text"),
+    ("dry_run: [a]", "line 1: dry_run: a list; give a single value"),
+    ("- a\n- b", "line 1: the file: a list; give lines of NAME: value"),
+    ("train.py", "line 1: the file: 'train.py' is text; give lines of NAME: value"),
+    ("[a]: b", "line 1: the file: a list instead of a name; give NAME: value"),
+    ("<<: {grace: 1}", "line 1: the file: a merge key (<<) instead of a name; give NAME: value"),
+    ("worker_nmu: 4", "line 1: worker_nmu: no such setting (did you mean worker_num?); msrun --help lists the options"),
+    ("arg: [a]", "line 1: arg: no such setting (did you mean args?); msrun --help lists the options"),
+    ("colour: red", "line 1: colour: no such setting; msrun --help lists the options"),
+    ("config: a.yaml", "line 1: config: a file cannot name another one; give --config on the command line"),
+    ("grace: 1\nquiet: no\ngrace: 2", "line 3: grace: given twice, first in line 1; keep one"),
+    ("log_dir: a\nlog-dir: b", "line 2: log_dir: given twice, first in line 1; keep one"),
+    ("env:\n  A: 1\n  B: 2\n  A: 3", "line 4: A: given twice, first in line 2; keep one"),
+    ("env: [A=1]", "line 1: env: a list; give {NAME: value}"),
+    ("env: {A: }", "line 1: env A: no value; give a single value, '' for an empty one"),
+    ("env: {A: [1]}", "line 1: env A: a list; give a single value"),
+    ("script: a.py\nargs: b", "line 2: args: 'b' is text; give a list such as [a, b]"),
+    ("script: a.py\nargs: [~]", "line 2: args: no value; give a single value, '' for an empty one"),
+    ("args: [a]", "line 1: args: there is no script that it belongs to; add script: train.py"),
+    ("module: true", "line 1: module: there is no script that it belongs to; add script: train.py"),
+    ("script: a.py\nmodule: 1", "line 2: module: '1' is a number; give true or false"),
+    ("version: 2", "line 1: version 2: this msrun reads version 1; change the file or msrun"),
+    ("version: one", "line 1: version: 'one' is text; give a whole number such as 8"),
+    ("bind_core: {a: {b: ~}}", "line 1: bind_core: no value; give a single value, '' for an empty one"),
+    ("a: 1\nenv: *b", "line 2: *b: aliases are not read; write the value again"),
+    ("a: b: c", "line 1: not YAML (mapping values are not allowed"),
+    ("grace: 1\nquiet: [\n", "line 3: not YAML ("),
+    ("grace: 1\n---\ngrace: 2\n", "line 2: not YAML ("),
+    ("grace: \x00", "line 1: not YAML ("),
+    ("\t grace: 1", "line 1: not YAML ("),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_what_is_wrong_is_named_with_file_line_and_remedy(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(f"--config job.yaml, {message}")
+    if not message.endswith("("):
+        assert "\n" not in str(caught.value)
+
+
+def test_values_that_are_shown_are_cut() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(f"worker_num: {'x' * 5000}")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 500_000,
+        "{a: " * 100_000,
+        "- " * 100_000 + "a",
+        "a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nd: [*c,*c,*c,*c]\n",
+        "env: &e {A: *e}",
+    ],
+    ids=["lists", "mappings", "blocks", "aliases", "alias of itself"],
+)
+def test_bombs_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"levels deep; a job needs two|aliases are not read"):
+        parse(text)
+
+
+@given(st.text(max_size=200))
+def test_no_text_ends_in_anything_but_a_config_or_a_refusal(text: str) -> None:
+    try:
+        parse(text)
+    except UsageError as error:
+        assert str(error).startswith("--config job.yaml, line ")
+
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}\Z").filter(lambda name: not name.startswith(("MS", "RANK")))
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "worker_num": st.integers(1, 64),
+        "master_port": st.integers(0, 65535),
+        "grace": st.floats(0, 1e6).filter(lambda value: "e-" not in str(value)),
+        "log_dir": TEXTS.filter(bool),
+        "start_method": st.sampled_from(["auto", "fork", "exec"]),
+        "tail_worker_log": st.sampled_from(["0", "all", "none", "-1"]),
+        "preload": st.lists(TEXTS.filter(bool), max_size=3),
+        "env": st.dictionaries(NAMES, TEXTS, max_size=3),
+        "quiet": st.booleans(),
+    },
+)
+
+
+def spec_of(words: list[str], variables: dict[str, str]) -> LaunchSpec:
+    """Translate as the command does, without running anything; what only tells where values came from is left out."""
+    with (
+        mock.patch.dict(os.environ, variables),
+        command.make_context("msrun", normalise(words), obj=Sources()) as context,
+    ):
+        spec = build_spec(apply_sources(context, context.params), dict(os.environ))
+        return replace(spec, settings=(), env=tuple(sorted(dict(spec.env).items())))
+
+
+def as_words(options: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in options.items():
+        if name == "env":
+            words += [f"--env={key}={text}" for key, text in value.items()]
+        elif isinstance(value, list):
+            words += [f"--{name}={item}" for item in value]
+        else:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def as_variables(options: dict[str, Any]) -> dict[str, str]:
+    variables = {}
+    for name, value in options.items():
+        if name == "env":
+            value = [f"{key}={text}" for key, text in value.items()]
+        variables[variable_name(name)] = shlex.join(value) if isinstance(value, list) else str(value)
+    return variables
+
+
+@given(options=OPTIONS, args=st.lists(TEXTS, max_size=4))
+def test_command_line_variables_and_file_give_the_same_job(
+    tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], args: list[str]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "same-job"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").touch()
+    options = {**options, "chdir": str(folder)}
+    config = folder / "job.yaml"
+    config.write_text(yaml.safe_dump({**options, "script": "train.py", "args": args}), encoding="utf-8")
+
+    expected = spec_of([*as_words(options), "train.py", *args], {})
+    assert spec_of(["--config", str(config)], {}) == expected
+    assert spec_of(["train.py", *args], as_variables(options)) == expected
+    assert spec_of([], {**as_variables(options), "MSRUN_CONFIG": str(config)}) == expected
+
+
+def test_json_is_a_file_too(tmp_path: Path) -> None:
+    assert parse(json.dumps({"worker_num": 4, "env": {"A": "b"}})).env == (("A", "b"),)

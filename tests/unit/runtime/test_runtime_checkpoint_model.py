@@ -1,0 +1,301 @@
+"""ModelCheckpoint and Model.train(resume_from=...): a run cut anywhere ends with the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from msrun.errors import CheckpointError, ParallelError
+from msrun.runtime import (
+    Callback,
+    CheckpointConfig,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    RunContext,
+    latest_checkpoint,
+    load_checkpoint,
+)
+from msrun.runtime.data import NumpySlicesDataset
+
+EPOCHS, BATCHES = 3, 4
+GENERATOR = np.random.RandomState(0)
+IMAGES = GENERATOR.rand(2 * BATCHES, 4).astype(np.float32)
+LABELS = GENERATOR.rand(2 * BATCHES, 2).astype(np.float32)
+
+
+class Stream:
+    """Data without a length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return iter(as_list())
+
+
+def as_list() -> list[tuple[Tensor, ...]]:
+    return list(zip(torch.tensor(IMAGES).split(2), torch.tensor(LABELS).split(2), strict=True))
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "own dataset": lambda: NumpySlicesDataset((IMAGES, LABELS), ["x", "y"]).batch(2),
+    "its iterator": lambda: NumpySlicesDataset((IMAGES, LABELS), ["x", "y"]).batch(2).create_tuple_iterator(),
+    "list": as_list,
+    "stream": Stream,
+    "shuffling loader": lambda: DataLoader(
+        TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS)), batch_size=2, shuffle=True
+    ),
+}
+
+
+def model() -> Model:
+    """A network whose dropout draws random numbers in every step."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    return Model(network, F.mse_loss, torch.optim.Adam(network.parameters(), 0.05))
+
+
+class Losses(Callback):
+    """Writes down every loss with its place, and ends the process's training at a step."""
+
+    def __init__(self, dies_after: int = -1) -> None:
+        self.lines: list[tuple[int, int, int, float]] = []
+        self.dies_after = dies_after
+
+    def on_train_step_end(self, context: RunContext) -> None:
+        self.lines.append((context.cur_epoch_num, context.step_in_epoch, context.cur_step_num, context.loss))
+        if context.cur_step_num == self.dies_after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("dies_after", range(1, EPOCHS * BATCHES))
+@pytest.mark.parametrize("data", DATA)
+def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path: Path, data: str, dies_after: int) -> None:
+    right = Losses()
+    model().train(EPOCHS, DATA[data](), right)
+    config = CheckpointConfig(save_checkpoint_steps=3, keep_checkpoint_max=2)
+    first, second = Losses(dies_after), Losses()
+    with pytest.raises(KeyboardInterrupt):
+        model().train(EPOCHS, DATA[data](), [ModelCheckpoint(directory=tmp_path, config=config), first])
+    torch.rand(7)  # the new process has drawn other numbers
+    callbacks = [ModelCheckpoint(directory=tmp_path, config=config), second]
+    model().train(EPOCHS, DATA[data](), callbacks, resume_from=latest_checkpoint(tmp_path))
+    assert first.lines == right.lines[:dies_after]
+    assert second.lines == right.lines[dies_after // 3 * 3 :]
+
+
+def test_checkpoint_of_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    model().train(EPOCHS, as_list(), ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(5)))
+    newest = latest_checkpoint(tmp_path)
+    assert newest == tmp_path / "CKP-3_4.ckpt", "the last step is saved although 5 does not divide it"
+    again = Losses()
+    callback = ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(5))
+    model().train(EPOCHS, as_list(), [again, callback], resume_from=newest)
+    assert again.lines == []
+    assert callback.latest_ckpt_file_name == ""
+
+
+def test_more_epochs_go_on_from_a_finished_run(tmp_path: Path) -> None:
+    right, more = Losses(), Losses()
+    model().train(EPOCHS, DATA["own dataset"](), right)
+    model().train(1, DATA["own dataset"](), ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(100)))
+    model().train(EPOCHS, DATA["own dataset"](), more, resume_from=tmp_path / "CKP-1_4.ckpt")
+    assert more.lines == right.lines[BATCHES:]
+
+
+def test_interrupted_twice_it_still_ends_alike(tmp_path: Path) -> None:
+    right, lines = Losses(), []
+    model().train(EPOCHS, DATA["shuffling loader"](), right)
+    for dies_after in (2, 7, -1):
+        losses = Losses(dies_after)
+        callbacks = [losses, ModelCheckpoint(directory=tmp_path)]
+        try:
+            model().train(EPOCHS, DATA["shuffling loader"](), callbacks, resume_from=latest_checkpoint(tmp_path))
+        except KeyboardInterrupt:
+            losses.lines.pop()  # died before this step was saved
+        lines += losses.lines
+    assert lines == right.lines
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (CheckpointConfig(), ["2_4", "3_1", "3_2", "3_3", "3_4"]),
+        (CheckpointConfig(5), ["2_1", "3_2", "3_4"]),
+        (CheckpointConfig(2, keep_checkpoint_max=2), ["3_2", "3_4"]),
+        (CheckpointConfig(1, keep_checkpoint_max=0), ["3_4"]),
+        (CheckpointConfig(1, keep_checkpoint_max=0, keep_checkpoint_per_n_minutes=10), ["1_1", "3_4"]),
+        (CheckpointConfig(100), ["3_4"]),
+    ],
+)
+def test_names_and_number_of_checkpoints(tmp_path: Path, config: CheckpointConfig, kept: list[str]) -> None:
+    (tmp_path / "mine.txt").touch()
+    callback = ModelCheckpoint("net", tmp_path / "new", config)
+    model().train(EPOCHS, as_list(), callback)
+    assert sorted(os.listdir(tmp_path / "new")) == [f"net-{place}.ckpt" for place in kept]
+    assert callback.latest_ckpt_file_name == str(tmp_path / "new" / "net-3_4.ckpt")
+
+
+def test_old_checkpoint_goes_only_after_the_new_one_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msrun.runtime.checkpoint import save
+
+    config = CheckpointConfig(keep_checkpoint_max=1)
+    model().train(1, as_list()[:1], ModelCheckpoint(directory=tmp_path, config=config))
+    finish = save.finish_writing
+
+    def fail(*args: Any) -> None:
+        assert (tmp_path / "CKP-1_1.ckpt").is_dir()
+        if args[2].step == 2:
+            raise OSError(28, "No space left on device")
+        finish(*args)
+
+    monkeypatch.setattr(save, "finish_writing", fail)
+    with pytest.raises(CheckpointError, match=r"CKP-1_2.ckpt was not saved, earlier ones are untouched: No space left"):
+        model().train(
+            1, as_list()[:2], ModelCheckpoint(directory=tmp_path, config=config), resume_from=tmp_path / "CKP-1_1.ckpt"
+        )
+    assert os.listdir(tmp_path) == ["CKP-1_1.ckpt"]
+    model().train(1, as_list()[:2], resume_from=latest_checkpoint(tmp_path))
+
+
+def test_training_anew_in_a_used_directory_keeps_its_own_checkpoints(tmp_path: Path) -> None:
+    """Those of the longer run before are older, although they are further."""
+    config = CheckpointConfig(keep_checkpoint_max=2)
+    model().train(3, as_list(), ModelCheckpoint(directory=tmp_path, config=config))
+    model().train(1, as_list(), ModelCheckpoint(directory=tmp_path, config=config))
+    assert sorted(os.listdir(tmp_path)) == ["CKP-1_3.ckpt", "CKP-1_4.ckpt"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "CKP-1_4.ckpt"
+
+
+def test_checkpoints_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    class Clock(Callback):
+        def on_train_step_end(self, _context: RunContext) -> None:
+            now[0] += 4.0
+
+    config = CheckpointConfig(save_checkpoint_steps=0, save_checkpoint_seconds=10, keep_checkpoint_max=9)
+    model().train(2, as_list(), [Clock(), ModelCheckpoint(directory=tmp_path, config=config)])
+    assert sorted(os.listdir(tmp_path)) == ["CKP-1_3.ckpt", "CKP-2_2.ckpt", "CKP-2_4.ckpt"]
+
+
+def test_step_that_diverged_is_not_saved(tmp_path: Path) -> None:
+    """A restart would go on from it for ever."""
+    data = [*as_list()[:2], (torch.full((2, 4), math.inf), torch.zeros(2, 2))]
+    with pytest.raises(ParallelError, match="training has diverged"):
+        model().train(1, data, [ModelCheckpoint(directory=tmp_path), LossMonitor(0)])
+    assert latest_checkpoint(tmp_path) == tmp_path / "CKP-1_2.ckpt"
+
+
+def test_half_written_checkpoints_are_cleared_when_training_begins(tmp_path: Path) -> None:
+    (tmp_path / "CKP-1_1.ckpt.saving").mkdir()
+    model().train(1, as_list(), ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(100)))
+    assert os.listdir(tmp_path) == ["CKP-1_4.ckpt"]
+
+
+def test_directory_is_by_default_where_the_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model().train(1, as_list(), ModelCheckpoint(config=CheckpointConfig(100)))
+    assert os.listdir(tmp_path) == ["CKP-1_4.ckpt"]
+
+
+def test_appended_information_comes_with_every_checkpoint(tmp_path: Path) -> None:
+    config = CheckpointConfig(append_info={"data": "digits"})
+    model().train(1, as_list(), ModelCheckpoint(directory=tmp_path, config=config))
+    loaded = load_checkpoint(tmp_path / "CKP-1_3.ckpt", model().network)
+    assert loaded == {"data": "digits", "epoch_num": 0, "step_in_epoch": 3, "step_num": 3}
+    assert load_checkpoint(tmp_path / "CKP-1_4.ckpt", model().network)["epoch_num"] == 1
+
+
+def test_later_initial_epoch_reads_the_data_of_that_epoch() -> None:
+    right, later = Losses(), Losses()
+    model().train(EPOCHS, DATA["own dataset"](), right)
+    seen: list[Tensor] = []
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            seen.append(x)
+            return (x.sum() - y.sum()) * self.weight
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+    spy = Spy()
+    Model(spy, optimizer=torch.optim.SGD(spy.parameters(), 0.0)).train(EPOCHS, DATA["own dataset"]())
+    whole = list(seen)
+    seen.clear()
+    trained = Model(spy, optimizer=torch.optim.SGD(spy.parameters(), 0.0))
+    trained.train(EPOCHS, DATA["own dataset"](), later, initial_epoch=2)
+    assert all(torch.equal(a, b) for a, b in zip(seen, whole[2 * BATCHES :], strict=True))
+
+
+def test_position_is_said_once(tmp_path: Path) -> None:
+    model().train(1, as_list(), ModelCheckpoint(directory=tmp_path))
+    with pytest.raises(ParallelError, match="the checkpoint says where to go on; give one of them"):
+        model().train(2, as_list(), initial_epoch=1, resume_from=latest_checkpoint(tmp_path))
+
+
+def test_checkpoint_of_another_network_ends_the_training_before_it_begins(tmp_path: Path) -> None:
+    model().train(1, as_list(), ModelCheckpoint(directory=tmp_path))
+    network = nn.Linear(4, 3)
+    other = Model(network, F.mse_loss, torch.optim.SGD(network.parameters(), 0.1))
+    with pytest.raises(CheckpointError, match="is one of another network"):
+        other.train(1, as_list(), resume_from=latest_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("prefix", ["", "a/b", ".hidden", None, 3])
+def test_prefix_must_begin_a_file_name(prefix: Any) -> None:
+    with pytest.raises(CheckpointError, match="must begin a file name, without a slash"):
+        ModelCheckpoint(prefix)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "3", True, None])
+@pytest.mark.parametrize("name", ["save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max"])
+def test_numbers_of_the_config_are_whole_ones(name: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=rf"CheckpointConfig\({name}={value!r}\): must be a whole number, 0 or"):
+        CheckpointConfig(**{name: value})
+
+
+def test_config_that_would_write_nothing_or_asynchronously_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="nothing would be written; give one of them"):
+        CheckpointConfig(save_checkpoint_steps=0)
+    with pytest.raises(CheckpointError, match="async_save"):
+        CheckpointConfig(async_save=True)
+
+
+def test_own_datasets_begin_behind_the_steps_that_are_done() -> None:
+    dataset = DATA["own dataset"]()
+    whole = [[batch[0] for batch in dataset] for _ in range(3)]
+    for epoch in range(3):
+        for step in range(BATCHES + 1):
+            dataset.set_epoch(epoch, step)
+            assert [b[0].tolist() for b in dataset] == [b.tolist() for b in whole[epoch][step:]]
+            if epoch < 2:
+                assert [b[0].tolist() for b in dataset] == [b.tolist() for b in whole[epoch + 1]], "whole again"
+    iterator = dataset.create_tuple_iterator(num_epochs=3)
+    iterator.set_epoch(1, 2)
+    assert [[b[0].tolist() for b in iterator] for _ in range(3)] == [
+        [b.tolist() for b in whole[1][2:]],
+        [b.tolist() for b in whole[2]],
+        [],
+    ]
+
+
+def test_nothing_is_logged_while_all_goes_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model().train(1, as_list(), ModelCheckpoint(directory=tmp_path))
+        model().train(2, as_list(), resume_from=latest_checkpoint(tmp_path))
+    assert caplog.records == []

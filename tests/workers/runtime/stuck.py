@@ -1,0 +1,44 @@
+"""stuck.py HOW: four ranks train with the runtime; from the third step on rank 1 does as HOW says.
+
+HOW: sleep, spin, stop (stops itself), leave (ends with exit code 0), absent (rank 1 never calls init),
+gone (rank 1 ends with exit code 0 before init).
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+from msrun.runtime import AutoParallel, init
+
+HOW = sys.argv[1]
+RANK = int(os.environ["RANK"])
+
+
+def hold_the_others_up() -> None:
+    while HOW == "spin":
+        pass
+    if HOW == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
+print(f"rank {RANK} begins", flush=True)
+if RANK == 1 and HOW == "gone":
+    sys.exit(0)
+if RANK == 1 and HOW == "absent":
+    print("loading the data", flush=True)
+    time.sleep(600)
+init()
+torch.manual_seed(1)
+net = AutoParallel(nn.Linear(8, 8), parallel_mode="semi_auto").hsdp(threshold=0)
+for step in range(1, 10):
+    if RANK == 1 and step == 3:
+        if HOW == "leave":
+            os._exit(0)
+        hold_the_others_up()
+    net(torch.ones(4, 8)).sum().backward()
+    print(f"step {step}", flush=True)

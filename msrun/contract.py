@@ -23,7 +23,6 @@ Failure file (`failure.json`, written only when the job failed):
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 # -- worker environment: torch's words ------------------------------------------------------------------------------
@@ -120,8 +119,8 @@ FILE_MODE: Final = 0o600
 #   waiting_since when that wait began
 #   name          the newest collective in words, UTF-8, filled up with NUL
 # Moments are seconds of CLOCK_MONOTONIC.
-PROGRESS_RECORD: Final = struct.Struct("=QQddQQd72s")
-PROGRESS_RECORD_BYTES: Final = PROGRESS_RECORD.size
+PROGRESS_RECORD: Final = "=QQddQQd72s"
+PROGRESS_RECORD_BYTES: Final = 128
 PROGRESS_NAME_BYTES: Final = 72
 PHASE_UNKNOWN: Final = 0
 PHASE_JOINING: Final = 1

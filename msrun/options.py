@@ -140,7 +140,13 @@ OPTIONS: list[click.Parameter] = [
         type=PlanForm(["text", "json"]),
         help="Print the plan and start nothing; --dry_run=json for JSON.",
     ),
-    option("check", type=Boolean(), default=False, help="Check this host for the job, line by line; start nothing."),
+    option(
+        "check",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Check this host for the job, line by line; start nothing.",
+    ),
     option(
         "status",
         type=click.Path(path_type=Path),
@@ -161,8 +167,8 @@ OPTIONS: list[click.Parameter] = [
         callback=read_sources,
         help="YAML file of options, script, args and env; its paths, too, count from the current directory.",
     ),
-    option("quiet", type=Boolean(), default=False, help="Only errors from msrun itself."),
-    option("debug", type=Boolean(), default=False, help="Show msrun's own tracebacks."),
+    option("quiet", type=Boolean(), default=False, metavar="[=True|False]", help="Only errors from msrun itself."),
+    option("debug", type=Boolean(), default=False, metavar="[=True|False]", help="Show msrun's own tracebacks."),
     click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module name, as for python -m."),
 ]
 """All options, in the order of --help."""

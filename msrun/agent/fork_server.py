@@ -136,7 +136,10 @@ class ForkServer:
         return None
 
     def _reap(self) -> None:
-        for pid, status, peak_bytes in process_control.reap_children():
+        ended = process_control.reap_children()
+        if self.log_pipes:
+            ended = self.log_pipes.writer_first(ended)
+        for pid, status, peak_bytes in ended:
             process_id = self._running.pop(pid, None)
             if process_id is not None:
                 self._send(

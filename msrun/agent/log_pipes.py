@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msrun import contract
@@ -28,8 +29,13 @@ MAX_PIPE_BYTES = 1 << 20
 """What the kernel grants to anybody; see pipe(7), pipe-max-size."""
 ALL_PIPES_BYTES = 1 << 24
 """What the pipes of a job may hold together. A user has 64 MiB; beyond that each of his new pipes is tiny."""
+PF_EXITING = 0x4
 END_S = DRAIN_S + 0.5
 """How long the log writer may take to end."""
+
+
+Ended = tuple[int, int, float]
+"""Process id, wait status and peak memory in bytes, as `reap_children` gives them."""
 
 
 class LogPipes:
@@ -89,6 +95,26 @@ class LogPipes:
         elif process_id in self._writers:
             os.close(self._writers.pop(process_id))
 
+    def writer_first(self, ended: list[Ended]) -> list[Ended]:
+        """Return these ends with the log writer's before those of workers.
+
+        A worker that writes to a pipe without a reader dies of it, and may be gone before the writer that is dying.
+        """
+        pids = {pid for pid, _, _ in ended}
+        if any(status for _, status, _ in ended) and self.log_writer_pid not in pids:
+            ended = [*ended, *self._reap_dying_writer()]
+        return sorted(ended, key=lambda end: end[0] != self.log_writer_pid)
+
+    def _reap_dying_writer(self) -> list[Ended]:
+        end = time.monotonic() + END_S
+        while is_exiting(self.log_writer_pid) and time.monotonic() < end:
+            with contextlib.suppress(ChildProcessError):
+                pid, status, usage = os.wait4(self.log_writer_pid, os.WNOHANG)
+                if pid:
+                    return [(pid, status, usage.ru_maxrss * 1024.0)]
+            time.sleep(process_control.POLL_S / 10)
+        return []
+
     def end_log_writer(self) -> dict[str, Any] | None:
         """Tell the log writer that nobody writes any more and wait for its end; one that is stuck is killed.
 
@@ -109,6 +135,18 @@ class LogPipes:
         if not has_ended:
             os.kill(self.log_writer_pid, signal.SIGKILL)
         return report
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process has begun to end, or has ended and was not collected yet.
+
+    Source: proc(5), /proc/PID/stat, flags; PF_EXITING of linux/sched.h is set before any of its files is closed.
+    """
+    try:
+        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == b"Z" or bool(int(fields[6]) & PF_EXITING)
 
 
 def await_log_writer(pid: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,9 +83,8 @@ def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
     begin = global_rank * contract.PROGRESS_RECORD_BYTES
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()
-    phase, steps, step_at, loss, collectives, is_waiting, since, name = contract.PROGRESS_RECORD.unpack_from(
-        board, begin
-    )
+    fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
+    phase, steps, step_at, loss, collectives, is_waiting, since, name = fields
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
     has_loss = phase != contract.PHASE_UNKNOWN and steps > 0
     return Progress(phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text)

@@ -36,6 +36,18 @@ def rotated_path(path: str, number: int) -> str:
     return f"{path}.{number}" if number else path
 
 
+def rename_log(path: str, new_path: str) -> None:
+    """Rename a log that nobody writes any more, with its older files: `new_path`, `new_path.1` and so on.
+
+    Raises:
+        OSError: a file cannot be renamed. A log that is not there is none.
+    """
+    number = 0
+    while os.path.lexists(rotated_path(path, number)):
+        os.replace(rotated_path(path, number), rotated_path(new_path, number))  # noqa: PTH105
+        number += 1
+
+
 class RotatedLog:
     """One log and its older files. Failures to write never leave this class: they are counted and told."""
 

@@ -56,8 +56,9 @@ def _group_folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's group and of those above it, of version 2 and of the version 1 controller."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, names, path = line.split(":", 2)
-            if names and controller not in names.split(","):
+            _, _, rest = line.partition(":")
+            names, sign, path = rest.partition(":")
+            if not sign or (names and controller not in names.split(",")):
                 continue
             top = root / "sys/fs/cgroup" / (controller if names else "")
             relative = Path(path.lstrip("/"))

@@ -35,8 +35,9 @@ LOW_MEMORY_BYTES = 200 * MIB
 """A worker with torch imported and a small model."""
 SMALL_SHARED_MEMORY_BYTES = 64 * MIB
 """What a container gets by default; the workers of one torch DataLoader can fill it."""
-FILES_OF_MSRUN = 64
-FILES_PER_WORKER = 4
+FILES_OF_MSRUN = 32
+FILES_PER_WORKER = 8
+"""What a worker that talks to some others needs; the store alone has a connection to each."""
 PROCESSES_OF_MSRUN = 3
 """Fork server, scheduler and its store."""
 USUAL_THREADS = 4
@@ -193,14 +194,15 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Workers connect to each other, and each to the store: descriptors grow with the number of workers."""
+    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers."""
     limit = open_file_limit()
-    least = FILES_OF_MSRUN + FILES_PER_WORKER * spec.local_worker_num
+    least = FILES_OF_MSRUN + spec.local_worker_num
+    usual = FILES_OF_MSRUN + FILES_PER_WORKER * spec.local_worker_num
     text = f"{limit} open files allowed for each process"
     if limit < least:
         raise ClusterError(f"{text}, {spec.local_worker_num} workers need {least}; raise the limit with ulimit -n")
-    if limit < 4 * least:
-        return Finding("warn", "open_files", f"{text}; ulimit -n {4 * least} leaves the workers more room")
+    if limit < usual:
+        return Finding("warn", "open_files", f"{text}; ulimit -n {usual} leaves the workers more room")
     return Finding("ok", "open_files", text)
 
 
@@ -247,8 +249,9 @@ def _check_module(name: str, working_directory: Path) -> None:
     from importlib.util import find_spec
 
     top = name.partition(".")[0]
-    with contextlib.suppress(ValueError):  # a name that cannot be looked for, such as __main__
-        if PathFinder.find_spec(top, [str(working_directory)]) or find_spec(top):  # find_spec also asks import hooks
+    with contextlib.suppress(ValueError):  # a name that cannot be looked for
+        is_there = PathFinder.find_spec(top, [str(working_directory)]) or find_spec(top)  # which asks import hooks, too
+        if is_there and top != "__main__":  # that is msrun itself
             return
     raise UsageError(
         f"-m {name}: no module {top} in {working_directory} or on Python's path; check the name or --chdir"

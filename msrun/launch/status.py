@@ -16,6 +16,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.progress_board import Progress, parse_record
+from msrun.agent.rotated_log import rotated_path
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.job_record import EventsRecord, PlannedWorker, PlanRecord, parse_events, parse_plan, read_bytes
@@ -256,7 +257,8 @@ def _read_log(path: Path) -> tuple[float | None, int | None, float | None]:
         found = path.lstat()
     except OSError:
         return None, None, None
-    if not found.st_size or not path.is_file():
+    was_rotated = Path(rotated_path(str(path), 1)).exists()
+    if not path.is_file() or not (found.st_size or was_rotated):
         return None, None, None
     steps = _STEP.findall(read_tail(path, LOSS_BYTES))
     try:

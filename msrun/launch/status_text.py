@@ -10,7 +10,9 @@ from msrun.planning.ranks import fold_ranks
 
 Value = TypeVar("Value", int, float)
 MAX_ROWS = 64
-"""More workers than this are shown as groups of equal host and state."""
+"""More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
+MAX_RUNS = 6
+"""More runs of ranks than this are cut short."""
 HEADINGS = ("rank", "host", "pid", "state", "last log", "step", "loss")
 GROUP_HEADINGS = ("ranks", "host", "workers", "state", "last log", "step", "loss")
 GAP = "  "
@@ -75,16 +77,17 @@ def _row_cells(row: WorkerRow, now: float) -> tuple[str, ...]:
 
 
 def _group_cells(status: JobStatus) -> list[tuple[str, ...]]:
-    groups: dict[tuple[str, str], list[WorkerRow]] = {}
-    for row in status.rows:
-        groups.setdefault((row.host, row.state), []).append(row)
+    groups = _groups(status.rows, lambda row: row.host)
+    if len(groups) > MAX_ROWS:
+        groups = _groups(status.rows, lambda _: "")
     cells: list[tuple[str, ...]] = []
-    for (host, state), rows in groups.items():
+    for (_, state), rows in groups.items():
+        names = sorted({row.host for row in rows})
         ages = [max(0.0, status.now - row.log_at) for row in rows if row.log_at is not None]
         cells.append(
             (
-                fold_ranks(row.global_rank for row in rows),
-                _one_line(host),
+                _fold(row.global_rank for row in rows),
+                _one_line(names[0]) if len(names) == 1 else f"{len(names)} hosts",
                 str(len(rows)),
                 _one_line(state),
                 f"{_range(ages, describe_span)} ago" if ages else "-",
@@ -93,6 +96,18 @@ def _group_cells(status: JobStatus) -> list[tuple[str, ...]]:
             )
         )
     return cells
+
+
+def _fold(ranks: Iterable[int]) -> str:
+    runs = fold_ranks(ranks).split(", ")
+    return ", ".join(runs if len(runs) <= MAX_RUNS else [*runs[: MAX_RUNS - 1], "...", runs[-1]])
+
+
+def _groups(rows: Iterable[WorkerRow], host_of: Callable[[WorkerRow], str]) -> dict[tuple[str, str], list[WorkerRow]]:
+    groups: dict[tuple[str, str], list[WorkerRow]] = {}
+    for row in rows:
+        groups.setdefault((host_of(row), row.state), []).append(row)
+    return groups
 
 
 def _range(values: Sequence[Value], describe: Callable[[Value], str]) -> str:

@@ -306,6 +306,12 @@ def _limits(plan: LaunchPlan) -> str:
     )
 
 
+def _rotation_words(plan: LaunchPlan) -> str:
+    if not plan.log_max_bytes:
+        return ""
+    return f"; each worker's is rotated at {format_size(plan.log_max_bytes)}, {plan.log_keep} older files stay"
+
+
 def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     """Return the plan as text for people or as JSON, without a last newline."""
     if as_json:

@@ -29,9 +29,9 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The value for people."""
+        """The value for people, on one line."""
         values = self.value if isinstance(self.value, list) else [self.value]
-        return " ".join(_plain(value) for value in values)
+        return " ".join(_plain(value) for value in values).replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _plain(value: Any) -> str:

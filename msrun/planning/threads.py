@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 from msrun.planning.binding import WorkerBinding
 from msrun.planning.spec import StartMethod
@@ -14,6 +13,8 @@ from msrun.planning.topology import Topology
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 SELF_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """With one of these OpenMP binds the thread that loads it: every worker forked afterwards would sit on its CPU."""
+ROUNDING = 1e-9
+"""Three thirds of a core are one, whatever floating point makes of them."""
 
 
 def threads_per_worker(topology: Topology, workers: Sequence[WorkerBinding]) -> tuple[int, ...]:
@@ -26,12 +27,12 @@ def threads_per_worker(topology: Topology, workers: Sequence[WorkerBinding]) -> 
     core_of = {cpu.number: core[0].core for core in cores for cpu in core}
     owned = [{core_of[cpu] for cpu in worker.cpus} for worker in workers]
     users = Counter(core for own in owned for core in own)
-    even = Fraction(len(cores), len(workers))
-    shares = [sum((Fraction(1, users[core]) for core in own), Fraction()) if own else even for own in owned]
+    even = len(cores) / len(workers)
+    shares = [sum(1 / users[core] for core in own) if own else even for own in owned]
     if topology.quota_cores is not None:
-        limit = Fraction(int(topology.quota_cores), len(workers))
+        limit = int(topology.quota_cores) / len(workers)
         shares = [min(share, limit) for share in shares]
-    return tuple(max(1, int(share)) for share in shares)
+    return tuple(max(1, int(share + ROUNDING)) for share in shares)
 
 
 def thread_note(topology: Topology, workers: Sequence[WorkerBinding]) -> str:

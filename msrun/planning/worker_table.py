@@ -39,9 +39,3 @@ def render_workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int])
     if scheduler_cpus:
         told.append(f"binding of the scheduler: CPU {format_cpu_list(scheduler_cpus)}")
     return [f"  {line}" for line in (*rows, *told)]
-
-
-def _rotation_words(plan: LaunchPlan) -> str:
-    if not plan.log_max_bytes:
-        return ""
-    return f"; each worker's is rotated at {format_size(plan.log_max_bytes)}, {plan.log_keep} older files stay"

@@ -30,7 +30,7 @@ LIMIT_S = 20.0
 MAY_END_S = 0.3
 """How long a job may take to die of what may kill it, before its workers are told to end."""
 
-DEADLY = (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGSEGV)
+DEADLY = (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT, Signals.SIGSEGV)
 MOMENTS = {"start": 0.3, "running": 0.1, "teardown": 0.15}
 """When a process is hit, and how long after the begin of that at most, in seconds."""
 TARGETS = ("worker", "worker", "fork server", "scheduler", "launcher")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_console_shows_the_lines_of_the_chosen_rank_only(flooded: Finished) -> N
 
 
 def test_directory_holds_the_files_of_the_contract_and_is_private(flooded: Finished) -> None:
-    names = {"events.jsonl", "plan.json", "rank_table.json", "scheduler.log"} | {f"worker_{r}.log" for r in range(3)}
+    names = {"events.jsonl", "job.lock", "plan.json", "rank_table.json", "scheduler.log"}
+    names |= {f"worker_{rank}.log" for rank in range(3)}
     assert set(os.listdir(flooded.log_dir)) == names
     assert stat.S_IMODE(flooded.log_dir.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in flooded.log_dir.iterdir()} == {0o600}
@@ -90,18 +92,19 @@ def test_scheduler_log_of_a_failed_job_tells_who_failed(msrun: JobRunner, worker
     assert text.splitlines()[-2].endswith("job over: rank 1 failed first: exit code 4")
 
 
-def test_several_tailed_ranks_have_their_rank_in_front_and_whole_lines(
+def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
     finished = msrun.run("--worker_num=2", "--tail_worker_log=all", workers / "flood.py", "2000", cwd=tmp_path)
-    by_rank: dict[bytes, list[bytes]] = {b"[0]": [], b"[1]": []}
+    host = socket.gethostname()
+    by_rank: dict[bytes, list[bytes]] = {f"[{host}:{rank}]".encode(): [] for rank in (0, 1)}
     for line in finished.stdout.splitlines():
         head, _, rest = line.partition(b" ")
         if rest.startswith(b"rank "):
             by_rank[head].append(rest)
     for rank in (0, 1):
         expected = [f"rank {rank} line {number} {'x' * (number % 97)}".encode() for number in range(2000)]
-        assert by_rank[f"[{rank}]".encode()] == expected
+        assert by_rank[f"[{host}:{rank}]".encode()] == expected
 
 
 def test_nothing_is_tailed_when_none_is_asked_for(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

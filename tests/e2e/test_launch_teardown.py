@@ -14,7 +14,7 @@ from signal import Signals
 import pytest
 from job_runner import Finished, JobRunner, Running, is_alive, wait_until
 
-STOPS = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP)
+STOPS = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP, Signals.SIGQUIT)
 
 # -- while the job starts -------------------------------------------------------------------------------------------
 
@@ -47,6 +47,17 @@ PHASES = {
 it has forked the scheduler and worker 0 and is about to fork worker 1. If it does, worker 1 gets the time to run."""
 
 
+def search_modules(msrun: JobRunner, cwd: Path) -> dict[str, str]:
+    """Return the environment in which modules/ is searched first."""
+    return {"PYTHONPATH": os.pathsep.join([str(cwd / "modules"), msrun.environ()["PYTHONPATH"]])}
+
+
+def open_gate(cwd: Path) -> None:
+    """Let whoever waits in `block` go on."""
+    with contextlib.suppress(OSError):  # ENXIO: nobody waits
+        os.close(os.open(cwd / "gate", os.O_WRONLY | os.O_NONBLOCK))
+
+
 class HeldStart:
     """A job of three workers whose start is held at a phase."""
 
@@ -59,18 +70,16 @@ class HeldStart:
             "import os, pathlib, time\npathlib.Path('started_' + os.environ['RANK']).touch()\ntime.sleep(600)\n"
         )
         os.mkfifo(cwd / "gate")
-        search = os.pathsep.join([str(cwd / "modules"), msrun.environ()["PYTHONPATH"]])
         preload = [] if phase == "interpreter" else ["--preload=held"]
         words = ["--worker_num=3", *options, *preload, "train.py"]
-        self.job: Running = msrun.start(*words, cwd=cwd, env={"PYTHONPATH": search})
+        self.job: Running = msrun.start(*words, cwd=cwd, env=search_modules(msrun, cwd))
         self.job.wait_for(cwd / "reached")
         if phase == "workers":
             self.job.wait_for(cwd / "started_0")
 
     def go_on(self) -> None:
         """Let the start go on, if there is still anybody who waits at the gate."""
-        with contextlib.suppress(OSError):  # ENXIO: nobody
-            os.close(os.open(self._cwd / "gate", os.O_WRONLY | os.O_NONBLOCK))
+        open_gate(self._cwd)
 
     def started(self) -> list[str]:
         """Return what workers have made as the first thing that they do."""
@@ -133,6 +142,25 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
     start.job.send(signal.SIGTERM)
     assert start.job.finish().code == 143
     assert start.started() == ["started_0"]
+
+
+@pytest.mark.parametrize("signum", STOPS, ids=[signum.name for signum in STOPS])
+@pytest.mark.parametrize("code", [0, 7])
+def test_signal_when_everything_is_over_does_not_change_the_exit_status(
+    msrun: JobRunner, workers: Path, tmp_path: Path, code: int, signum: Signals
+) -> None:
+    """msrun is held while its interpreter ends: the job is over, its end has been told."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "sitecustomize.py").write_text(
+        BLOCK + "import atexit\nif sys.orig_argv[1:3] == ['-m', 'msrun']:\n    atexit.register(block)\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    words = ["--worker_num=2", workers / "end.py", "all", str(code)]
+    job = msrun.start(*words, cwd=tmp_path, env=search_modules(msrun, tmp_path))
+    job.wait_for(tmp_path / "reached")
+    job.send(signum)
+    open_gate(tmp_path)
+    assert job.finish().code == code
 
 
 # -- workers that do not go easily ----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Start:
         is_new = self.position == Position() and self.random_now is None
         if is_new or epoch > self.position.epoch:
             random = take_random_state()
-            return iter(dataset), random
+            return _steps(iter(dataset)), random
         done = self.position.step_in_epoch
         began = self.random_of_epoch if done else self.random_now
         if began is not None:
@@ -49,7 +49,17 @@ class Start:
                 pass
         if done and self.random_now is not None:
             put_random_state(self.random_now)
-        return batches, random
+        return _steps(batches), random
+
+
+def _steps(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the steps without asking for another iterator, which of an EpochIterator would begin the next epoch."""
+    while True:
+        try:
+            step = next(batches)
+        except StopIteration:
+            return
+        yield step
 
 
 def find_start(

@@ -22,6 +22,7 @@ from msrun.agent.log_pipes import (
     MIN_PIPE_BYTES,
     LogPipes,
     await_log_writer,
+    is_exiting,
     open_log_pipes,
     pipe_bytes,
 )
@@ -170,6 +171,22 @@ def test_writer_that_is_stuck_is_killed(
     os.kill(writer, signal.SIGSTOP)
     assert server.pipes.end_log_writer() is None
     assert server.wait(writer) == -signal.SIGKILL
+
+
+def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(
+    start: Callable[[list[str]], Server], tmp_path: Path
+) -> None:
+    server = start([str(tmp_path / "0")])
+    writer = server.start_writer()
+    assert not is_exiting(writer)
+    assert server.pipes.writer_first([(1, 256, 0.0)]) == [(1, 256, 0.0)]
+    os.kill(writer, signal.SIGKILL)
+    wait_until(lambda: is_exiting(writer), "the log writer ends")
+    assert server.pipes.writer_first([(1, 0, 0.0)]) == [(1, 0, 0.0)], "no reason to look for the writer"
+    (first, status, _), second = server.pipes.writer_first([(1, signal.SIGPIPE, 0.0)])
+    assert (first, status, second) == (writer, signal.SIGKILL, (1, signal.SIGPIPE, 0.0))
+    server.children.remove(writer)
+    assert server.pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
 
 
 def test_log_writer_outlives_what_is_left_of_the_job_and_writes_its_last_words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from msrun.runtime.progress import ProgressRecord
 @pytest.fixture
 def board(tmp_path: Path) -> ProgressBoard:
     return ProgressBoard(tmp_path / "progress", 4)
+
+
+def test_record_has_the_length_that_the_contract_says() -> None:
+    assert struct.calcsize(contract.PROGRESS_RECORD) == contract.PROGRESS_RECORD_BYTES
 
 
 def test_board_is_private_and_empty_at_first(board: ProgressBoard, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.agent import rotated_log
-from msrun.agent.rotated_log import LogRotation, RotatedLog, rotated_path
+from msrun.agent.rotated_log import LogRotation, RotatedLog, rename_log, rotated_path
 
 KEEP_ALL = 300
 
@@ -57,7 +58,7 @@ def test_files_together_are_what_was_written_and_begin_with_a_line(
     if data.draw(st.booleans()) and whole:
         whole += b"\n"
     edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-    pieces = [whole[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    pieces = [whole[begin:end] for begin, end in pairwise(edges)]
     path = tmp_path_factory.mktemp("log") / "worker_0.log"
     log = write_pieces(path, pieces, LogRotation(max_bytes, KEEP_ALL))
     prove_rotation(files_of(path), whole, max_bytes, rotated_log.LINE_BOUND_BYTES)
@@ -71,7 +72,7 @@ def test_line_without_an_end_is_cut_at_the_bound(
 ) -> None:
     whole = bytes(ord("a") + index % 26 for index in range(150))
     edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-    pieces = [whole[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    pieces = [whole[begin:end] for begin, end in pairwise(edges)]
     path = tmp_path_factory.mktemp("log") / "worker_0.log"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotated_log, "LINE_BOUND_BYTES", bound)
@@ -201,3 +202,11 @@ def test_folder_that_is_gone_loses_but_does_not_raise(tmp_path: Path) -> None:
     log.write(bytearray(b"b\n"), 2)
     log.close()
     assert (log.lost_bytes, log.fault) == (2, "No such file or directory")
+
+
+def test_log_is_renamed_with_its_older_files(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "log", [b"a\nb\nc\n"], LogRotation(2, 5))
+    rename_log(str(tmp_path / "log"), str(tmp_path / "log.attempt_0"))
+    assert sorted(os.listdir(tmp_path)) == ["log.attempt_0", "log.attempt_0.1", "log.attempt_0.2"]
+    assert files_of(tmp_path / "log.attempt_0") == [b"a\n", b"b\n", b"c\n"]
+    rename_log(str(tmp_path / "no log"), str(tmp_path / "other"))

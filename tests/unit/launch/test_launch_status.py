@@ -170,6 +170,13 @@ def test_step_and_loss_are_read_from_the_log(
     assert row.loss == loss or (loss is not None and math.isnan(loss) and row.loss is not None and math.isnan(row.loss))
 
 
+def test_log_that_was_just_rotated_tells_what_its_older_file_tells(directory: Directory) -> None:
+    (directory.path / "worker_0.log").touch()
+    (directory.path / "worker_0.log.1").write_bytes(b"step: 41, loss is 0.25\n")
+    row = read_status(directory.path).rows[0]
+    assert (row.step, row.loss, row.log_at is not None) == (41, 0.25, True)
+
+
 @pytest.mark.parametrize(
     "content",
     [{}, {"notes.txt": "mine"}, {contract.LOCK_FILE: "{"}, {contract.PLAN_JSON: "[]", contract.LOCK_FILE: ""}],

@@ -70,6 +70,24 @@ def test_thousands_of_workers_are_groups_of_equal_ones() -> None:
     ]
 
 
+def test_many_hosts_are_groups_of_equal_state() -> None:
+    rows = [
+        WorkerRow(rank, f"h{rank // 8}", rank, "running" if rank else "done", 990.0, 7, 0.5) for rank in range(4096)
+    ]
+    text = render_status(replace(STATUS, rows=tuple(rows)))
+    assert text.splitlines()[3:] == [
+        "ranks   host       workers  state    last log  step  loss",
+        "0       h0         1        done     10 s ago  7     0.5",
+        "1-4095  512 hosts  4095     running  10 s ago  7     0.5",
+    ]
+
+
+def test_ranks_of_a_scattered_group_are_cut_short() -> None:
+    rows = tuple(WorkerRow(rank, "h", 1, "ab"[rank % 2], None, None, None) for rank in range(1000))
+    cells = render_status(replace(STATUS, rows=rows)).splitlines()[4:]
+    assert [line.split("  ")[0] for line in cells] == ["0, 2, 4, 6, 8, ..., 998", "1, 3, 5, 7, 9, ..., 999"]
+
+
 @pytest.mark.parametrize("count", [1, MAX_ROWS, MAX_ROWS + 1])
 def test_number_of_lines_is_that_of_workers_up_to_a_limit(count: int) -> None:
     rows = tuple(replace(ROWS[0], global_rank=rank) for rank in range(count))

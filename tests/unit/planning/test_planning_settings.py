@@ -63,6 +63,7 @@ SETTINGS = [
 def test_note_names_what_does_not_stand_on_the_command_line() -> None:
     assert settings_note(SETTINGS) == ["settings: grace=3 (MSRUN_GRACE), env='A=b c' B=1 (job.yaml)"]
     assert settings_note(SETTINGS[2:]) == []
+    assert settings_note([Setting("env", ["A=b\nc"], "MSRUN_ENV")]) == ["settings: env='A=b\\nc' (MSRUN_ENV)"]
 
 
 def test_table_shows_all_of_them() -> None:

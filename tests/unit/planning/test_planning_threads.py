@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msrun.planning.binding import WorkerBinding
 from msrun.planning.threads import self_binding, thread_note, threads_per_worker
-from msrun.planning.topology import Cpu, Topology
+from msrun.planning.topology import Cpu, Topology, flat_topology
 
 SMT = Topology(tuple(Cpu(n, 0, 0, n % 4) for n in range(8)), tuple(range(8)))
 """Four cores of two threads."""
@@ -33,6 +33,8 @@ def limited(quota_cores: float) -> Topology:
         (SMT, [on(0, 1, 2, 3), on(4, 5, 6, 7)], (2, 2)),  # two threads of the same cores
         (SMT, [on(0, 1), on()], (2, 2)),
         (SMT, [on(0, 4)] * 5, (1,) * 5),
+        (SMT, [on(0, 1, 2)] * 3, (1, 1, 1)),
+        (flat_topology(range(6)), [on(*range(6))] * 3, (2, 2, 2)),  # six thirds, added up in floating point
         (limited(2.5), [on()], (2,)),
         (limited(2.5), [on(), on()], (1, 1)),
         (limited(0.5), [on()], (1,)),

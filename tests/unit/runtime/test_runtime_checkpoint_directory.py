@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -28,11 +29,11 @@ from msrun.runtime.checkpoint.directory import (
 )
 
 
-def write(final: Path, content: bytes = b"x" * 100, position: Position = Position()) -> Path:
+def write(final: Path, content: bytes = b"x" * 100, position: Position | None = None) -> Path:
     """Write a small checkpoint as save_checkpoint does."""
     temporary = start_writing(final)
     (temporary / "data").write_bytes(content)
-    finish_writing(temporary, final, position, 4)
+    finish_writing(temporary, final, position or Position(), 4)
     return final
 
 
@@ -60,7 +61,9 @@ def test_checkpoint_has_no_name_before_it_is_finished(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "shorter", "longer", "no manifest", "manifest cut off", "manifest empty"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "shorter", "longer", "no manifest", "manifest cut off", "manifest empty"]
+)
 def test_damaged_checkpoint_is_not_found(tmp_path: Path, damage: str) -> None:
     write(tmp_path / "a")
     broken = write(tmp_path / "b")
@@ -207,7 +210,7 @@ def test_one_in_so_many_minutes_stays_and_the_newest_always(minutes: list[int], 
     surplus = choose_surplus(found, 0, per_minutes)
     kept = [manifest.saved_at / 60 for path, manifest in found if path not in surplus]
     assert kept[-1] == minutes[-1]
-    assert all(later - earlier >= per_minutes for earlier, later in zip(kept[:-1], kept[1:-1], strict=False))
+    assert all(later - earlier >= per_minutes for earlier, later in itertools.pairwise(kept[:-1]))
     for path in surplus:
         minute = minutes[int(path.name)]
         assert any(0 <= minute - earlier < per_minutes for earlier in kept), "an older one stands for it"

@@ -18,7 +18,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.parts import Box, Part, whole
-from msrun.runtime.checkpoint.tensor_files import NETWORK, OPTIMIZER, TensorKey, TensorReader, _SavePlanner, write_tensors
+from msrun.runtime.checkpoint.tensor_files import (
+    NETWORK,
+    OPTIMIZER,
+    TensorKey,
+    TensorReader,
+    _SavePlanner,
+    write_tensors,
+)
 from msrun.runtime.layout import Layout, Mesh, build_mesh
 
 KEY = (NETWORK, "weight")
@@ -152,7 +159,7 @@ def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
         os.truncate(file, file.stat().st_size // 2)
     else:
         file.write_bytes(b"\0" * file.stat().st_size)
-    with pytest.raises(CheckpointError, match="cannot be read: .*; load another one") as error:
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*; load another one") as error:
         TensorReader(tmp_path).read(KEY)
     assert "\n" not in str(error.value)
 

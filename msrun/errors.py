@@ -94,7 +94,11 @@ class CheckpointError(ParallelError):
     """A checkpoint cannot be written, is missing or incomplete, or does not fit the network or its optimizer."""
 
 
-def near_miss(word: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean X?)' when `word` is close to one of `allowed`, else an empty string."""
-    matches = get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+def near_miss(word: str, allowed: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return ' (did you mean X?)' when `word` is close to one of `allowed`, else an empty string.
+
+    Args:
+        cutoff: how close, from 0 to 1 (the ratio of `difflib.SequenceMatcher`).
+    """
+    matches = get_close_matches(word, list(allowed), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]}?)" if matches else ""

@@ -25,8 +25,8 @@ from msrun.cluster.messages import Channel
 from msrun.planning.plan import LaunchPlan
 
 MIN_PIPE_BYTES = 1 << 16
-MAX_PIPE_BYTES = 1 << 20
-"""What the kernel grants to anybody; see pipe(7), pipe-max-size."""
+MAX_PIPE_BYTES = 1 << 18
+"""A quarter of what the kernel grants to anybody (pipe(7), pipe-max-size): more only leaves the processor's cache."""
 ALL_PIPES_BYTES = 1 << 24
 """What the pipes of a job may hold together. A user has 64 MiB; beyond that each of his new pipes is tiny."""
 PF_EXITING = 0x4

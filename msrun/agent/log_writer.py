@@ -24,7 +24,7 @@ from msrun.agent.rotated_log import LogRotation, RotatedLog
 from msrun.cluster.messages import Channel
 from msrun.cluster.scheduler import Record
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 NAP_S = 0.004
 """How long lines may gather before they are read; without it every line would wake this process."""
 NAP_BELOW_BYTES = 1 << 14

@@ -68,10 +68,11 @@ class MeetingWatch:
         if self._limit_s < 0 or waited_s < self._limit_s:
             return None
         self.missing = missing or tuple(waiting)
+        size = len(came) + len(missing)
         return RendezvousTimeout(
-            f"--cluster_time_out {self._limit_s:g}: {len(missing)} of {len(came) + len(missing)} workers have not "
-            f"joined the world, and others wait in {_where(waiting)} for {waited_s:.0f} s; missing on {self._host_name}: "
-            f"rank {fold_ranks(missing) or 'none'}; came: rank {fold_ranks(came)}"
+            f"--cluster_time_out {self._limit_s:g}: {len(missing)} of {size} workers have not joined the world, and "
+            f"others wait in {_where(waiting)} for {waited_s:.0f} s; "
+            f"missing on {self._host_name}: rank {fold_ranks(missing) or 'none'}; came: rank {fold_ranks(came)}"
         )
 
     def _judge_deserted(self, membership: Membership, records: dict[int, Progress], now: float) -> ClusterError | None:

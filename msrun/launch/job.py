@@ -51,7 +51,7 @@ class JobResult:
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
-    facts = read_host_facts(caller)
+    facts = read_host_facts({**caller, **dict(spec.env)})
     run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
     plan = build_plan(spec, facts, caller=caller, job_id="JOB", run_dir=run_dir, master_port=spec.master_port)
     _check_given_table(spec, plan)
@@ -81,12 +81,11 @@ def run_job(
     Raises:
         UsageError: something is wrong that was seen before any process started.
     """
-    facts = read_host_facts(caller)
+    facts = read_host_facts({**caller, **dict(spec.env)})
     job_id = job_id or new_job_id()
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(
-            SignalPipe(spec.forward_signals)
-        )  # from here on a signal never ends msrun without cleaning up
+        # From here on a signal never ends msrun without cleaning up.
+        signals = stack.enter_context(SignalPipe(spec.forward_signals))
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(listen(facts.address, spec.master_port))
         run_dir = tempfile.mkdtemp(prefix=f"msrun-{job_id}-")
@@ -104,7 +103,9 @@ def run_job(
         if failure:
             with contextlib.suppress(OSError):  # disk full: what is printed has to do
                 write_failure(plan, failure)
-        console.finish("" if failure else f"all {plan.world_size} workers ended well")
+        restarts = len(result.attempts) - 1
+        summary = f"all {plan.world_size} workers ended well{f' after restart {restarts}' if restarts else ''}"
+        console.finish("" if failure else summary)
         return JobResult(plan, failure, result.survivors)
 
 

@@ -168,7 +168,7 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
-    devices = place_devices(spec.device_target, spec.local_worker_num, read_host_facts(caller))
+    devices = place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}))
     return Finding("ok", "devices", f"{spec.local_worker_num} workers on {devices.target} ({devices.reason})")
 
 
@@ -177,7 +177,9 @@ def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "rank_table", "generated at start")
     from msrun.launch.rank_table_file import check_rank_table
 
-    target = place_devices(spec.device_target, spec.local_worker_num, read_host_facts(caller)).target
+    target = place_devices(
+        spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)})
+    ).target
     check_rank_table(spec.rank_table_file, spec.worker_num, target)
     return Finding("ok", "rank_table", f"{spec.rank_table_file} holds {spec.worker_num} ranks")
 

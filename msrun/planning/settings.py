@@ -15,6 +15,8 @@ from msrun.errors import UsageError, near_miss
 
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"
+MISSPELLED = 0.8
+"""How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def variable_name(option_name: str) -> str:
 
 def _refuse_misspelled(variable: str, known: list[str]) -> None:
     """The prefix is common to all, so only what follows it is compared."""
-    hint = near_miss(variable.removeprefix(VARIABLE_PREFIX), [name.removeprefix(VARIABLE_PREFIX) for name in known])
+    bare = [name.removeprefix(VARIABLE_PREFIX) for name in known]
+    hint = near_miss(variable.removeprefix(VARIABLE_PREFIX), bare, cutoff=MISSPELLED)
     if hint:
         hint = hint.replace("mean ", f"mean {VARIABLE_PREFIX}")
         raise UsageError(f"{variable}: no such setting{hint}; correct the variable or unset it")

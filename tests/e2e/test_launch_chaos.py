@@ -25,7 +25,7 @@ ROUNDS_PER_TEST = 10
 SEED = int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 
 GRACE_S = 0.3
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 """The longest way to the end: the grace, a fork server that does not answer, its leftovers, a stuck scheduler."""
 MAY_END_S = 0.3
 """How long a job may take to die of what may kill it, before its workers are told to end."""
@@ -106,24 +106,23 @@ def failing_rank(plan: Round) -> int:
 
 def right_outcomes(plan: Round) -> list[Outcome]:
     """Return the ends that are right: two where what was done and the job's own course race."""
+    told = Outcome(128 + Signals.SIGTERM, reason="stopped by SIGTERM")
     if plan.moment == "teardown":
         own = {
             "go": WELL,
             "fail": Outcome(7, failing_rank(plan)),
-            "term": Outcome(143, reason="stopped by SIGTERM"),
+            "term": told,
         }[plan.cause]
         if plan.target == "launcher" and plan.signum in (Signals.SIGKILL, Signals.SIGSEGV):
             return [own, Outcome(128 + plan.signum, is_recorded=False)]
         if plan.afterwards == "kill":
             return [own, LAUNCHER_KILLED]
+        if plan.cause == "go" and plan.afterwards == "leave":
+            return [own, told]
         # What comes while msrun ends a job changes nothing; what comes before the last worker's end does.
         return [own, *outcomes_of_hit(plan)] if plan.cause == "go" and not plan.afterwards else [own]
     if plan.afterwards:
-        return [
-            {"continue": WELL, "leave": Outcome(143, reason="stopped by SIGTERM"), "kill": LAUNCHER_KILLED}[
-                plan.afterwards
-            ]
-        ]
+        return [{"continue": WELL, "leave": told, "kill": LAUNCHER_KILLED}[plan.afterwards]]
     if plan.target == "worker" and plan.signum is Signals.SIGTERM and plan.manner != "plain":
         return [WELL] if plan.moment == "running" else [WELL, *outcomes_of_hit(plan)]  # had it asked for TERM by then?
     return outcomes_of_hit(plan)
@@ -240,7 +239,7 @@ def follow_stop(plan: Round, job: Running, pid: int) -> None:
         hit(pid, signal.SIGCONT)
     elif plan.afterwards == "kill":
         hit(job.pid, signal.SIGKILL)
-    elif plan.afterwards == "leave" and plan.moment != "teardown":
+    elif plan.afterwards == "leave" and plan.cause in ("", "go"):
         hit(job.pid, signal.SIGTERM)
 
 

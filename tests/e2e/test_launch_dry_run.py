@@ -65,6 +65,7 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, workers: Path, tmp_pat
         job_id, run_dir, port = plan.pop("job_id"), plan.pop("run_dir"), plan["master"].pop("port")
         assert (env.pop("MSRUN_JOB_ID"), env.pop("TORCHELASTIC_RUN_ID")) == (job_id, job_id)
         assert env.pop("MSRUN_RENDEZVOUS") == f"file://{run_dir}/store"
+        assert env.pop("MSRUN_PROGRESS") == f"{run_dir}/progress"
         assert (env.pop("MASTER_PORT"), env.pop("MS_SCHED_PORT")) == (str(port), str(port))
         return plan
 

@@ -14,9 +14,9 @@ from job_runner import Finished, JobRunner
 LINES = 3000
 
 
-def expected_log(rank: int) -> bytes:
+def expected_log(rank: int, count: int = LINES) -> bytes:
     """Return what flood.py writes to its one file, stdout and stderr in the order of their writing."""
-    lines = "".join(f"rank {rank} line {number} {'x' * (number % 97)}\n" for number in range(LINES)).encode()
+    lines = "".join(f"rank {rank} line {number} {'x' * (number % 97)}\n" for number in range(count)).encode()
     return lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
 
 
@@ -37,6 +37,14 @@ def flooded(
 def test_every_byte_of_every_worker_is_in_its_log(flooded: Finished) -> None:
     for rank in range(3):
         assert flooded.log(rank) == expected_log(rank)
+
+
+@pytest.mark.slow
+def test_a_million_lines_of_each_worker_are_in_its_log(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=2", workers / "flood.py", "1000000", cwd=tmp_path, env={"PYTHONUTF8": "1"})
+    assert finished.code == 0, finished.stderr
+    for rank in range(2):
+        assert finished.log(rank) == expected_log(rank, 1_000_000)
 
 
 def test_console_shows_the_lines_of_the_chosen_rank_only(flooded: Finished) -> None:

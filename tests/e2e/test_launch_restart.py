@@ -28,6 +28,7 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again in 1 s, restart 1" in finished.stderr
     assert "starting all workers again in 2 s, restart 2" in finished.stderr
+    assert "all 3 workers ended well after restart 2 in " in finished.stderr
     assert not (finished.log_dir / contract.FAILURE_JSON).exists()
     for rank in range(3):
         assert finished.log(rank).decode() == f"rank {rank} in attempt 2\n"

@@ -24,7 +24,7 @@ while not Path("go").exists():
     time.sleep(0.01)
 """
 BOARD = """
-import os, time
+import os, struct, time
 from msrun import contract
 rank = int(os.environ["RANK"])
 print("step: 1, loss is 9", flush=True)

@@ -31,6 +31,8 @@ def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = N
         "rendezvous": "file:///s",
         "device_target": "cpu",
         "threads": 3,
+        "progress": "/r/progress",
+        "max_restarts": 0,
     }
     return common_environment(caller=caller or {}, extra=extra or {}, **settings)
 
@@ -56,6 +58,8 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
         ({"OMP_NUM_THREADS": "7"}, {}, "OMP_NUM_THREADS", None),
         ({}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
         ({"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "9"}, "OMP_NUM_THREADS", "9"),
+        ({}, {}, "PYTHONFAULTHANDLER", "1"),
+        ({"PYTHONFAULTHANDLER": "0"}, {}, "PYTHONFAULTHANDLER", None),
         ({}, {}, "GLOO_SOCKET_IFNAME", "lo"),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, {}, "GLOO_SOCKET_IFNAME", None),
         ({}, {"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME", "eth1"),

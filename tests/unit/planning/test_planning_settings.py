@@ -43,6 +43,10 @@ def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, 
     assert str(caught.value) == f"{name}: no such setting (did you mean {meant}?); correct the variable or unset it"
 
 
+def test_variables_of_others_with_our_prefix_are_none_of_our_business() -> None:
+    assert option_variables({"MSRUN_CPU_LIST": "1", "MSRUN_IMAGE": "x", "MSRUN_DIR": "/d"}, NAMES) == {}
+
+
 def test_workers_do_not_inherit_settings_but_keep_the_rest() -> None:
     environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_CONFIG": "c", "MSRUN_IMAGE": "x", "HOME": "/h"}
     assert without_option_variables(environ, NAMES) == {"MSRUN_IMAGE": "x", "HOME": "/h"}

@@ -2,7 +2,7 @@
 
 usage: resharding.py FOLDER RESULT.json write|read
 write: each of LAYOUTS trains STEPS steps; after HALF of them its checkpoint is written to FOLDER/NAME.
-read: LAYOUTS go on from every checkpoint of FOLDER, every second one from each.
+read: LAYOUTS go on from every checkpoint of FOLDER, every third one from each.
 """
 
 import json
@@ -102,16 +102,14 @@ def write(folder):
         losses = train(step, optimizer, 0, HALF)
         save_checkpoint(network, folder / name, optimizer, step_num=HALF)
         results[name] = losses + train(step, optimizer, HALF, STEPS)
-        files = sorted((folder / name).glob("*.distcp"))
-        results[f"{name} bytes"] = [file.stat().st_size for file in files]
     return results
 
 
 def read(folder):
     results = {}
     for number, (source, optimizer_name) in enumerate(WRITERS.items()):
-        names = [name for name in LAYOUTS if get_group_size() > 1 or name in ("plain", "ddp-deferred")]
-        for target in names[number % 2 :: 2]:
+        names = [name for name in LAYOUTS if get_group_size() > 1 or name in ("plain", "level1", "ddp-deferred")]
+        for target in names[number % 3 :: 3]:
             settings = LAYOUTS[target]
             network, optimizer, step = build(settings, optimizer_name, seed=2)
             before = list(network.parameters())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.child import SCHEDULER_ID, ProcessSpec
+from msrun.agent.rotated_log import rename_log
 from msrun.agent.wait_status import describe_status
 from msrun.cluster.membership import Membership
 from msrun.errors import MsrunError
@@ -79,5 +79,4 @@ def keep_logs(host: HostPlan, attempt: int) -> None:
     """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`."""
     for worker in host.workers:
         path = Path(worker.log_path)
-        with contextlib.suppress(OSError):  # without a log there is nothing to keep
-            path.rename(path.with_name(contract.attempt_log_name(path.name, attempt)))
+        rename_log(worker.log_path, str(path.with_name(contract.attempt_log_name(path.name, attempt))))

@@ -55,9 +55,18 @@ class ProgressBoard:
     """The records of all workers of one host's job, mapped from a file. Closed by its owner."""
 
     def __init__(self, path: Path, world_size: int) -> None:
+        self._path = path
         self._size_bytes = world_size * contract.PROGRESS_RECORD_BYTES
+        self._memory: mmap.mmap | None = None
+
+    def create(self) -> None:
+        """Make and map the file, empty.
+
+        Raises:
+            OSError: it exists already, or cannot be made.
+        """
         descriptor = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
+            self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )
         try:
             os.truncate(descriptor, self._size_bytes)
@@ -67,15 +76,18 @@ class ProgressBoard:
 
     def read(self, global_rank: int) -> Progress:
         """Return the record of one worker as it stands now."""
-        return parse_record(self._memory, global_rank)
+        return Progress() if self._memory is None else parse_record(self._memory, global_rank)
 
     def reset(self) -> None:
         """Forget everything, for the next attempt. No worker may be running."""
-        self._memory[:] = bytes(self._size_bytes)
+        if self._memory is not None:
+            self._memory[:] = bytes(self._size_bytes)
 
     def close(self) -> None:
         """Unmap the file."""
-        self._memory.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
 def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:

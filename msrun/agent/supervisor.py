@@ -11,7 +11,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from msrun import contract
 from msrun.agent import process_control
 from msrun.agent.attempt import Attempt, keep_logs, scheduler_log, scheduler_spec, worker_specs
 from msrun.agent.child import LOG_WRITER_ID, SCHEDULER_ID
@@ -26,7 +28,7 @@ from msrun.agent.stacks import STACK_WAIT_S
 from msrun.agent.timers import Timers
 from msrun.agent.wait_status import describe_status, signal_name
 from msrun.cluster.membership import Decision, Membership, WorkerState
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, RendezvousTimeout
 from msrun.planning.environment import blas_threads
@@ -36,6 +38,8 @@ OVERDUE_S = 3.0
 """How long past its grace a stop may take before the fork server itself is killed."""
 SWEEP_OVERDUE_S = 10.0
 """How long the fork server may take to end what an attempt left behind."""
+STORE_LOOK_S = 0.05
+"""How often a restart looks whether the scheduler has made room for it."""
 SCHEDULER_END_S = 1.0
 """How long the scheduler may take to end by itself once its channel is closed."""
 
@@ -73,12 +77,14 @@ class Supervisor:
         self._host = host
         self._server = server
         self._observers = Observers(observers)
+        self._board = board
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
         self._memory_kills = MemoryKillWatch()
         self._restarts = RestartPolicy(plan.max_restarts)
         self._restart_delay_s = 0.0
+        self._fresh_store_of = 0
         self._attempt = Attempt(0, self._new_membership())
         self._past: list[Attempt] = []
         self._survivors: tuple[int, ...] = ()
@@ -90,29 +96,34 @@ class Supervisor:
         self._log_writer_pid = 0
         self._server_finished = False
 
-    def run(self, signals: SignalPipe, close_scheduler: Callable[[], None]) -> HostResult:
+    def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
         """Start everything, wait for the end and leave nothing behind.
 
         Args:
             signals: what may have come before, too; closed by the caller.
-            close_scheduler: ends the scheduler once all workers have ended.
+            scheduler: closed once all workers have ended, which ends the scheduler.
         """
         if self._observers.tick_s is not None:
             self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
         with selectors.DefaultSelector() as selector:
             selector.register(self._server.channel, selectors.EVENT_READ)
             selector.register(signals, selectors.EVENT_READ)
+            selector.register(scheduler, selectors.EVENT_READ)
             self._prepare()
             while not self._over:
                 for key, _ in selector.select(self._timers.time_left_s()):
                     if key.fileobj is signals:
                         for signum in signals.read():
                             self._on_signal(signum)
+                    elif key.fileobj is scheduler:
+                        self._on_scheduler(scheduler)
+                        if scheduler.is_closed:
+                            selector.unregister(scheduler)  # that it has ended, the fork server will say
                     else:
                         self._on_server()
                 self._timers.run_due()
             self._tell("over", reason=self._attempt.end_reason())
-            close_scheduler()
+            scheduler.close()
             self._finish()
         return HostResult((*self._past, self._attempt), self._survivors)
 
@@ -138,6 +149,15 @@ class Supervisor:
             self._fail(ClusterError(f"--start_method fork: not possible here: {message['reason']}"))
             return
         self._tell("ready", start_method=self._start_method, reason=message["reason"], prepare_s=message["prepare_s"])
+        try:
+            # Not earlier: from here on the fork server removes the folder when this process is killed.
+            Path(self._plan.run_dir).mkdir(mode=contract.DIRECTORY_MODE)
+            self._board.create()
+        except OSError as error:
+            self._fail(
+                ClusterError(f"cannot make {self._plan.run_dir}: {error.strerror}; set TMPDIR to another folder")
+            )
+            return
         self._was_anything_started = True
         self._server.start([scheduler_spec(self._plan)])
         self._start_workers()
@@ -302,7 +322,6 @@ class Supervisor:
         ended = self._attempt
         self._past.append(ended)
         self._attempt = Attempt(ended.number + 1, self._new_membership())
-        self._tell("restarting", attempt=self._attempt.number, delay_s=delay_s, reason=ended.end_reason())
         self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
         self._server.send("sweep")
 
@@ -316,14 +335,27 @@ class Supervisor:
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
+        if self._over:
+            return
         if message["survivors"]:
             self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
             return
+        # Only now has everything been written that the attempt had to say.
+        reason = self._past[-1].end_reason()
+        self._tell("restarting", attempt=self._attempt.number, delay_s=self._restart_delay_s, reason=reason)
         keep_logs(self._host, self._attempt.number - 1)
         self._watch.reset()
         self._timers.after("restart", self._restart_delay_s, self._restart)
 
+    def _on_scheduler(self, scheduler: Channel) -> None:
+        for message in scheduler.receive():
+            if message["type"] == "store_ready":
+                self._fresh_store_of = message["attempt"]
+
     def _restart(self) -> None:
+        if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
+            self._timers.after("restart", STORE_LOOK_S, self._restart)
+            return
         self._limit_start()
         self._start_workers()
 

@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.rendezvous import serve_tcp_store
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def run_scheduler(channel_fd: int, listener_fd: int) -> int:
@@ -30,25 +33,46 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     """
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
-    threading.Thread(target=_host_store, args=(socket.socket(fileno=listener_fd), record), daemon=True).start()
+    host = StoreHost(socket.socket(fileno=listener_fd), record)
+    threading.Thread(target=host.open, daemon=True).start()
     while not channel.is_closed:
         for message in channel.receive():
             record.note(message)
+            if message.get("type") == "restarting":
+                host.renew()
+                channel.send({"type": "store_ready", "attempt": message["attempt"]})
     record.write("agent has gone: scheduler ends")
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
 
-def _host_store(listener: socket.socket, record: Record) -> None:
-    """Host the store for the rest of this process's life; without it the scheduler is of no use and ends."""
-    address, port = listener.getsockname()[:2]
-    try:
-        store = serve_tcp_store(listener)
-        record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
-        threading.Event().wait()
-        del store
-    except BaseException:  # noqa: BLE001 - whatever it was, the agent has to learn that the store is gone
-        traceback.print_exc()
-        os._exit(1)
+class StoreHost:
+    """Hosts the store for the rest of this process's life; without it the scheduler is of no use and ends."""
+
+    def __init__(self, listener: socket.socket, record: Record) -> None:
+        self._listener = listener
+        self._record = record
+        self._lock = threading.Lock()
+        self._store: TCPStore | None = None
+
+    def open(self) -> None:
+        """Start the store. Takes as long as importing torch."""
+        address, port = self._listener.getsockname()[:2]
+        try:
+            import torch.distributed  # noqa: F401 - the long part, outside the lock
+
+            with self._lock:
+                self._store = serve_tcp_store(self._listener.dup())
+            self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
+        except BaseException:  # noqa: BLE001 - whatever it was, the agent has to learn that the store is gone
+            traceback.print_exc()
+            os._exit(1)
+
+    def renew(self) -> None:
+        """Replace the store by an empty one on the same socket: torch takes what it finds there for its own job's."""
+        with self._lock:
+            if self._store is not None:
+                self._store = None
+                self._store = serve_tcp_store(self._listener.dup())
 
 
 class Record:

@@ -88,7 +88,7 @@ def run_job(
         signals = stack.enter_context(SignalPipe(spec.forward_signals))
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(listen(facts.address, spec.master_port))
-        run_dir = tempfile.mkdtemp(prefix=f"msrun-{job_id}-")
+        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}"))  # made when the fork server is ready
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
         port = listener.getsockname()[1]
         plan = build_plan(spec, facts, caller=caller, job_id=job_id, run_dir=run_dir, master_port=port)
@@ -141,7 +141,7 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
     stack.callback(board.close)
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan), console]
-    return Supervisor(plan, host, server, board, observers, caller=caller).run(signals, scheduler.close)
+    return Supervisor(plan, host, server, board, observers, caller=caller).run(signals, scheduler)
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:

@@ -280,7 +280,8 @@ def judge(outcomes: list[Outcome], finished: Finished, msrun: JobRunner) -> None
     wait_until(lambda: not msrun.processes(), "processes gone", 10)
     for folder in msrun.temporary.glob("msrun-*"):
         if not (finished.log_dir / "events.jsonl").exists() or not was_ready(finished):
-            folder.rmdir()  # killed before anybody else knew of the folder, which is empty then
+            (folder / "progress").unlink(missing_ok=True)
+            folder.rmdir()  # killed before anybody else knew of the folder: it held that file at most
     msrun.prove_nothing_left()
 
 

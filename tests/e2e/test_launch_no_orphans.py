@@ -100,7 +100,7 @@ def test_killed_worker_takes_its_children_with_it(msrun: JobRunner, workers: Pat
 
 
 @pytest.mark.parametrize("target", ["launcher", "fork server"])
-def test_kill_while_modules_are_imported_leaves_no_process(msrun: JobRunner, tmp_path: Path, target: str) -> None:
+def test_kill_while_modules_are_imported_leaves_nothing(msrun: JobRunner, tmp_path: Path, target: str) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "slow_import.py").write_text(
         "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\n"
@@ -114,8 +114,6 @@ def test_kill_while_modules_are_imported_leaves_no_process(msrun: JobRunner, tmp
         job.send(signal.SIGKILL)
         job.finish()
         wait_until(lambda: not msrun.processes(), "processes gone", 10)
-        for folder in msrun.temporary.glob("msrun-*"):  # nobody was left to remove it; it is empty
-            folder.rmdir()
     else:
         os.kill(int((tmp_path / "importing").read_text()), signal.SIGKILL)
         assert job.finish().code == 3

@@ -87,7 +87,6 @@ class Pending:
             self._finish = None
         return self._value
 
-
     def _describe(self) -> str:
         return f"{self._name}, result {'x'.join(map(str, self._value.shape)) or 'scalar'}"
 

@@ -21,6 +21,7 @@ class Meeting:
     def __init__(self, folder: Path, limit_s: float) -> None:
         path = folder / "progress"
         self.board = ProgressBoard(path, 4)
+        self.board.create()
         self.records = [ProgressRecord(str(path), rank) for rank in range(4)]
         self.membership = Membership(range(4))
         for rank in range(4):

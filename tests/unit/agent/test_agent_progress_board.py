@@ -18,7 +18,9 @@ from msrun.runtime.progress import ProgressRecord
 
 @pytest.fixture
 def board(tmp_path: Path) -> ProgressBoard:
-    return ProgressBoard(tmp_path / "progress", 4)
+    board = ProgressBoard(tmp_path / "progress", 4)
+    board.create()
+    return board
 
 
 def test_record_has_the_length_that_the_contract_says() -> None:
@@ -70,11 +72,20 @@ def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBo
 def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("board") / "progress"
     board = ProgressBoard(path, 1)
+    board.create()
     ProgressRecord(str(path), 0).begin_wait(name.replace("\0", ""))
     told = board.read(0).name
     cut = name.replace("\0", "").encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1]
     assert told == cut.decode("utf-8", "replace")
     board.close()
+
+
+def test_board_that_was_never_made_says_nothing(tmp_path: Path) -> None:
+    board = ProgressBoard(tmp_path / "progress", 4)
+    assert not board.read(0).is_reported
+    board.reset()
+    board.close()
+    assert not (tmp_path / "progress").exists()
 
 
 def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) -> None:
@@ -85,7 +96,7 @@ def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) ->
 
 def test_board_that_exists_already_is_refused(board: ProgressBoard, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
-        ProgressBoard(tmp_path / "progress", 4)
+        ProgressBoard(tmp_path / "progress", 4).create()
 
 
 def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(

@@ -30,6 +30,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.board = ProgressBoard(folder / "progress", 3)
+        self.board.create()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.now = 1000.0
 

@@ -8,11 +8,14 @@ import re
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.scheduler import Record
+from msrun.cluster.scheduler import Record, StoreHost
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -26,6 +29,10 @@ def test_record_has_one_stamped_line_for_each_moment() -> None:
         {"type": "started", "global_rank": 0, "pid": 11},
         {"type": "exited", "global_rank": 0, "how": "exit code 3"},
         {"type": "stopping", "reason": "rank 0 ended with exit code 3"},
+        {"type": "hang", "reason": "no progress"},
+        {"type": "signal", "name": "SIGUSR1", "global_ranks": [0, 1]},
+        {"type": "restarting", "attempt": 1, "delay_s": 1.0, "reason": "rank 0 failed first: exit code 3"},
+        {"type": "started", "global_rank": 1, "pid": 20},
         {"type": "unknown to it"},
         {"type": "over", "reason": "rank 0 failed first: exit code 3"},
     ):
@@ -38,6 +45,10 @@ def test_record_has_one_stamped_line_for_each_moment() -> None:
         "rank 0 registered: pid 11, 2 of 2",
         "rank 0 ended: exit code 3",
         "stopping the job: rank 0 ended with exit code 3",
+        "the job is stuck: no progress",
+        "signal SIGUSR1 passed on to 2 workers",
+        "starting again in 1 s, attempt 1: rank 0 failed first: exit code 3",
+        "rank 1 registered: pid 20, 1 of 2",
         "job over: rank 0 failed first: exit code 3",
     ]
 
@@ -51,6 +62,25 @@ class FullDisk(io.StringIO):
 
 def test_record_on_a_full_disk_is_no_error() -> None:
     Record(FullDisk()).note({"type": "over", "reason": "r"})
+
+
+def test_store_is_empty_for_the_next_attempt_and_at_the_same_address() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        address, port = listener.getsockname()
+        host = StoreHost(listener, Record(io.StringIO()))
+        host.open()
+        client = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+        client.set("address of rank 1", "of the last attempt")
+        host.renew()
+        anew = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+        assert not anew.check(["address of rank 1"])
+        anew.set("address of rank 1", "of this attempt")
+        assert anew.get("address of rank 1") == b"of this attempt"
+
+
+def test_store_that_was_never_started_needs_no_renewal() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        StoreHost(listener, Record(io.StringIO())).renew()
 
 
 def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_its_agent() -> None:

@@ -44,6 +44,7 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
         "TP_SOCKET_IFNAME",
+        "PYTHONFAULTHANDLER",
         "PYTHONUNBUFFERED",
         "TORCH_GLOO_LAZY_INIT",
         "OMP_NUM_THREADS",

@@ -61,7 +61,7 @@ def command(**options: Any) -> int:
         return _check(options)
     spec = _spec(options, context.ensure_object(Sources))
     caller = without_option_variables(os.environ, option_shapes(command.params))
-    from msrun.launch.preflight import check_host
+    from msrun.launch.preflight.checks import check_host
 
     check_host(spec, is_dry_run=bool(options["dry_run"]))
     if options["dry_run"]:
@@ -83,8 +83,8 @@ def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
     if options["dry_run"]:
         raise UsageError("--check and --dry_run: give one of the two")
-    from msrun.launch.finding import exit_code_of_findings, render_finding
-    from msrun.launch.preflight import inspect_host
+    from msrun.launch.preflight.checks import inspect_host
+    from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)
@@ -100,13 +100,13 @@ def _look_after(options: dict[str, Any]) -> int:
     if options["words"] or (options["status"] is not None and options["stop"] is not None):
         raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
     if options["stop"] is not None:
-        from msrun.launch.stop import stop_job
+        from msrun.launch.status.stop import stop_job
 
         say = (lambda _: None) if options["quiet"] else _print_lines
         _print_text(stop_job(options["stop"], say))
         return contract.EXIT_OK
-    from msrun.launch.status import read_status
-    from msrun.launch.status_text import render_status
+    from msrun.launch.status.job_status import read_status
+    from msrun.launch.status.status_text import render_status
 
     status = read_status(options["status"])
     _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from msrun.errors import UsageError
-from msrun.planning.bind_options import parse_bind_core, parse_bind_numa
 from msrun.planning.log_size import parse_size
+from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
 from msrun.planning.program import parse_program
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
 from msrun.sources import read_sources

@@ -126,7 +126,9 @@ def test_launcher_writes_its_own_environment_nowhere() -> None:
     guilty = [
         name_of(path)
         for path in modules("msrun")
-        if room_of(path) != "runtime" and name_of(path) != "msrun/agent/child.py" and pattern.search(path.read_text())
+        if room_of(path) != "runtime"
+        and name_of(path) != "msrun/agent/processes/child.py"
+        and pattern.search(path.read_text())
     ]
     assert guilty == []
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.child import SCHEDULER_ID, ProcessSpec
-from msrun.agent.rotated_log import rename_log
-from msrun.agent.wait_status import describe_status
+from msrun.agent.logs.rotated_log import rename_log
+from msrun.agent.processes.child import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.wait_status import describe_status
 from msrun.cluster.membership import Membership
 from msrun.errors import MsrunError
 from msrun.planning.environment import restored_environment

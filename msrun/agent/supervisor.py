@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent import process_control
 from msrun.agent.attempt import Attempt, keep_logs, scheduler_log, scheduler_spec, worker_specs
-from msrun.agent.child import LOG_WRITER_ID, SCHEDULER_ID
-from msrun.agent.job_watch import JobWatch
-from msrun.agent.log_pipes import await_log_writer, log_writer_specs
-from msrun.agent.memory_kill import MemoryKillWatch
+from msrun.agent.logs.log_pipes import await_log_writer, log_writer_specs
 from msrun.agent.observer import Observer, Observers
-from msrun.agent.progress_board import ProgressBoard
-from msrun.agent.server_handle import ForkServerHandle
+from msrun.agent.processes import process_control
+from msrun.agent.processes.child import LOG_WRITER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe
-from msrun.agent.stacks import STACK_WAIT_S
 from msrun.agent.timers import Timers
-from msrun.agent.wait_status import describe_status, signal_name
+from msrun.agent.watch.job_watch import JobWatch
+from msrun.agent.watch.memory_kill import MemoryKillWatch
+from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy

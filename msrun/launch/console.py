@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.launch.rotated_reader import RotatedReader
-from msrun.launch.worker_log import newest_loss
+from msrun.launch.directory.rotated_reader import RotatedReader
+from msrun.launch.directory.worker_log import newest_loss
 from msrun.planning.plan import LaunchPlan
 
 if TYPE_CHECKING:

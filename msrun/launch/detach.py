@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import Interrupted, UsageError
-from msrun.launch.log_directory import create_file
+from msrun.launch.directory.log_directory import create_file
 
 _HELD = b"1"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
+from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
 from msrun.agent.supervisor import HostResult
-from msrun.agent.wait_status import describe_status, exit_code_of, signal_name
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import MsrunError, WorkerFailed
-from msrun.launch.log_directory import write_private
-from msrun.launch.worker_log import read_excerpt
+from msrun.launch.directory.log_directory import write_private
+from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import fold_ranks

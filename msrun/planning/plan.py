@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.planning.binding import HostBinding, bind_workers
 from msrun.planning.environment import common_environment, masked, overridden_names, rank_environment
-from msrun.planning.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.imports import read_preload
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words, secret_values
+from msrun.planning.placement.binding import HostBinding, bind_workers
+from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
+from msrun.planning.placement.threads import (
+    THREADS_VARIABLE,
+    self_binding,
+    self_binding_note,
+    thread_note,
+    threads_per_worker,
+)
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting, render_settings, settings_note
 from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
-from msrun.planning.threads import THREADS_VARIABLE, self_binding, self_binding_note, thread_note, threads_per_worker
 from msrun.planning.worker_table import render_workers
 
 

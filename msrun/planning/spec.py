@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from msrun.errors import UsageError, near_miss
-from msrun.planning.bind_options import CoreBinding
 from msrun.planning.log_size import check_log_rotation
+from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msrun.planning.topology import format_cpu_list
+from msrun.planning.placement.topology import format_cpu_list
 
 if TYPE_CHECKING:
     from msrun.planning.plan import WorkerPlan

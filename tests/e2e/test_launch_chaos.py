@@ -218,7 +218,7 @@ def fork_server_of(pid: int) -> int:
     """
     try:
         (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        is_executed = b"msrun.agent.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
+        is_executed = b"msrun.agent.processes.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
     except (OSError, ValueError):
         return 0
     return int(child) if is_executed else 0

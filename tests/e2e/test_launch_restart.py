@@ -159,3 +159,22 @@ def test_wrong_number_of_restarts_is_refused(msrun: JobRunner, workers: Path, tm
     (line,) = finished.stderr.splitlines()
     assert line.startswith("msrun: error: --max_restarts")
     assert sys.executable not in line
+
+
+def test_rotated_logs_of_every_attempt_are_kept_and_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text(
+        "import os, sys\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "for number in range(1000): print('attempt', attempt, 'line', number)\n"
+        "sys.exit(7 if attempt == '0' else 0)\n"
+    )
+    options = ("--worker_num=1", "--max_restarts=1", "--log_max_bytes=4K", "--log_keep=9")
+    finished = msrun.run(*options, "w.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    expected = [[f"attempt {attempt} line {number}" for number in range(1000)] for attempt in range(2)]
+    for name, lines in zip(("worker_0.attempt_0.log", "worker_0.log"), expected, strict=True):
+        newest = finished.log_dir / name
+        older = sorted(finished.log_dir.glob(f"{name}.*"), key=lambda path: int(path.suffix[1:]), reverse=True)
+        assert len(older) > 2
+        assert "".join(path.read_text() for path in [*older, newest]).splitlines() == lines
+    assert finished.stdout.decode().splitlines() == [*expected[0], *expected[1]]

@@ -29,7 +29,7 @@ def block():
 PHASES = {
     "interpreter": (
         "sitecustomize.py",
-        BLOCK + "if 'msrun.agent.fork_server' in ' '.join(sys.orig_argv):\n    block()\n",
+        BLOCK + "if 'msrun.agent.processes.fork_server' in ' '.join(sys.orig_argv):\n    block()\n",
     ),
     "imports": ("held.py", BLOCK + "block()\n"),
     "workers": (

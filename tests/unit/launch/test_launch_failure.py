@@ -14,7 +14,7 @@ from msrun.agent.supervisor import HostResult
 from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, MsrunError
 from msrun.launch.failure import build_failure, render_failure, write_failure
-from msrun.planning.host import HostFacts
+from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan, build_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec

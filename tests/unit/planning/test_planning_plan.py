@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msrun.planning.host import HostFacts
+from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan, build_plan, render_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec

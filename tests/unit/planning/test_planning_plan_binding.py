@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.bind_options import CoreBinding
-from msrun.planning.host import HostFacts
+from msrun.planning.placement.bind_options import CoreBinding
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.placement.topology import Cpu, Topology
 from msrun.planning.plan import LaunchPlan, build_plan, render_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
-from msrun.planning.topology import Cpu, Topology
 
 NODES = {"gpu": {"0": 0, "1": 0, "2": 1, "3": 1}}
 TWO_NODES = Topology(

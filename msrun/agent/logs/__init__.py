@@ -1,0 +1,1 @@
+"""Logs that are rotated: the log writer and its pipes."""

@@ -1,0 +1,248 @@
+"""The first moments of a process that the fork server made: from a copy of the server to a worker or the scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from msrun import contract
+from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.processes.affinity import apply_binding
+from msrun.agent.processes.process_control import die_with_parent
+from msrun.planning import environment
+from msrun.planning.environment import STACK_SIGNAL
+from msrun.planning.masking import mask_words
+from msrun.planning.program import Program
+
+if TYPE_CHECKING:
+    from msrun.agent.logs.log_pipes import LogPipes
+
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+SCHEDULER_ID = -1
+"""Process id within the job of the scheduler; workers have their global rank."""
+LOG_WRITER_ID = -2
+"""Process id within the job of the log writer."""
+
+_BLAS_THREAD_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process that the fork server is asked to start."""
+
+    process_id: int
+    """Global rank, SCHEDULER_ID or LOG_WRITER_ID."""
+    log_path: str
+    """Existing file; stdout and stderr go to its end."""
+    program: Program | None = None
+    """None for the scheduler and the log writer."""
+    use_exec: bool = False
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Set over the server's environment; None removes a name."""
+    cpus: tuple[int, ...] = ()
+    """Processors to run on; empty = as the server."""
+    memory_nodes: tuple[int, ...] = ()
+    """NUMA nodes to take memory from; empty = as the server."""
+    rotation: LogRotation | None = None
+    """For the log writer: how it rotates the logs of the workers that are started with it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        program = self.program.to_json() if self.program else None
+        return {
+            "process_id": self.process_id,
+            "log_path": self.log_path,
+            "program": program,
+            "use_exec": self.use_exec,
+            "env": dict(self.env),
+            "cpus": list(self.cpus),
+            "memory_nodes": list(self.memory_nodes),
+            "rotation": asdict(self.rotation) if self.rotation else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ProcessSpec:
+        """Inverse of `to_json`."""
+        program = Program.from_json(value["program"]) if value["program"] else None
+        bound = tuple(value["cpus"]), tuple(value["memory_nodes"])
+        rotation = LogRotation(**value["rotation"]) if value["rotation"] else None
+        return cls(value["process_id"], value["log_path"], program, value["use_exec"], value["env"], *bound, rotation)
+
+
+def become(
+    spec: ProcessSpec,
+    *,
+    server_pid: int,
+    scheduler_fds: tuple[int, int],
+    blas_threads: int,
+    log_pipes: LogPipes | None = None,
+) -> NoReturn:
+    """Turn this freshly forked process into what `spec` says; does not return.
+
+    Order matters: the death signal first, so that no moment exists in which the server's end goes unnoticed. The
+    scheduler has none: it ends with the agent's channel and outlives a killed server to clean up if the agent is gone.
+    Nor has the log writer, which ends with its pipes or with the server's channel, after the workers' last words.
+    """
+    is_scheduler = spec.process_id == SCHEDULER_ID
+    is_log_writer = spec.process_id == LOG_WRITER_ID
+    if not is_scheduler and not is_log_writer:
+        die_with_parent(server_pid)
+    os.setsid()
+    _reset_signals()
+    _redirect(spec.log_path, log_pipes.output_fd(spec.process_id) if log_pipes else None)
+    writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
+    _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
+    who = "the scheduler" if is_scheduler else f"worker {spec.process_id}"
+    apply_binding(who, spec.cpus, spec.memory_nodes)
+    _set_environment(spec.env)
+    if is_scheduler:
+        _name_process("msrun: scheduler")
+        _run_scheduler(server_pid, scheduler_fds)
+    if is_log_writer and log_pipes:
+        _name_process("msrun: log writer")
+        _run_log_writer(log_pipes)
+    if spec.program is None:
+        raise ValueError(f"process {spec.process_id} has no program")
+    if spec.use_exec:
+        _exec(spec.program)
+    _name_process(f"msrun: worker {spec.process_id}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
+    _reseed()
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
+        blas_threads = environment.blas_threads(os.environ, {})
+        _set_torch_threads()
+    if blas_threads > 1:
+        _set_blas_threads(blas_threads)
+    from msrun.agent.processes.main_module import run_main
+
+    run_main(spec.program)
+
+
+def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
+    from msrun.cluster.scheduler import run_scheduler
+
+    status = run_scheduler(*descriptors)
+    if status != contract.EXIT_OK:
+        from msrun.agent.processes.last_resort import sweep_job
+
+        store = os.environ[contract.MSRUN_RENDEZVOUS].removeprefix("file://")
+        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(Path(store).parent))
+    os._exit(status)
+
+
+def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
+    status = contract.EXIT_CLUSTER
+    try:
+        status = log_pipes.run_log_writer()
+    except BaseException:  # noqa: BLE001 - whatever it was, it is for scheduler.log, and the job has to end
+        traceback.print_exc()
+    os._exit(status)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _redirect(log_path: str, output_fd: int | None) -> None:
+    """Make a pipe or else the log stdout and stderr, and rebuild Python's streams on it, whole lines at a time."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if output_fd is None else output_fd
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(  # type: ignore[misc]  # noqa: SIM115
+        1, "w", encoding=encoding, errors=errors, buffering=1, closefd=False
+    )
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
+        2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False
+    )
+
+
+def _close_inherited(keep: tuple[int, ...]) -> None:
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, 1 << 16)
+
+
+def _set_environment(env: Mapping[str, str | None]) -> None:
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _exec(program: Program) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would hand that on
+        signal.signal(signum, signal.SIG_DFL)
+    argv = program.argv()
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - an argv list, no shell
+    except OSError as error:
+        os.write(2, f"msrun: cannot run {argv[0]}: {error.strerror}\n".encode())
+        os._exit(EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE)
+
+
+def _name_process(title: str) -> None:
+    """Set the title that ps shows, without writing over the environment block: a job is found by MSRUN_JOB_ID there.
+
+    Secrets in the arguments are hidden in it. Those of a worker that is exec'd cannot be, nor those on msrun's own
+    command line: /proc shows the argv of a program as it was started.
+    """
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        preset = os.environ.get("SPT_NOENV")
+        os.environ["SPT_NOENV"] = "1"
+        setproctitle(title.encode("utf-8", "replace").decode())  # arguments may hold bytes that are no text
+        _set_environment({"SPT_NOENV": preset})
+
+
+def _reseed() -> None:
+    """Give numpy's global generator fresh entropy, as a fresh process has; `random` does so itself after a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _set_torch_threads() -> None:
+    """Give torch the worker's own number of threads, if the server has loaded it and so read another one."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _set_blas_threads(count: int) -> None:
+    """Raise OpenBLAS's threads, which the server held at one so that it could fork.
+
+    OpenBLAS reads its variable only when it is loaded; this is its documented call for changing the number later.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    for path in sorted(set(re.findall(r"(/\S*openblas\S*)", maps))):
+        library = ctypes.CDLL(path)
+        for name in _BLAS_THREAD_SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(count)
+                break

@@ -1,0 +1,273 @@
+"""The fork server: one clean, single-threaded process per host that imports once and forks every worker.
+
+It is a process of its own so that the launcher never imports torch and so that one parent outlives none of its
+children: when it ends, the kernel kills every worker (see `child.become`); when the agent ends, it kills everything
+below it, orphans of workers included, which it has adopted.
+
+Protocol, over the channel to the agent:
+    agent -> server   prepare {preload, start_method, run_dir, blas_threads}
+                      start {processes}      stop {grace_s}      signal {process_ids, signum}
+                      sweep {}               finish {}
+    server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
+                      exited {process_id, status, peak_bytes, at}  told {}
+                      log_lost {reason, lost_bytes}
+                      swept {survivors}                            finished {survivors}
+Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
+Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import weakref
+from typing import Any
+
+from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
+from msrun.agent.processes import process_control
+from msrun.agent.processes.child import ProcessSpec, become
+from msrun.cluster.messages import Channel, Message
+
+LEFTOVER_GRACE_S = 1.0
+"""What a worker left behind gets between TERM and KILL when the job is over."""
+KILL_DEADLINE_S = 5.0
+
+
+class ForkServer:
+    """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
+
+    def __init__(self, channel: Channel, agent_pid: int) -> None:
+        self._channel = channel
+        self._agent_pid = agent_pid
+        self._running: dict[int, int] = {}
+        """pid -> process id"""
+        self._kill_at: float | None = None
+        self._run_dir = ""
+        self._finished = False
+        self.blas_threads = 1
+        self.log_pipes: LogPipes | None = None
+        """Of the workers that run now; None when they write to their logs themselves."""
+
+    def serve(self) -> ProcessSpec | None:
+        """Work through messages and child deaths until told to finish or the agent is gone."""
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(wake_reader, selectors.EVENT_READ)
+            while not self._finished:
+                for key, _ in selector.select(self._time_left()):
+                    if key.fileobj == wake_reader:
+                        os.read(wake_reader, 4096)
+                self._reap()
+                self._kill_late()
+                child = self._receive()
+                if child is not None:
+                    return child
+        return None
+
+    def _time_left(self) -> float | None:
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def _receive(self) -> ProcessSpec | None:
+        import select
+
+        while not self._finished and select.select([self._channel], [], [], 0)[0]:
+            for message in self._channel.receive():
+                child = self._handle(message)
+                if child is not None:
+                    return child
+            if self._channel.is_closed:
+                self._abandon()
+        return None
+
+    def _handle(self, message: Message) -> ProcessSpec | None:
+        kind = message["type"]
+        if kind == "prepare":
+            self._prepare(message)
+        elif kind == "start":
+            return self._start([ProcessSpec.from_json(value) for value in message["processes"]])
+        elif kind == "signal":
+            wanted = set(message["process_ids"])
+            leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
+            process_control.signal_processes(leaders, message["signum"])
+        elif kind == "stop":
+            self._stop(message["grace_s"])
+        elif kind == "sweep":
+            self._send(type="swept", survivors=self._end_leftovers())
+        elif kind == "finish":
+            self._finish()
+        return None
+
+    def _prepare(self, message: Message) -> None:
+        begin = time.monotonic()
+        self._run_dir = message["run_dir"]
+        self.blas_threads = message["blas_threads"]
+        method, reason = "exec", "asked for"
+        if message["start_method"] != "exec":
+            preload(message["preload"])
+            method, reason = fork_safety()
+            forget_finalizers()
+            gc.collect()
+            gc.freeze()
+        # From here on the server answers to the channel's end: it must outlive the agent to clean up after it.
+        process_control.adopt_orphans()
+        process_control.die_with_parent(self._agent_pid, 0)
+        self._send(type="ready", start_method=method, reason=reason, prepare_s=time.monotonic() - begin)
+
+    def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
+        self.log_pipes = open_log_pipes(specs) or self.log_pipes
+        for spec in specs:
+            pid = os.fork()
+            if pid == 0:
+                return spec
+            if self.log_pipes:
+                self.log_pipes.started(spec.process_id, pid)
+            self._running[pid] = spec.process_id
+            self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
+        return None
+
+    def _reap(self) -> None:
+        ended = process_control.reap_children()
+        if self.log_pipes:
+            ended = self.log_pipes.writer_first(ended)
+        for pid, status, peak_bytes in ended:
+            process_id = self._running.pop(pid, None)
+            if process_id is not None:
+                self._send(
+                    type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
+                )
+
+    def _stop(self, grace_s: float) -> None:
+        self._reap()
+        if self._kill_at is None:
+            self._send(type="told")
+        members = self._worker_processes()
+        process_control.signal_processes(members, signal.SIGTERM)
+        process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM
+        self._kill_at = time.monotonic() + grace_s
+        self._kill_late()
+
+    def _kill_late(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            process_control.signal_processes(self._worker_processes(), signal.SIGKILL)
+
+    def _worker_processes(self) -> list[int]:
+        """Return the processes of all workers' sessions; the scheduler keeps store and record until the job is over."""
+        leaders = [pid for pid, process_id in self._running.items() if process_id >= 0]
+        return process_control.session_members(leaders)
+
+    def _finish(self) -> None:
+        """End what is left and report what could not be ended."""
+        self._end_leftovers()
+        survivors = process_control.kill_descendants(KILL_DEADLINE_S)
+        self._send(type="finished", survivors=survivors)
+        self._finished = True
+
+    def _end_leftovers(self) -> list[int]:
+        """End what workers left behind, gently first; our own processes stay. Returns what could not be ended."""
+        self._kill_at = None  # of a stop that is over; the next attempt must not be hit
+        if left := self._leftovers():
+            process_control.signal_processes(left, signal.SIGTERM)
+            self._await_end_of_leftovers(LEFTOVER_GRACE_S)
+            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+        self._end_log_writer()
+        return self._leftovers()
+
+    def _end_log_writer(self) -> None:
+        """Let the log writer write what is left, now that nobody writes to it any more."""
+        if self.log_pipes:
+            pid = self.log_pipes.log_writer_pid
+            if self._running.pop(pid, None) is not None:  # its end is no news from here on
+                process_control.signal_processes([pid], signal.SIGCONT)
+            report = self.log_pipes.end_log_writer()
+            self.log_pipes = None
+            if report:
+                self._send(type="log_lost", **report)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+
+    def _leftovers(self) -> list[int]:
+        ours = {pid for pid, process_id in self._running.items() if process_id < 0}
+        return [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
+
+    def _await_end_of_leftovers(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while self._leftovers() and time.monotonic() < end:
+            self._reap()
+            time.sleep(process_control.POLL_S)
+
+    def _abandon(self) -> None:
+        """The agent is gone without a word: leave nothing behind."""
+        if self.log_pipes:
+            process_control.signal_processes(self._leftovers(), signal.SIGKILL)
+            self._await_end_of_leftovers(KILL_DEADLINE_S)
+            self._end_log_writer()
+        process_control.kill_descendants(KILL_DEADLINE_S)
+        if self._run_dir:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._finished = True
+
+    def _send(self, **message: Any) -> None:
+        self._channel.send(message)
+
+
+def preload(names: list[str]) -> None:
+    """Import each `module` or `module:name`; what fails is left to the worker, whose traceback is the right one."""
+    for text in names:
+        module_name, _, attribute = text.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+            if attribute and not hasattr(module, attribute):
+                importlib.import_module(f"{module_name}.{attribute}")
+        except Exception as error:  # noqa: BLE001 - any module may fail in any way at import
+            print(f"preload {text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def forget_finalizers() -> None:
+    """Keep workers from running at their end what imports registered here (`weakref.finalize`).
+
+    Torch alone registers thousands of them, only to take operators back from a process that ends anyway; in
+    every worker they would touch, and so copy, 28 MB. What a worker registers itself still runs.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
+def fork_safety() -> tuple[str, str]:
+    """Return ("fork", "") when this process may fork workers, else ("exec", why not)."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    if threads > 1:
+        return "exec", f"{threads - 1} threads were started by imports; a fork would copy none of them"
+    for name in ("torch.cuda", "torch_npu.npu"):
+        module = sys.modules.get(name)
+        if module is not None and module.is_initialized():
+            return "exec", f"{name} was initialised by imports; an accelerator cannot be used after a fork"
+    return "fork", ""
+
+
+def main() -> None:
+    """Entry point: argv holds the channel's descriptor, the agent's pid and the scheduler's two descriptors."""
+    channel_fd, agent_pid, scheduler_fd, listener_fd = (int(text) for text in sys.argv[1:5])
+    process_control.die_with_parent(agent_pid)
+    server_pid = os.getpid()
+    server = ForkServer(Channel(socket.socket(fileno=channel_fd)), agent_pid)
+    child = server.serve()
+    if child is None:
+        os._exit(0)
+    become(
+        child,
+        server_pid=server_pid,
+        scheduler_fds=(scheduler_fd, listener_fd),
+        blas_threads=server.blas_threads,
+        log_pipes=server.log_pipes,
+    )

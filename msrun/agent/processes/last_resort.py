@@ -1,0 +1,48 @@
+"""What the scheduler does when agent and fork server were killed in the same instant.
+
+Each of the two cleans up after the other, and the kernel ends the workers with the fork server. Only what workers had
+started themselves could live on then. The scheduler is the third that knows: it finds those processes by the job's
+random id in their environment, never by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from msrun import contract
+from msrun.agent.processes.process_control import POLL_S, signal_processes
+
+SERVER_END_S = 5.0
+"""How long a fork server that still runs is trusted to clean up: it ends this process too."""
+SWEEP_S = 5.0
+
+
+def marked_processes(job_id: str) -> list[int]:
+    """Return every living process of a job but this one, by MSRUN_JOB_ID in its environment."""
+    mark = f"{contract.MSRUN_JOB_ID}={job_id}".encode()
+    found = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
+    """Wait for the fork server's end, then kill what is left of the job and remove its temporary folder."""
+    end = time.monotonic() + SERVER_END_S
+    while os.getppid() == server_pid:
+        if time.monotonic() > end:
+            return
+        time.sleep(POLL_S)
+    end = time.monotonic() + SWEEP_S
+    while (left := marked_processes(job_id)) and time.monotonic() < end:
+        signal_processes(left, signal.SIGKILL)
+        time.sleep(POLL_S)
+    shutil.rmtree(run_dir, ignore_errors=True)

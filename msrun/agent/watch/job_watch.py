@@ -1,0 +1,72 @@
+"""Everything that looks at running workers from time to time: the watchdog, and who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msrun.agent.timers import Timers
+from msrun.agent.watch.meeting import MeetingWatch
+from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.stacks import request_stacks
+from msrun.agent.watch.watchdog import Watchdog, describe_all
+from msrun.cluster.membership import Membership
+from msrun.errors import ClusterError, HangTimeout
+from msrun.planning.plan import HostPlan, LaunchPlan
+
+OnStuck = Callable[[ClusterError, tuple[int, ...]], None]
+"""Called with the reason and the ranks that the others wait for."""
+
+
+class JobWatch:
+    """Watches the workers of one attempt at a time. Owned by the agent's event loop."""
+
+    def __init__(self, plan: LaunchPlan, host: HostPlan, board: ProgressBoard, timers: Timers) -> None:
+        self._plan = plan
+        self._host = host
+        self._board = board
+        self._timers = timers
+        self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+
+    def start(self, membership: Membership, on_stuck: OnStuck) -> None:
+        """Watch these workers until `stop`."""
+        meeting = MeetingWatch(self._plan.cluster_time_out_s, self._host.name, self._board)
+
+        def look_at_meeting() -> None:
+            error = meeting.look(membership, time.monotonic())
+            if error is not None:
+                on_stuck(error, meeting.missing)
+
+        self._timers.every("meeting", meeting.interval_s, look_at_meeting)
+        if self._plan.hang_time_out_s > 0:
+            self._watch_progress(membership, on_stuck)
+
+    def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
+        watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
+
+        def look_for_hang() -> None:
+            hang = watchdog.look(membership.running(), time.monotonic())
+            if hang is not None:
+                error = HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
+                on_stuck(error, hang.lagging)
+
+        self._timers.every("hang", watchdog.interval_s, look_for_hang)
+
+    def stop(self) -> None:
+        """Watch nobody any more."""
+        self._timers.cancel("meeting", "hang")
+
+    def doing(self, membership: Membership) -> dict[int, str]:
+        """Return what running workers say that they are doing now, and which of them are stopped."""
+        running = membership.running()
+        records = {rank: self._board.read(rank) for rank in running}
+        words = describe_all(records, running, time.monotonic())
+        return {rank: text for rank, text in words.items() if records[rank].is_reported or "stopped" in text}
+
+    def request_stacks(self, membership: Membership, headline: str) -> None:
+        """Have every running worker write its stacks into its log."""
+        request_stacks({pid: self._logs[rank] for rank, pid in membership.running().items()}, headline)
+
+    def reset(self) -> None:
+        """Forget what the workers of the last attempt said."""
+        self._board.reset()

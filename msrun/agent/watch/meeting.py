@@ -1,0 +1,95 @@
+"""Ranks that wait for others who will not come: at the start, and after a rank has ended too early."""
+
+from __future__ import annotations
+
+from msrun import contract
+from msrun.agent.watch.progress_board import Progress, ProgressBoard
+from msrun.cluster.membership import Membership, WorkerState
+from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
+from msrun.planning.ranks import fold_ranks
+
+LOOKS_PER_LIMIT = 20
+MIN_INTERVAL_S = 0.2
+MAX_INTERVAL_S = 5.0
+ENDED_EARLY_S = 1.0
+"""How long somebody must have waited before a rank that ended without joining is blamed for it."""
+DESERTED_S = 30.0
+"""How long all running ranks may wait in a collective after another rank has ended well."""
+
+
+class MeetingWatch:
+    """Looks at the progress board from time to time. Knows only workers that use the runtime."""
+
+    def __init__(self, limit_s: float, host_name: str, board: ProgressBoard) -> None:
+        """`limit_s`: how long a rank may wait for the others in init(); negative = for ever."""
+        self.interval_s = MAX_INTERVAL_S
+        if limit_s >= 0:
+            self.interval_s = min(max(limit_s / LOOKS_PER_LIMIT, MIN_INTERVAL_S), MAX_INTERVAL_S)
+        self._limit_s = limit_s
+        self._host_name = host_name
+        self._board = board
+        self.missing: tuple[int, ...] = ()
+        """After `look` returned an error: the ranks that did not come."""
+
+    def look(self, membership: Membership, now: float) -> ClusterError | None:
+        """Return why those who wait will wait for ever, or None."""
+        records = {rank: self._board.read(rank) for rank in membership.members}
+        waiting = {rank: records[rank] for rank in membership.running() if records[rank].is_waiting}
+        came = [rank for rank, record in records.items() if record.is_reported]
+        missing = tuple(rank for rank in records if rank not in came)
+        if waiting and missing:
+            return self._judge_missing(membership, waiting, came, missing, now)
+        joining = {rank: record for rank, record in waiting.items() if record.phase == contract.PHASE_JOINING}
+        if joining:
+            return self._judge_late(joining, came, (), now)
+        return self._judge_deserted(membership, {rank: records[rank] for rank in membership.running()}, now)
+
+    def _judge_missing(
+        self,
+        membership: Membership,
+        waiting: dict[int, Progress],
+        came: list[int],
+        missing: tuple[int, ...],
+        now: float,
+    ) -> ClusterError | None:
+        ended = tuple(rank for rank in missing if membership.members[rank].state is WorkerState.DONE)
+        if ended and now - min(record.waiting_since for record in waiting.values()) >= ENDED_EARLY_S:
+            self.missing = ended
+            return ClusterError(
+                f"rank {fold_ranks(ended)} on {self._host_name} ended with exit code 0 without init(), and "
+                f"rank {fold_ranks(waiting)} waits for it in {_where(waiting)}: every rank has to call init(), or none"
+            )
+        return self._judge_late(waiting, came, missing, now)
+
+    def _judge_late(
+        self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float
+    ) -> ClusterError | None:
+        waited_s = now - min(record.waiting_since for record in waiting.values())
+        if self._limit_s < 0 or waited_s < self._limit_s:
+            return None
+        self.missing = missing or tuple(waiting)
+        size = len(came) + len(missing)
+        return RendezvousTimeout(
+            f"--cluster_time_out {self._limit_s:g}: {len(missing)} of {size} workers have not joined the world, and "
+            f"others wait in {_where(waiting)} for {waited_s:.0f} s; "
+            f"missing on {self._host_name}: rank {fold_ranks(missing) or 'none'}; came: rank {fold_ranks(came)}"
+        )
+
+    def _judge_deserted(self, membership: Membership, records: dict[int, Progress], now: float) -> ClusterError | None:
+        done = membership.ranks_in(WorkerState.DONE)
+        if not done or not records or not all(record.is_waiting for record in records.values()):
+            return None
+        waited_s = min(now - record.waiting_since for record in records.values())
+        if waited_s < DESERTED_S:
+            return None
+        self.missing = tuple(done)
+        return HangTimeout(
+            f"rank {fold_ranks(done)} on {self._host_name} ended with exit code 0 while rank {fold_ranks(records)} "
+            f"waits in {_where(records)}, for {waited_s:.0f} s already: every rank has to call the same collectives"
+        )
+
+
+def _where(waiting: dict[int, Progress]) -> str:
+    """Return what the first of them waits in."""
+    record = next(iter(waiting.values()))
+    return "init()" if record.phase == contract.PHASE_JOINING else record.name or "a collective"

@@ -1,0 +1,158 @@
+"""The watchdog: finds out that a job makes no progress any more, and which ranks hold it up.
+
+Progress of a worker is a longer log, a new step or collective on the progress board, or processor time of its session.
+Processor time does not count while the worker waits in a collective (some libraries spin there), nor while another
+has been waiting in one for the whole limit: a rank that computes for ever is as stuck as one that sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msrun.agent.watch.progress_board import Progress, ProgressBoard
+from msrun.agent.watch.stacks import kernel_state
+from msrun.planning.ranks import fold_ranks
+
+BUSY_SHARE = 0.05
+"""Share of a core that counts as work; the threads of an idle process group use less."""
+LOOKS_PER_LIMIT = 10
+MAX_INTERVAL_S = 5.0
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class _Watch:
+    """What was seen of one worker, and when it last got on."""
+
+    log_bytes: int
+    position: tuple[int, int, int]
+    cpu_s: float
+    alive_at: float
+    """Last progress of any kind."""
+    told_at: float
+    """Last progress that it told itself: log, step or collective."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A job without progress."""
+
+    silent_s: float
+    lagging: tuple[int, ...]
+    """Ranks that the others wait for; all running ones when that cannot be known."""
+    doing: Mapping[int, str]
+    """What every running rank is doing, in words."""
+
+    def describe(self) -> str:
+        """Return one line for the error report."""
+        parts = [f"no progress for {self.silent_s:.0f} s"]
+        waiting = [rank for rank in self.doing if rank not in self.lagging]
+        name = "behind" if waiting else "running"
+        words = {self.doing[rank] for rank in self.lagging}
+        parts.append(f"{name}: rank {fold_ranks(self.lagging)}{' (' + words.pop() + ')' if len(words) == 1 else ''}")
+        if waiting:
+            parts.append(f"rank {fold_ranks(waiting)} ({self.doing[waiting[0]]})")
+        return "; ".join(parts)
+
+
+class Watchdog:
+    """Looks at all running workers of a host from time to time. Owned by the agent's event loop."""
+
+    def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, str]) -> None:
+        self.interval_s = min(limit_s / LOOKS_PER_LIMIT, MAX_INTERVAL_S)
+        """How often `look` wants to be called."""
+        self._limit_s = limit_s
+        self._board = board
+        self._logs = logs
+        self._watches: dict[int, _Watch] = {}
+        self._last_look: float | None = None
+
+    def look(self, running: Mapping[int, int], now: float) -> Hang | None:
+        """Look once.
+
+        Args:
+            running: global rank -> pid of every worker that runs.
+            now: monotonic seconds.
+        """
+        cpu_s = session_cpu_s(running.values())
+        elapsed_s = now - self._last_look if self._last_look is not None else 0.0
+        if elapsed_s > 3 * self.interval_s + 1.0:
+            self._watches.clear()  # the machine or msrun itself was asleep: nobody could have made progress
+        self._last_look = now
+        records = {rank: self._board.read(rank) for rank in running}
+        for rank, pid in running.items():
+            self._compare(rank, records[rank], cpu_s.get(pid, 0.0), elapsed_s, now)
+        if not running or not self._is_hung(records, now):
+            return None
+        silent_s = now - max(self._watches[rank].told_at for rank in running)
+        return Hang(silent_s, find_lagging(records, running), describe_all(records, running, now))
+
+    def _compare(self, rank: int, record: Progress, cpu_s: float, elapsed_s: float, now: float) -> None:
+        size = _size_of(self._logs[rank])
+        position = (record.phase, record.steps, record.collectives)
+        watch = self._watches.get(rank)
+        if watch is None:
+            self._watches[rank] = _Watch(size, position, cpu_s, now, now)
+            return
+        if size != watch.log_bytes or position != watch.position:
+            watch.told_at = watch.alive_at = now
+        elif not record.is_waiting and elapsed_s > 0 and (cpu_s - watch.cpu_s) / elapsed_s >= BUSY_SHARE:
+            watch.alive_at = now
+        watch.log_bytes, watch.position, watch.cpu_s = size, position, cpu_s
+
+    def _is_hung(self, records: Mapping[int, Progress], now: float) -> bool:
+        watches = [self._watches[rank] for rank in records]
+        if any(now - watch.told_at < self._limit_s for watch in watches):
+            return False
+        if all(now - watch.alive_at >= self._limit_s for watch in watches):
+            return True
+        return any(record.is_waiting and now - record.waiting_since >= self._limit_s for record in records.values())
+
+
+def find_lagging(records: Mapping[int, Progress], running: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the ranks that the others wait for: stopped ones, else those in no collective, else the ones behind."""
+    stopped = [rank for rank, pid in running.items() if kernel_state(pid).startswith("stopped")]
+    if stopped:
+        return tuple(sorted(stopped))
+    away = [rank for rank, record in records.items() if not record.is_waiting]
+    if away and len(away) < len(records):
+        return tuple(sorted(away))
+    places = {rank: (record.steps, record.collectives) for rank, record in records.items()}
+    last = min(places.values(), default=(0, 0))
+    return tuple(sorted(rank for rank, place in places.items() if place == last))
+
+
+def describe_all(records: Mapping[int, Progress], running: Mapping[int, int], now: float) -> dict[int, str]:
+    """Return what every running rank is doing: by its own record, else by the kernel."""
+    words = {}
+    for rank, pid in running.items():
+        state = kernel_state(pid)
+        told = records[rank].describe(now)
+        words[rank] = f"{told}, {state}" if told and state.startswith("stopped") else told or state
+    return dict(sorted(words.items()))
+
+
+def session_cpu_s(leaders: Iterable[int]) -> dict[int, float]:
+    """Return processor seconds used by the living processes of each leader's session. Source: proc(5), stat 14, 15."""
+    wanted = set(leaders)
+    used = dict.fromkeys(wanted, 0.0)
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()
+                session = int(fields[3])
+                if session in wanted:
+                    used[session] += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return used
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat, many times a second
+    except OSError:
+        return 0

@@ -1,0 +1,49 @@
+"""What an earlier job has left in a log directory that the next job would not write over."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from msrun import contract
+from msrun.launch.directory.job_record import parse_plan, read_bytes
+
+
+def remove_earlier_job(log_dir: Path, keep: Collection[str]) -> None:
+    """Remove the logs of the job whose `plan.json` is in the directory, but for names that the next job has too.
+
+    Only plain files go, and only those that the plan lists as a worker's log (`worker_3.log`), those of their earlier
+    attempts (`worker_3.attempt_0.log`), what was rotated of either (`worker_3.log.1`), the same of the scheduler, and
+    `msrun.log`. Without a readable plan nothing goes. The lock of the directory has to be held.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    try:
+        data = read_bytes(log_dir / contract.PLAN_JSON)
+    except OSError:
+        return
+    plan = parse_plan(data) if data is not None else None
+    if plan is None:
+        return
+    names = {worker.log_name for worker in plan.workers} | {contract.SCHEDULER_LOG}
+    for path in log_dir.iterdir():
+        is_earlier = path.name == contract.LAUNCHER_LOG or log_of(path.name) in names
+        if is_earlier and path.name not in keep:
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
+
+
+_KEPT = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
+
+
+def log_of(name: str) -> str:
+    """Return whose log a file is, earlier attempts and rotated ones taken back: `worker_3.log` for
+    `worker_3.attempt_0.log.2`; an empty string for what is no log.
+    """
+    match = _KEPT.fullmatch(name)
+    return f"{match['stem']}.log" if match else ""

@@ -1,0 +1,85 @@
+"""The job's log directory: made, checked and filled before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msrun import contract
+from msrun.cluster.membership import Membership
+from msrun.errors import UsageError
+from msrun.launch.directory.earlier_job import remove_earlier_job
+from msrun.planning.plan import LaunchPlan
+
+
+def prepare_log_directory(plan: LaunchPlan) -> None:
+    """Create the directory (0700) and this job's empty log files (0600), and write `plan.json`.
+
+    The directory then tells of this job alone. Logs of an earlier job are emptied; those that only the earlier one had
+    (ranks of a bigger job, earlier attempts, rotated ones, `msrun.log`) and its failure file are removed. Nothing else
+    in the directory is touched. The caller holds its lock.
+
+    Raises:
+        UsageError: it cannot be created or written, or a file of the job is not a plain file.
+    """
+    folder = Path(plan.log_dir)
+    try:
+        folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+        remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(worker.log_path).name for worker in plan.workers)})
+        (folder / contract.FAILURE_JSON).unlink(missing_ok=True)
+        for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
+            os.close(create_file(path))
+        for worker in plan.workers:
+            os.close(create_file(Path(worker.log_path)))
+        write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {plan.log_dir}: cannot write {error.filename or folder} ({error.strerror}); "
+            "give a directory that you may write"
+        ) from None
+
+
+def create_file(path: Path) -> int:
+    """Create or empty a file with mode 0600 and return its descriptor, opened for appending.
+
+    A link is not followed: in a shared directory it could point at another user's file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, contract.FILE_MODE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a whole file under a temporary name and move it into place, mode 0600."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(create_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+class EventLog:
+    """Writes `events.jsonl`: one JSON object per moment of the job, with wall-clock and job time in seconds."""
+
+    tick_s: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(create_file(path), "w", encoding="utf-8", buffering=1)
+        self._begin = time.monotonic()
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Write one event."""
+        moment = {"time": round(time.time(), 6), "job_s": round(time.monotonic() - self._begin, 6), "event": kind}
+        with contextlib.suppress(OSError):  # disk full: no reason to end the job
+            self._file.write(json.dumps({**moment, **fields}) + "\n")
+
+    def tick(self, membership: Membership) -> None:
+        """Nothing regular to write."""
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()

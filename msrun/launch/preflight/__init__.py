@@ -1,0 +1,1 @@
+"""Checks of this host before anything starts."""

@@ -1,0 +1,278 @@
+"""Checks on this host before anything starts: all of them for --check, those that stop a job for every run.
+
+A check returns a finding, or raises the error that a run would end with. None of them writes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
+from msrun.cluster.rendezvous import listen
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.preflight.finding import Finding
+from msrun.launch.preflight.host_room import (
+    GIB,
+    MIB,
+    format_bytes,
+    free_disk_bytes,
+    free_memory_bytes,
+    free_processes,
+    open_file_limit,
+)
+from msrun.planning.placement.host import place_devices
+from msrun.planning.spec import LaunchSpec
+
+LOW_DISK_BYTES = GIB
+FULL_DISK_BYTES = MIB
+LOW_MEMORY_BYTES = 200 * MIB
+"""A worker with torch imported and a small model."""
+SMALL_SHARED_MEMORY_BYTES = 64 * MIB
+"""What a container gets by default; the workers of one torch DataLoader can fill it."""
+FILES_OF_MSRUN = 32
+FILES_PER_WORKER = 8
+"""What a worker that talks to some others needs; the store alone has a connection to each."""
+PROCESSES_OF_MSRUN = 3
+"""Fork server, scheduler and its store."""
+USUAL_THREADS = 4
+"""Of a worker that uses torch, beside its compute threads."""
+TORCH_VERSIONS = ("2.11", "2.14")
+"""At least, and below."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to look at."""
+
+    name: str
+    look: Callable[[LaunchSpec, Mapping[str, str]], Finding]
+    stops_run: bool = False
+    """Asked by every run, so it has to be cheap."""
+    stops_dry_run: bool = False
+
+
+def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
+    """Refuse what this host cannot do.
+
+    Args:
+        caller: the environment that workers inherit; the launcher's own by default.
+
+    Raises:
+        UsageError: what the user asked for is not there: a module, a log directory that can be written, a port.
+        ClusterError: the host has no room for the job.
+    """
+    for check in CHECKS:
+        if check.stops_dry_run if is_dry_run else check.stops_run:
+            check.look(spec, os.environ if caller is None else caller)
+
+
+def inspect_host(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
+    """Return the findings of all checks, in order."""
+    findings = []
+    for check in CHECKS:
+        try:
+            findings.append(check.look(spec, caller))
+        except MsrunError as error:
+            findings.append(Finding("fail", check.name, str(error), error.exit_code))
+    return findings
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that is taken now; the job itself takes it later.
+
+    Raises:
+        UsageError: the port is in use or not allowed; names who has it when that can be seen.
+    """
+    try:
+        listen(LOOPBACK, port).close()
+    except UsageError as error:
+        from msrun.launch.preflight.port_owner import describe_port_owner
+
+        owner = describe_port_owner(port)
+        if not owner:
+            raise
+        what, _, remedy = str(error).rpartition("; ")
+        raise UsageError(f"{what}, taken by {owner}; {remedy}") from None
+
+
+def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """A script or an executable was found when the command line was read; a module is looked for here."""
+    if spec.program.kind == "module":
+        _check_module(spec.program.target, spec.working_directory)
+    return Finding("ok", "program", f"{spec.program.kind} {spec.program.target}")
+
+
+def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """Ask whether the nearest existing parent can be written."""
+    existing = _existing(spec.log_dir)
+    if not existing.is_dir():
+        raise UsageError(f"--log_dir {spec.log_dir}: {existing} is a file; give a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--log_dir {spec.log_dir}: no permission to write {existing}; give a directory that you may write"
+        )
+    return Finding("ok", "log_dir", f"{spec.log_dir} {'can be written' if existing == spec.log_dir else 'can be made'}")
+
+
+def _look_at_disk(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    existing = _existing(spec.log_dir)
+    free = free_disk_bytes(existing)
+    if free is None:
+        return Finding("ok", "disk", f"{existing}: its file system does not count free space")
+    if free < FULL_DISK_BYTES:
+        raise UsageError(f"--log_dir {spec.log_dir}: the disk is full; make room or give a directory on another one")
+    is_low = free < LOW_DISK_BYTES
+    return Finding("warn" if is_low else "ok", "disk", f"{format_bytes(free)} free for logs in {existing}")
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _look_at_temporary(_spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
+    preset = caller.get("TMPDIR", "")
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        raise ClusterError("no folder for temporary files can be written; set TMPDIR to one that can") from None
+    if preset and Path(preset).absolute() != Path(folder):
+        return Finding("warn", "temporary", f"TMPDIR={preset} cannot be written, {folder} is used; correct TMPDIR")
+    return Finding("ok", "temporary", f"{folder} can be written")
+
+
+def _look_at_shared_memory(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    folder = Path("/dev/shm")  # noqa: S108 - not a temporary file: where the kernel mounts shared memory
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("warn", "shared_memory", f"{folder} cannot be written; DataLoader workers of torch need it")
+    free = free_disk_bytes(folder)
+    if free is not None and free <= SMALL_SHARED_MEMORY_BYTES:
+        return Finding(
+            "warn", "shared_memory", f"{format_bytes(free)} free in {folder}; give containers more, e.g. 8 GiB"
+        )
+    return Finding("ok", "shared_memory", f"{format_bytes(free) if free is not None else 'space'} free in {folder}")
+
+
+def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    if spec.master_port == 0:
+        return Finding("ok", "master_port", "a free one is taken")
+    check_port(spec.master_port)
+    return Finding("ok", "master_port", f"{spec.master_port} is free on {LOOPBACK}")
+
+
+def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
+    devices = place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}))
+    return Finding("ok", "devices", f"{spec.local_worker_num} workers on {devices.target} ({devices.reason})")
+
+
+def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
+    if spec.rank_table_file is None:
+        return Finding("ok", "rank_table", "generated at start")
+    from msrun.launch.rank_table_file import check_rank_table
+
+    target = place_devices(
+        spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)})
+    ).target
+    check_rank_table(spec.rank_table_file, spec.worker_num, target)
+    return Finding("ok", "rank_table", f"{spec.rank_table_file} holds {spec.worker_num} ranks")
+
+
+def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    free = free_memory_bytes()
+    if free is None:
+        return Finding("warn", "memory", "free memory is not known: /proc/meminfo cannot be read")
+    each = free // spec.local_worker_num
+    text = f"{format_bytes(free)} free, {format_bytes(each)} for each of {spec.local_worker_num} workers"
+    if each < LOW_MEMORY_BYTES:
+        return Finding("warn", "memory", f"{text}: torch alone takes {format_bytes(LOW_MEMORY_BYTES)}")
+    return Finding("ok", "memory", text)
+
+
+def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers."""
+    limit = open_file_limit()
+    least = FILES_OF_MSRUN + spec.local_worker_num
+    usual = FILES_OF_MSRUN + FILES_PER_WORKER * spec.local_worker_num
+    text = f"{limit} open files allowed for each process"
+    if limit < least:
+        raise ClusterError(f"{text}, {spec.local_worker_num} workers need {least}; raise the limit with ulimit -n")
+    if limit < usual:
+        return Finding("warn", "open_files", f"{text}; ulimit -n {usual} leaves the workers more room")
+    return Finding("ok", "open_files", text)
+
+
+def _look_at_processes(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    free = free_processes()
+    if free is None:
+        return Finding("ok", "processes", "no limit")
+    least = PROCESSES_OF_MSRUN + spec.local_worker_num
+    text = f"{free} more processes and threads allowed"
+    if free < least:
+        raise ClusterError(
+            f"{text}, {spec.local_worker_num} workers need {least} at least; raise ulimit -u or the container's limit"
+        )
+    if free < PROCESSES_OF_MSRUN + spec.local_worker_num * USUAL_THREADS:
+        return Finding("warn", "processes", f"{text}; workers that start threads need more")
+    return Finding("ok", "processes", text)
+
+
+def _look_at_python(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    return Finding("ok", "python", f"{version} {sys.executable}")
+
+
+def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """Read what is installed; importing it would take seconds."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Finding("warn", "torch", "not installed for this Python; the job's store and msrun.runtime need it")
+    least, below = (tuple(map(int, text.split("."))) for text in TORCH_VERSIONS)
+    with contextlib.suppress(ValueError):
+        if not least <= tuple(int(part) for part in found.split(".")[:2]) < below:
+            return Finding(
+                "warn", "torch", f"{found}: tested with {TORCH_VERSIONS[0]} up to, not with {TORCH_VERSIONS[1]}"
+            )
+    return Finding("ok", "torch", found)
+
+
+def _check_module(name: str, working_directory: Path) -> None:
+    """Look for the top-level package only: finding more would import it."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    top = name.partition(".")[0]
+    with contextlib.suppress(ValueError):  # a name that cannot be looked for
+        is_there = PathFinder.find_spec(top, [str(working_directory)]) or find_spec(top)  # which asks import hooks, too
+        if is_there and top != "__main__":  # that is msrun itself
+            return
+    raise UsageError(
+        f"-m {name}: no module {top} in {working_directory} or on Python's path; check the name or --chdir"
+    )
+
+
+CHECKS = (
+    Check("program", _look_at_program, stops_run=True, stops_dry_run=True),
+    Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True),
+    Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True),
+    Check("temporary", _look_at_temporary, stops_run=True),
+    Check("shared_memory", _look_at_shared_memory),
+    Check("master_port", _look_at_port, stops_run=True),
+    Check("devices", _look_at_devices),
+    Check("rank_table", _look_at_rank_table),
+    Check("memory", _look_at_memory),
+    Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True),
+    Check("processes", _look_at_processes, stops_run=True),
+    Check("python", _look_at_python),
+    Check("torch", _look_at_torch),
+)
+"""In the order of --check."""

@@ -1,0 +1,1 @@
+"""Looking at a job from outside, and ending it."""

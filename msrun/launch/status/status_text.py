@@ -1,0 +1,164 @@
+"""A job's status as text: a few lines about the job, then one row per worker, or one per group of equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
+from msrun.planning.ranks import fold_ranks
+
+Value = TypeVar("Value", int, float)
+MAX_ROWS = 64
+"""More workers than this are shown as groups of equal host and state; more groups than this, of equal state alone."""
+MAX_RUNS = 6
+"""More runs of ranks than this are cut short."""
+HEADINGS = ("rank", "host", "pid", "state", "last log", "step", "loss")
+GROUP_HEADINGS = ("ranks", "host", "workers", "state", "last log", "step", "loss")
+GAP = "  "
+_COLOURS = {
+    JobState.ENDED: "green",
+    JobState.RUNNING: "green",
+    JobState.FAILED: "red",
+    JobState.DIED: "red",
+    JobState.INTERRUPTED: "yellow",
+}
+_HOURS_S = 3600
+_DAYS_S = 24 * _HOURS_S
+
+
+def render_status(status: JobStatus, width: int | None = None) -> str:
+    """Return the status without a last newline.
+
+    Args:
+        width: columns of the terminal that it is for; None = no terminal: plain columns, each row on one line.
+    """
+    head = _head_lines(status)
+    headings: tuple[str, ...]
+    cells: list[tuple[str, ...]]
+    if len(status.rows) > MAX_ROWS:
+        headings, cells = GROUP_HEADINGS, _group_cells(status)
+    else:
+        headings, cells = HEADINGS, [_row_cells(row, status.now) for row in status.rows]
+    if width is not None:
+        return _render_rich(status, head, headings, cells, width)
+    return "\n".join([*head, *(_columns([headings, *cells]) if cells else [])])
+
+
+def _head_lines(status: JobStatus) -> list[str]:
+    lines = [f"job {_one_line(status.job_id)}: {_one_line(status.describe())}"]
+    facts = []
+    if status.launcher_host:
+        facts.append(f"launcher pid {status.launcher_pid} on {status.launcher_host}")
+    hosts = list(dict.fromkeys(status.hosts))
+    if hosts and hosts != [status.launcher_host]:
+        facts.append(f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}")
+    if status.run_time_s is not None:
+        facts.append(f"{'ran for' if status.is_over else 'up'} {describe_span(status.run_time_s)}")
+    if status.restarts:
+        facts.append(f"started again {status.restarts} time{'s' if status.restarts > 1 else ''}")
+    if status.exit_code is not None:
+        facts.append(f"exit status {status.exit_code}")
+    lines += [_one_line(", ".join(facts))] if facts else []
+    lines.append(f"logs in {_one_line(str(status.log_dir))}")
+    return lines + [f"note: {_one_line(note)}" for note in status.notes]
+
+
+def _row_cells(row: WorkerRow, now: float) -> tuple[str, ...]:
+    return (
+        str(row.global_rank),
+        _one_line(row.host),
+        str(row.pid) if row.pid else "-",
+        _one_line(row.state),
+        f"{describe_span(max(0.0, now - row.log_at))} ago" if row.log_at is not None else "-",
+        str(row.step) if row.step is not None else "-",
+        f"{row.loss:.6g}" if row.loss is not None else "-",
+    )
+
+
+def _group_cells(status: JobStatus) -> list[tuple[str, ...]]:
+    groups = _groups(status.rows, lambda row: row.host)
+    if len(groups) > MAX_ROWS:
+        groups = _groups(status.rows, lambda _: "")
+    cells: list[tuple[str, ...]] = []
+    for (_, state), rows in groups.items():
+        names = sorted({row.host for row in rows})
+        ages = [max(0.0, status.now - row.log_at) for row in rows if row.log_at is not None]
+        cells.append(
+            (
+                _fold(row.global_rank for row in rows),
+                _one_line(names[0]) if len(names) == 1 else f"{len(names)} hosts",
+                str(len(rows)),
+                _one_line(state),
+                f"{_range(ages, describe_span)} ago" if ages else "-",
+                _range([row.step for row in rows if row.step is not None], str),
+                _range([row.loss for row in rows if row.loss is not None], lambda loss: f"{loss:.6g}"),
+            )
+        )
+    return cells
+
+
+def _fold(ranks: Iterable[int]) -> str:
+    runs = fold_ranks(ranks).split(", ")
+    return ", ".join(runs if len(runs) <= MAX_RUNS else [*runs[: MAX_RUNS - 1], "...", runs[-1]])
+
+
+def _groups(rows: Iterable[WorkerRow], host_of: Callable[[WorkerRow], str]) -> dict[tuple[str, str], list[WorkerRow]]:
+    groups: dict[tuple[str, str], list[WorkerRow]] = {}
+    for row in rows:
+        groups.setdefault((host_of(row), row.state), []).append(row)
+    return groups
+
+
+def _range(values: Sequence[Value], describe: Callable[[Value], str]) -> str:
+    if not values:
+        return "-"
+    low, high = describe(min(values)), describe(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    for row in rows:
+        yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _render_rich(
+    status: JobStatus, head: Sequence[str], headings: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> str:
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False)
+    console.print(Text(head[0], style=_COLOURS.get(status.state, "bold")), soft_wrap=True)
+    for line in head[1:]:
+        console.print(Text(line), soft_wrap=True)
+    if cells:
+        table = Table(*headings, box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+        for row in cells:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text.rstrip("\n")
+
+
+def describe_span(seconds: float) -> str:
+    """Return a span of time in words: 0.4 s, 12 s, 3 min 5 s, 2 h 0 min, 3 d 4 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = int(max(seconds, 10))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < _HOURS_S:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < _DAYS_S:
+        return f"{whole // _HOURS_S} h {whole % _HOURS_S // 60} min"
+    return f"{whole // _DAYS_S} d {whole % _DAYS_S // _HOURS_S} h"
+
+
+def _one_line(text: str) -> str:
+    """Return text that cannot move the cursor: what is not printable, as a name or a log may hold, is shown escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,1 @@
+"""Which worker gets which device, cores, threads and memory. Pure."""

@@ -1,0 +1,201 @@
+"""Which processors and which memory each worker gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msrun.errors import UsageError
+from msrun.planning.placement.bind_options import SCHEDULER_KEY, CoreBinding
+from msrun.planning.placement.topology import Cpu, Topology, format_cpu_list
+
+IN_TURN = "one core in turn"
+"""How the reason of a worker begins that shares its core because there are fewer cores than workers."""
+
+Core = tuple[Cpu, ...]
+
+
+@dataclass(frozen=True)
+class WorkerBinding:
+    """Where one worker runs."""
+
+    cpus: tuple[int, ...]
+    """Processors; empty = not bound."""
+    memory_nodes: tuple[int, ...]
+    """NUMA nodes of its memory; empty = not bound."""
+    reason: str
+    """Why these, in words."""
+
+
+@dataclass(frozen=True)
+class HostBinding:
+    """Where all processes of a host run."""
+
+    workers: tuple[WorkerBinding, ...]
+    """By local rank."""
+    scheduler_cpus: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the user should know of it, one line each."""
+
+
+def bind_workers(
+    topology: Topology, devices: Sequence[str], *, target: str, core: CoreBinding | None, numa: bool
+) -> HostBinding:
+    """Give every local worker its processors and its memory.
+
+    Args:
+        devices: physical device of each worker, by local rank.
+        target: device target, whose NUMA nodes count.
+
+    Raises:
+        UsageError: the dict names a device or a processor that the host does not have or this process may not use.
+    """
+    if core is None and not numa:
+        return HostBinding((WorkerBinding((), (), "not bound"),) * len(devices))
+    near = topology.device_nodes.get(target, {})
+    homes = [near.get(device) for device in devices]
+    homes = [node if node in topology.nodes() else None for node in homes]
+    notes: list[str] = []
+    if numa:
+        bound = _bind_nodes(topology, homes, core is not None and core.is_auto, notes)
+    else:
+        bound = _share_near(topology.cores(), homes)
+    if core is not None and not core.is_auto:
+        _check_named(core, topology, devices, near)
+        bound = _bind_named(core, topology, devices, bound if numa else None, notes)
+    taking_turns: dict[str, list[int]] = {}
+    for local_rank, binding in enumerate(bound):
+        if binding.reason.startswith(IN_TURN):
+            taking_turns.setdefault(binding.reason, []).append(local_rank)
+    notes += [f"--bind_core: local ranks {format_cpu_list(who)} get {why}" for why, who in taking_turns.items()]
+    return HostBinding(tuple(bound), core.scheduler if core else (), tuple(notes))
+
+
+# -- shares ---------------------------------------------------------------------------------------------------------
+
+
+def _numbers(cores: Sequence[Core]) -> tuple[int, ...]:
+    return tuple(sorted(cpu.number for core in cores for cpu in core))
+
+
+def _in_turn(cores: Sequence[Core], index: int, workers: int) -> WorkerBinding:
+    return WorkerBinding(
+        _numbers([cores[index % len(cores)]]), (), f"{IN_TURN}: {len(cores)} cores for {workers} workers"
+    )
+
+
+def _share_evenly(cores: Sequence[Core], workers: int, where: str) -> list[WorkerBinding]:
+    """Cut the row of cores into even pieces, whole cores each; with fewer cores than workers they take turns."""
+    if len(cores) < workers:
+        return [_in_turn(cores, index, workers) for index in range(workers)]
+    cuts = [index * len(cores) // workers for index in range(workers + 1)]
+    reason = f"an even share of the {len(cores)} cores{where}"
+    return [WorkerBinding(_numbers(cores[cuts[i] : cuts[i + 1]]), (), reason) for i in range(workers)]
+
+
+def _share_near(cores: Sequence[Core], homes: Sequence[int | None]) -> list[WorkerBinding]:
+    """Share evenly, but let each worker choose cores of its device's NUMA node first, in order of local ranks."""
+    workers = len(homes)
+    if len(cores) < workers or all(home is None for home in homes):
+        return _share_evenly(cores, workers, "")
+    base, rest = divmod(len(cores), workers)
+    sizes = [base + (index < rest) for index in range(workers)]
+    free = list(cores)
+    taken: list[list[Core]] = []
+    for home, size in zip(homes, sizes, strict=True):
+        taken.append([core for core in free if core[0].node == home][:size])
+        free = [core for core in free if core not in taken[-1]]
+    bound = []
+    for home, size, own in zip(homes, sizes, taken, strict=True):
+        more, free = free[: size - len(own)], free[size - len(own) :]
+        if home is None:
+            reason = "an even share of the cores left over: the NUMA node of its device is not known"
+        elif not own:
+            reason = f"an even share of the cores left over: NUMA node {home} of its device has none left"
+        else:
+            reason = f"an even share near its device: NUMA node {home}"
+            reason += f", and {len(more)} from elsewhere" if more else ""
+        bound.append(WorkerBinding(_numbers([*own, *more]), (), reason))
+    return bound
+
+
+def _bind_nodes(
+    topology: Topology, homes: Sequence[int | None], is_split: bool, notes: list[str]
+) -> list[WorkerBinding]:
+    """Put each worker on one NUMA node: its device's, else the nodes in blocks of local ranks."""
+    nodes = topology.nodes()
+    if len(nodes) == 1:
+        notes.append(f"--bind_numa changes nothing for memory: NUMA node {nodes[0]} is the only one with usable CPUs")
+    chosen = [nodes[i * len(nodes) // len(homes)] if home is None else home for i, home in enumerate(homes)]
+    bound: list[WorkerBinding] = []
+    for local_rank, node in enumerate(chosen):
+        cores = [core for core in topology.cores() if core[0].node == node]
+        mates = [mate for mate, other in enumerate(chosen) if other == node]
+        if is_split:
+            share = _share_evenly(cores, len(mates), f" of NUMA node {node}")[mates.index(local_rank)]
+        else:
+            share = WorkerBinding(_numbers(cores), (), f"all cores of NUMA node {node}")
+        memory = (node,) if len(nodes) > 1 and node in topology.memory_nodes else ()
+        near = ", where its device is" if homes[local_rank] is not None else ""
+        bound.append(WorkerBinding(share.cpus, memory, share.reason + near))
+    without = sorted({node for node in chosen if node not in topology.memory_nodes})
+    if without:
+        notes.append(f"--bind_numa: no memory of NUMA node {format_cpu_list(without)} may be used; only CPUs are bound")
+    return bound
+
+
+# -- the dict -------------------------------------------------------------------------------------------------------
+
+
+def _check_named(core: CoreBinding, topology: Topology, devices: Sequence[str], near: Mapping[str, int | None]) -> None:
+    known = sorted({int(name) for name in (*devices, *near) if name.isdigit()})
+    for number in core.devices:
+        if number not in known:
+            raise UsageError(
+                f"--bind_core: 'device{number}' is no device here; "
+                f"there are devices {format_cpu_list(known) or 'without numbers only'}, by their physical numbers"
+            )
+    lists = {f"device{number}": cpus for number, cpus in core.devices.items()} | {SCHEDULER_KEY: core.scheduler}
+    online = {cpu.number for cpu in topology.cpus}
+    for key, cpus in lists.items():
+        missing = set(cpus) - online
+        if missing:
+            raise UsageError(
+                f"--bind_core: {key!r} names CPU {format_cpu_list(missing)}, which does not exist here; "
+                f"there are {format_cpu_list(online)}"
+            )
+        forbidden = set(cpus) - set(topology.allowed)
+        if forbidden:
+            raise UsageError(
+                f"--bind_core: {key!r} names CPU {format_cpu_list(forbidden)}, which this process may not use "
+                f"(affinity or cgroup); it may use {format_cpu_list(topology.allowed)}"
+            )
+
+
+def _bind_named(
+    core: CoreBinding,
+    topology: Topology,
+    devices: Sequence[str],
+    by_node: Sequence[WorkerBinding] | None,
+    notes: list[str],
+) -> list[WorkerBinding]:
+    """Take the named processors; a device that is not named leaves its worker to --bind_numa, or unbound."""
+    node_of = {cpu.number: cpu.node for cpu in topology.cpus}
+    bound = []
+    left_out = []
+    for local_rank, device in enumerate(devices):
+        cpus = core.devices.get(int(device)) if device.isdigit() else None
+        if cpus:
+            nodes = {node_of[cpu] for cpu in cpus} & set(topology.memory_nodes)
+            memory = tuple(sorted(nodes)) if by_node and len(topology.nodes()) > 1 else ()
+            bound.append(WorkerBinding(cpus, memory, f"named by --bind_core for device {device}"))
+            continue
+        if cpus is None:
+            left_out.append(f"{device} (local rank {local_rank})")
+        how = "is not named" if cpus is None else "has an empty list"
+        rest = by_node[local_rank] if by_node else WorkerBinding((), (), "not bound")
+        bound.append(WorkerBinding(rest.cpus, rest.memory_nodes, f"{rest.reason}: device {device} {how}"))
+    if left_out:
+        what = "bound to a NUMA node only" if by_node else "not bound"
+        notes.append(f"--bind_core names no CPUs for device {', '.join(left_out)}: {what}")
+    return bound

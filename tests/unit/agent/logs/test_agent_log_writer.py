@@ -1,0 +1,200 @@
+"""The log writer on real pipes: every byte, in order, and an end that nobody can put off."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun.agent.logs import log_writer
+from msrun.agent.logs.log_writer import LogStream, LogWriter
+from msrun.agent.logs.rotated_log import LogRotation, rotated_path
+from msrun.cluster.messages import Channel
+from msrun.cluster.scheduler import Record
+
+DEADLINE_S = 30.0
+KEEP = 300
+
+
+def files_of(path: str) -> list[bytes]:
+    """Return the content of a log's files, oldest first."""
+    paths = [Path(rotated_path(path, number)) for number in range(KEEP, -1, -1)]
+    return [file.read_bytes() for file in paths if file.exists()]
+
+
+class Running:
+    """A log writer in a thread, with the write ends of its pipes."""
+
+    def __init__(self, paths: list[str], max_bytes: int = 1 << 20) -> None:
+        self.said = io.StringIO()
+        self.pipes: list[int] = []
+        streams = []
+        for global_rank, path in enumerate(paths):
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            self.pipes.append(writer)
+            streams.append(LogStream(global_rank, reader, path))
+        ours, theirs = socket.socketpair()
+        self.server = Channel(ours)
+        self._theirs = Channel(theirs)
+        self.writer = LogWriter(streams, self._theirs, LogRotation(max_bytes, KEEP), Record(self.said))
+        self._thread = threading.Thread(target=self.writer.run)
+        self._thread.start()
+
+    def send(self, index: int, data: bytes) -> None:
+        """Write all of it, as a worker would."""
+        while data:
+            data = data[os.write(self.pipes[index], data) :]
+
+    def close_pipes(self) -> None:
+        """Be the end of the workers."""
+        while self.pipes:
+            os.close(self.pipes.pop())
+
+    def wait(self) -> None:
+        """Wait for the writer's end."""
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), "the log writer has not ended"
+        self._theirs.close()
+
+    def release(self) -> None:
+        """Let everything go, whatever the test has come to."""
+        self.close_pipes()
+        self.wait()
+        self.server.close()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    texts=st.lists(st.lists(st.binary(max_size=12), max_size=8), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+    max_bytes=st.integers(1, 60),
+)
+def test_files_of_each_worker_together_are_what_it_wrote(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[bytes]], order: object, max_bytes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    paths = [str(folder / f"worker_{index}.log") for index in range(len(texts))]
+    pieces = [(index, piece) for index, text in enumerate(texts) for piece in text]
+    order.shuffle(pieces)  # type: ignore[attr-defined]
+    running = Running(paths, max_bytes)
+    try:
+        for index, piece in pieces:
+            running.send(index, piece)
+    finally:
+        running.release()
+    for index, path in enumerate(paths):
+        files = files_of(path)
+        assert b"".join(files) == b"".join(piece for i, piece in pieces if i == index)
+        for older in files[:-1]:
+            assert older.endswith(b"\n")
+        for file in files:
+            *before, _ = file.removesuffix(b"\n").split(b"\n")
+            assert sum(len(line) + 1 for line in before) <= max_bytes
+    assert running.writer.lost_bytes == {}
+    assert running.said.getvalue() == ""
+
+
+def test_more_than_a_pipe_and_a_block_hold_comes_through(tmp_path: Path) -> None:
+    line = b"".join(b"%d " % number for number in range(2000)) + b"\n"
+    text = line * 600
+    path = str(tmp_path / "log")
+    running = Running([path], 100_000)
+    running.send(0, text)
+    running.release()
+    files = files_of(path)
+    assert b"".join(files) == text
+    assert max(map(len, files)) <= 100_000 + len(line)
+    assert {file[: len(line)] for file in files} == {line}
+
+
+def test_it_ends_when_the_last_pipe_is_closed_and_not_before(tmp_path: Path) -> None:
+    running = Running([str(tmp_path / "a"), str(tmp_path / "b")])
+    os.close(running.pipes.pop(0))
+    running.send(0, b"still here\n")
+    running.release()
+    assert (tmp_path / "b").read_bytes() == b"still here\n"
+
+
+def test_pipe_that_is_held_open_does_not_keep_it_once_the_server_says_so(tmp_path: Path) -> None:
+    running = Running([str(tmp_path / "a"), str(tmp_path / "b")])
+    running.send(0, b"last words of a\n")
+    running.send(1, b"last words of b")
+    running.server.send({"end": True})
+    running.wait()
+    assert (tmp_path / "a").read_bytes() == b"last words of a\n"
+    assert (tmp_path / "b").read_bytes() == b"last words of b"
+    running.release()
+
+
+def test_pipe_that_is_held_open_does_not_keep_it_when_the_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "ORPHAN_END_S", 0.1)
+    running = Running([str(tmp_path / "a")])
+    running.send(0, b"last words\n")
+    running.server.close()
+    running.wait()
+    assert (tmp_path / "a").read_bytes() == b"last words\n"
+    running.release()
+
+
+def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "ORPHAN_END_S", 0.1)
+    monkeypatch.setattr(log_writer, "DRAIN_S", 0.1)
+    running = Running([str(tmp_path / "a")])
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            running.send(0, b"for ever\n" * 1000)
+
+    flooder = threading.Thread(target=flood, daemon=True)
+    flooder.start()
+    running.server.close()
+    running.wait()
+    over.set()
+    reader = os.open(f"/proc/self/fd/{running.pipes[0]}", os.O_RDONLY | os.O_NONBLOCK)
+    while flooder.is_alive():  # makes room for its last piece
+        try:
+            os.read(reader, 1 << 20)
+        except BlockingIOError:
+            flooder.join(0.01)
+    os.close(reader)
+    running.release()
+
+
+def test_full_disk_keeps_no_worker_waiting_and_is_told_once_and_counted(tmp_path: Path) -> None:
+    running = Running(["/dev/full", str(tmp_path / "log"), "/dev/full"])
+    for _ in range(50):
+        for index in range(3):
+            running.send(index, b"x" * 9999 + b"\n")  # more than a pipe holds, all in all
+    running.close_pipes()
+    running.wait()
+    assert (tmp_path / "log").stat().st_size == 500_000
+    (message,) = running.server.receive()
+    assert message == {"reason": "No space left on device", "lost_bytes": {"0": 500_000, "2": 500_000}}
+    first, second = running.said.getvalue().splitlines()
+    assert "cannot be written (No space left on device)" in first
+    assert second.endswith("lost bytes by rank: {0: 500000, 2: 500000}")
+    running.release()
+
+
+def test_log_that_cannot_be_opened_is_an_error_at_once(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
+    stream = LogStream(0, reader, str(tmp_path / "no" / "log"))
+    with pytest.raises(FileNotFoundError):
+        LogWriter([stream], Channel(theirs), LogRotation(100, 1), Record(io.StringIO()))
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    ours.close()
+    theirs.close()

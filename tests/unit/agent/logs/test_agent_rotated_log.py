@@ -1,0 +1,212 @@
+"""Rotation between lines: nothing lost, nothing cut, sizes bounded, whatever the pieces and whatever the disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun.agent.logs import rotated_log
+from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log, rotated_path
+
+KEEP_ALL = 300
+
+slow_disk = settings(deadline=None, max_examples=50)
+
+
+def files_of(path: Path) -> list[bytes]:
+    """Return the content of a log's files, oldest first."""
+    paths = [Path(rotated_path(str(path), number)) for number in range(KEEP_ALL, -1, -1)]
+    return [file.read_bytes() for file in paths if file.exists()]
+
+
+def write_pieces(path: Path, pieces: list[bytes], rotation: LogRotation) -> RotatedLog:
+    log = RotatedLog(str(path), rotation)
+    for piece in pieces:
+        buffer = bytearray(piece + b"\nrest of an earlier block\n")
+        log.write(buffer, len(piece))
+    log.close()
+    return log
+
+
+def prove_rotation(files: list[bytes], whole: bytes, max_bytes: int, bound: int) -> None:
+    """Fail unless these files, oldest first, are `whole` rotated between its lines at `max_bytes`."""
+    assert b"".join(files) == whole
+    for older in files[:-1]:
+        assert older.endswith(b"\n") or len(older) == max_bytes + bound
+    for file in files:
+        *before, _ = file.removesuffix(b"\n").split(b"\n")
+        assert sum(len(line) + 1 for line in before) <= max_bytes  # beyond it goes only the line that crosses
+        assert len(file) <= max_bytes + bound
+
+
+LINES = st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"\r")), max_size=12)
+
+
+@slow_disk
+@given(lines=LINES, cuts=st.lists(st.integers(0, 250), max_size=12), max_bytes=st.integers(1, 100), data=st.data())
+def test_files_together_are_what_was_written_and_begin_with_a_line(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], cuts: list[int], max_bytes: int, data: st.DataObject
+) -> None:
+    whole = b"\n".join(lines)
+    if data.draw(st.booleans()) and whole:
+        whole += b"\n"
+    edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    pieces = [whole[begin:end] for begin, end in pairwise(edges)]
+    path = tmp_path_factory.mktemp("log") / "worker_0.log"
+    log = write_pieces(path, pieces, LogRotation(max_bytes, KEEP_ALL))
+    prove_rotation(files_of(path), whole, max_bytes, rotated_log.LINE_BOUND_BYTES)
+    assert (log.lost_bytes, log.fault) == (0, "")
+
+
+@slow_disk
+@given(cuts=st.lists(st.integers(1, 150), max_size=8), max_bytes=st.integers(1, 60), bound=st.integers(0, 60))
+def test_line_without_an_end_is_cut_at_the_bound(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], max_bytes: int, bound: int
+) -> None:
+    whole = bytes(ord("a") + index % 26 for index in range(150))
+    edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    pieces = [whole[begin:end] for begin, end in pairwise(edges)]
+    path = tmp_path_factory.mktemp("log") / "worker_0.log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotated_log, "LINE_BOUND_BYTES", bound)
+        write_pieces(path, pieces, LogRotation(max_bytes, KEEP_ALL))
+    files = files_of(path)
+    assert b"".join(files) == whole
+    assert {len(file) for file in files[:-1]} <= {max_bytes + bound}
+
+
+def test_whole_lines_that_fit_are_not_torn_from_their_file(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "log", [b"aaa\nbbb\nccc\n"], LogRotation(8, 5))
+    assert files_of(tmp_path / "log") == [b"aaa\nbbb\n", b"ccc\n"]
+
+
+def test_line_longer_than_the_size_stays_whole_in_a_file_of_its_own(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "log", [b"a\n" + b"x" * 50, b"y" * 50 + b"\nb\nc\n"], LogRotation(10, 5))
+    assert files_of(tmp_path / "log") == [b"a\n", b"x" * 50 + b"y" * 50 + b"\n", b"b\nc\n"]
+
+
+def test_only_so_many_older_files_stay_and_the_newest_are_those(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "log", [f"{number}\n".encode() for number in range(10)], LogRotation(2, 3))
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2", "log.3"]
+    assert files_of(tmp_path / "log") == [b"6\n", b"7\n", b"8\n", b"9\n"]
+
+
+def test_every_file_is_private_and_no_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "log.1").symlink_to(tmp_path / "precious")
+    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
+    log.write(bytearray(b"a\nb\n"), 4)
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").symlink_to(tmp_path / "precious")
+    log.write(bytearray(b"c\nd\n"), 4)
+    log.close()
+    assert (tmp_path / "precious").read_text() == "kept"
+    plain = [path for path in tmp_path.glob("log*") if not path.is_symlink()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in plain} == {0o600}
+    with pytest.raises(OSError):
+        RotatedLog(str(next(path for path in tmp_path.glob("log*") if path.is_symlink())), LogRotation(2, 3))
+
+
+def test_log_goes_on_at_the_end_of_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"old\n")
+    write_pieces(tmp_path / "log", [b"a\n", b"b\n"], LogRotation(6, 3))
+    assert files_of(tmp_path / "log") == [b"old\na\n", b"b\n"]
+
+
+def test_file_that_somebody_moved_away_is_not_missed(tmp_path: Path) -> None:
+    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 3))
+    log.write(bytearray(b"a\n"), 2)
+    (tmp_path / "log").rename(tmp_path / "mine")
+    log.write(bytearray(b"b\nc\n"), 4)
+    log.close()
+    assert (tmp_path / "mine").read_bytes() == b"a\n"
+    assert files_of(tmp_path / "log") == [b"b\n", b"c\n"]
+    assert log.lost_bytes == 0
+
+
+class Disk:
+    """Stands for os.write: takes so many bytes and is full then."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._write = os.write
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk(0)
+    monkeypatch.setattr(rotated_log.os, "write", disk.write)
+    monkeypatch.setattr(rotated_log, "RETRY_S", 0.0)
+    return disk
+
+
+def test_what_finds_no_room_is_counted_and_the_reason_kept(tmp_path: Path, disk: Disk) -> None:
+    disk.room = 6
+    log = write_pieces(tmp_path / "log", [b"one\ntwo\n", b"three\n"], LogRotation(100, 3))
+    assert files_of(tmp_path / "log") == [b"one\ntw"]
+    assert log.lost_bytes == len(b"o\nthree\n")
+    assert log.fault == "No space left on device"
+
+
+def test_log_goes_on_with_the_next_line_and_says_what_is_missing_when_there_is_room_again(
+    tmp_path: Path, disk: Disk
+) -> None:
+    disk.room = 6
+    log = RotatedLog(str(tmp_path / "log"), LogRotation(1000, 3))
+    for piece in (b"one\ntwo\nthr", b"ee\nfour"):
+        log.write(bytearray(piece), len(piece))
+    disk.room = 1000
+    for piece in (b" and\nfive\n", b"six\n"):
+        log.write(bytearray(piece), len(piece))
+    log.close()
+    lost = len(b"o\nthree\nfour and\n")
+    marker = f"\n[msrun: {lost} bytes of this log were lost: No space left on device]\n".encode()
+    assert files_of(tmp_path / "log") == [b"one\ntw" + marker + b"five\nsix\n"]
+    assert log.lost_bytes == lost
+
+
+@slow_disk
+@given(pieces=st.lists(st.binary(max_size=20), max_size=12), room=st.integers(0, 200), max_bytes=st.integers(1, 50))
+def test_every_byte_is_written_or_counted(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], room: int, max_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "worker_0.log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotated_log.os, "write", Disk(room).write)
+        log = write_pieces(path, pieces, LogRotation(max_bytes, KEEP_ALL))
+    whole = b"".join(pieces)
+    assert log.lost_bytes == max(0, len(whole) - room)
+    assert b"".join(files_of(path)) == whole[:room]
+
+
+def test_folder_that_is_gone_loses_but_does_not_raise(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    log = RotatedLog(str(tmp_path / "folder" / "log"), LogRotation(2, 3))
+    log.write(bytearray(b"a\n"), 2)
+    (tmp_path / "folder" / "log").unlink()
+    (tmp_path / "folder").rmdir()
+    log.write(bytearray(b"b\n"), 2)
+    log.close()
+    assert (log.lost_bytes, log.fault) == (2, "No such file or directory")
+
+
+def test_log_is_renamed_with_its_older_files(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "log", [b"a\nb\nc\n"], LogRotation(2, 5))
+    rename_log(str(tmp_path / "log"), str(tmp_path / "log.attempt_0"))
+    assert sorted(os.listdir(tmp_path)) == ["log.attempt_0", "log.attempt_0.1", "log.attempt_0.2"]
+    assert files_of(tmp_path / "log.attempt_0") == [b"a\n", b"b\n", b"c\n"]
+    rename_log(str(tmp_path / "no log"), str(tmp_path / "other"))

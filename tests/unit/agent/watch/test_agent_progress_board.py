@@ -1,0 +1,109 @@
+"""The progress board: what a worker writes is what the agent reads."""
+
+from __future__ import annotations
+
+import math
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun import contract
+from msrun.agent.watch.progress_board import Progress, ProgressBoard, parse_record
+from msrun.runtime.progress import ProgressRecord
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> ProgressBoard:
+    board = ProgressBoard(tmp_path / "progress", 4)
+    board.create()
+    return board
+
+
+def test_record_has_the_length_that_the_contract_says() -> None:
+    assert struct.calcsize(contract.PROGRESS_RECORD) == contract.PROGRESS_RECORD_BYTES
+
+
+def test_board_is_private_and_empty_at_first(board: ProgressBoard, tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / "progress").stat().st_mode) == 0o600
+    assert not board.read(3).is_reported
+    assert board.read(0).describe(1.0) == ""
+
+
+def test_each_worker_writes_its_own_record_only(board: ProgressBoard, tmp_path: Path) -> None:
+    record = ProgressRecord(str(tmp_path / "progress"), 2)
+    record.enter_phase(contract.PHASE_JOINED)
+    record.begin_step()
+    record.begin_step()
+    record.note_loss(0.5)
+    record.begin_collective()
+    record.begin_wait("all_reduce of 8 ranks")
+    told = board.read(2)
+    assert (told.phase, told.steps, told.loss, told.collectives) == (contract.PHASE_JOINED, 2, 0.5, 1)
+    assert told.is_waiting
+    assert told.describe(told.waiting_since + 3.0) == "step 2, waits in all_reduce of 8 ranks for 3.0 s"
+    assert [board.read(rank).is_reported for rank in range(4)] == [False, False, True, False]
+    record.end_wait()
+    assert board.read(2).describe(0.0) == "step 2"
+
+
+def test_number_that_the_caller_gives_wins_over_counting(board: ProgressBoard, tmp_path: Path) -> None:
+    record = ProgressRecord(str(tmp_path / "progress"), 0)
+    record.begin_step(100)
+    record.begin_step()
+    assert board.read(0).steps == 100
+
+
+def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBoard, tmp_path: Path) -> None:
+    record = ProgressRecord(str(tmp_path / "progress"), 1)
+    record.enter_phase(contract.PHASE_JOINING)
+    joining = board.read(1)
+    assert joining.is_waiting
+    assert joining.describe(joining.waiting_since + 2.0) == "waits for the others in init() for 2.0 s"
+    record.enter_phase(contract.PHASE_JOINED)
+    assert not board.read(1).is_waiting
+    assert board.read(1).describe(0.0) == "before its first step"
+
+
+@given(name=st.text(max_size=200))
+def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("board") / "progress"
+    board = ProgressBoard(path, 1)
+    board.create()
+    ProgressRecord(str(path), 0).begin_wait(name.replace("\0", ""))
+    told = board.read(0).name
+    cut = name.replace("\0", "").encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1]
+    assert told == cut.decode("utf-8", "replace")
+    board.close()
+
+
+def test_board_that_was_never_made_says_nothing(tmp_path: Path) -> None:
+    board = ProgressBoard(tmp_path / "progress", 4)
+    assert not board.read(0).is_reported
+    board.reset()
+    board.close()
+    assert not (tmp_path / "progress").exists()
+
+
+def test_reset_forgets_the_last_attempt(board: ProgressBoard, tmp_path: Path) -> None:
+    ProgressRecord(str(tmp_path / "progress"), 0).enter_phase(contract.PHASE_JOINED)
+    board.reset()
+    assert not board.read(0).is_reported
+
+
+def test_board_that_exists_already_is_refused(board: ProgressBoard, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        ProgressBoard(tmp_path / "progress", 4).create()
+
+
+def test_record_beyond_the_board_is_refused_to_a_worker_and_empty_to_a_reader(
+    board: ProgressBoard, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="no record of rank 4"):
+        ProgressRecord(str(tmp_path / "progress"), 4)
+    empty = parse_record(b"short", 0)
+    assert (empty.phase, empty.steps) == (Progress().phase, 0)
+    assert math.isnan(empty.loss)

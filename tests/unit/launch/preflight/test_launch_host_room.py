@@ -1,0 +1,144 @@
+"""How much of a host is left: made-up /proc and /sys trees, and limits of this very process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msrun.launch.preflight.host_room import (
+    GIB,
+    MIB,
+    format_bytes,
+    free_disk_bytes,
+    free_memory_bytes,
+    free_processes,
+    open_file_limit,
+)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+HOST = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  100 kB\nMemAvailable:   4000 kB\n"}
+V2 = {
+    "proc/self/cgroup": "0::/jobs/mine\n",
+    "sys/fs/cgroup/jobs/mine/memory.max": "max\n",
+    "sys/fs/cgroup/jobs/mine/memory.current": "700\n",
+    "sys/fs/cgroup/jobs/memory.max": "1000000\n",
+    "sys/fs/cgroup/jobs/memory.current": "900000\n",
+    "sys/fs/cgroup/jobs/memory.stat": "anon 1\ninactive_file 50000\n",
+}
+V1 = {
+    "proc/self/cgroup": "5:cpu:/other\n4:memory,pids:/mine\n",
+    "sys/fs/cgroup/memory/mine/memory.limit_in_bytes": "500000\n",
+    "sys/fs/cgroup/memory/mine/memory.usage_in_bytes": "600000\n",
+    "sys/fs/cgroup/memory/mine/memory.stat": "inactive_file 9\ntotal_inactive_file 100100\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        (HOST, 4_096_000),
+        ({**HOST, **V2}, 150_000),
+        ({**HOST, **V1}, 100),
+        ({**HOST, "proc/self/cgroup": "0::/../../elsewhere\nno colons"}, 4_096_000),
+    ],
+    ids=["unknown", "host", "version 2", "version 1", "odd"],
+)
+def test_free_memory_is_the_least_of_host_and_groups(tmp_path: Path, files: dict[str, str], free: int | None) -> None:
+    assert free_memory_bytes(write(tmp_path, files)) == free
+
+
+def test_group_of_version_2_at_its_top_is_read(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "1000",
+        "sys/fs/cgroup/memory.current": "10",
+        "sys/fs/cgroup/memory.stat": "",
+    }
+    assert free_memory_bytes(write(tmp_path, files)) == 990
+
+
+def test_free_memory_of_this_host_is_plausible() -> None:
+    free = free_memory_bytes()
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert free is not None and 0 < free < total
+
+
+def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert free_processes(tmp_path) is None
+    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/pids.max": "max", "sys/fs/cgroup/a/pids.current": "7"}
+    assert free_processes(write(tmp_path, files)) is None
+    assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "10"})) == 3
+    assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "5"})) == 0
+
+
+def test_threads_of_the_user_count_against_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"proc/11/status": "Name:\tx\nThreads:\t3\n", "proc/12/status": "Threads:\t4\n", "proc/x/y": ""})
+    uid = (tmp_path / "proc/11").stat().st_uid or 1000
+    os_stat = Path.stat
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(Path, "stat", lambda self, **rest: _owned(os_stat(self, **rest), uid))
+    assert free_processes(tmp_path) == 3
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert free_processes(tmp_path) is None
+
+
+def _owned(status: os.stat_result, uid: int) -> os.stat_result:
+    return os.stat_result((*status[:4], uid, *status[5:]))
+
+
+def test_limit_of_open_files_is_the_soft_one() -> None:
+    program = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
+        "from msrun.launch.preflight.host_room import open_file_limit\nprint(open_file_limit())"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "77\n", done.stderr
+    assert open_file_limit() > 0
+
+
+class Room:
+    """What statvfs gives, as far as it is read."""
+
+    def __init__(self, blocks: int, available: int, files: int, free_files: int) -> None:
+        self.f_blocks, self.f_bavail, self.f_frsize = blocks, available, 4096
+        self.f_files, self.f_favail = files, free_files
+
+
+@pytest.mark.parametrize(
+    ("room", "free"),
+    [
+        (Room(100, 10, 50, 5), 40960),
+        (Room(100, 10, 50, 0), 0),
+        (Room(100, 10, 0, 0), 40960),
+        (Room(100, 0, 50, 5), 0),
+        (Room(0, 0, 0, 0), None),
+    ],
+    ids=["room", "no file can be made", "files are not counted", "full", "not counted"],
+)
+def test_free_space_counts_files_too(monkeypatch: pytest.MonkeyPatch, room: Room, free: int | None) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    assert free_disk_bytes(Path("/")) == free
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 MiB"), (MIB - 1, "0 MiB"), (200 * MIB, "200 MiB"), (GIB * 3 // 2, "1.5 GiB")]
+)
+def test_sizes_have_a_unit_that_suits(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text

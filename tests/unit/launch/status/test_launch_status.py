@@ -1,0 +1,239 @@
+"""A job's state from what it left: lock, events and failure file; step and loss from board and logs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from msrun import contract
+from msrun.errors import UsageError
+from msrun.launch.directory.job_record import EventsRecord, WorkerRecord
+from msrun.launch.directory.lock import LockRecord, LockState
+from msrun.launch.status.job_status import JobState, decide_state, read_status
+
+RECORD = LockRecord("a", 5, "h", 100.0)
+HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
+DONE = {0: WorkerRecord(7, "done", "exit code 0")}
+ENDED_BADLY = {0: WorkerRecord(7, "failed", "exit code 4")}
+WORKER_FAILURE = {"job_id": "a", "exit_code": 4, "reason": "rank 0 failed", "first_failure": {"global_rank": 0}}
+
+
+def fault(exit_code: int) -> dict[str, Any]:
+    return {"job_id": "a", "exit_code": exit_code, "reason": "why", "first_failure": None}
+
+
+@pytest.mark.parametrize(
+    ("lock", "events", "failure", "expected"),
+    [
+        (HELD, EventsRecord(), {}, (JobState.STARTING, "")),
+        (LockState(None, 5), EventsRecord(), {}, (JobState.STARTING, "")),
+        (LockState(RECORD, 0), EventsRecord(is_running=True), {}, (JobState.RUNNING, "")),
+        (HELD, EventsRecord(is_running=True, restarts=1), {}, (JobState.RUNNING, "")),
+        (HELD, EventsRecord(is_running=True, stopping="rank 0 ended"), {}, (JobState.STOPPING, "rank 0 ended")),
+        (HELD, EventsRecord(stopping="s", over="o"), {}, (JobState.STOPPING, "o")),
+        (HELD, EventsRecord(over="o"), WORKER_FAILURE, (JobState.STOPPING, "o")),
+        (FREE, EventsRecord(workers=DONE, over="well"), {}, (JobState.ENDED, "well")),
+        (FREE, EventsRecord(workers=ENDED_BADLY, over="badly"), {}, (JobState.FAILED, "badly")),
+        (FREE, EventsRecord(workers=DONE, stopping="s", over="o"), {}, (JobState.FAILED, "o")),
+        (FREE, EventsRecord(workers=ENDED_BADLY, over="o"), WORKER_FAILURE, (JobState.FAILED, "rank 0 failed")),
+        (FREE, EventsRecord(), fault(contract.EXIT_CLUSTER), (JobState.FAILED, "why")),
+        (FREE, EventsRecord(), fault(contract.EXIT_TIMEOUT), (JobState.FAILED, "why")),
+        (FREE, EventsRecord(over="o"), fault(129), (JobState.INTERRUPTED, "why")),
+        (FREE, EventsRecord(over="o"), fault(130), (JobState.INTERRUPTED, "why")),
+        (FREE, EventsRecord(over="o"), fault(143), (JobState.INTERRUPTED, "why")),
+        (FREE, EventsRecord(), {**WORKER_FAILURE, "exit_code": 143}, (JobState.FAILED, "rank 0 failed")),
+        (FREE, EventsRecord(is_running=True), {}, (JobState.DIED, "")),
+        (FREE, EventsRecord(stopping="s"), {}, (JobState.DIED, "")),
+        (FREE, EventsRecord(), {}, (JobState.DIED, "")),
+        (LockState(LockRecord("a", 5, "h", 1.0, "disk"), None), EventsRecord(), {}, (JobState.FAILED, "disk")),
+        (LockState(None, None), EventsRecord(over="well"), {}, (JobState.ENDED, "well")),
+    ],
+)
+def test_state_follows_from_lock_events_and_failure(
+    lock: LockState, events: EventsRecord, failure: dict[str, Any], expected: tuple[JobState, str]
+) -> None:
+    assert decide_state(lock, events, failure) == expected
+
+
+class Directory:
+    """The log directory of a job of two workers that has ended or died."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_dir = path / "run"
+        self.run_dir.mkdir()
+        self.lock = {"job_id": "a", "pid": 5, "host": "h", "started_at": 100.0}
+        self.write(contract.LOCK_FILE, self.lock)
+        workers = [{"global_rank": rank, "log": f"/moved/worker_{rank}.log"} for rank in (0, 1)]
+        hosts = [{"name": "h", "workers": workers}]
+        self.write(contract.PLAN_JSON, {"job_id": "a", "run_dir": str(self.run_dir), "grace_s": 3, "hosts": hosts})
+        self.events: list[dict[str, Any]] = []
+        self.note("preparing")
+        for rank in (0, 1):
+            self.note("started", global_rank=rank, pid=10 + rank)
+        self.note("running")
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.events.append({"time": 100.0 + len(self.events), "event": kind, **fields})
+        text = "".join(json.dumps(event) + "\n" for event in self.events)
+        (self.path / contract.EVENTS_JSONL).write_text(text)
+
+    def write(self, name: str, value: Any) -> None:
+        (self.path / name).write_text(json.dumps(value) + "\n")
+
+    def end(self) -> None:
+        for rank in (0, 1):
+            self.note("exited", global_rank=rank, state="done", how="exit code 0")
+        self.note("over", reason="well")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path)
+
+
+def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:
+    directory.end()
+    status = read_status(directory.path)
+    assert (status.state, status.reason, status.status_code, status.run_time_s) == (JobState.ENDED, "well", 0, 6.0)
+    assert (status.job_id, status.launcher_pid, status.launcher_host, status.hosts) == ("a", 5, "h", ("h",))
+    assert [(row.global_rank, row.host, row.pid, row.state) for row in status.rows] == [
+        (0, "h", 10, "done"),
+        (1, "h", 11, "done"),
+    ]
+
+
+def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_life(directory: Directory) -> None:
+    (directory.path / "worker_1.log").write_text("x")
+    os.utime(directory.path / "worker_1.log", (150.0, 150.0))
+    status = read_status(directory.path)
+    assert (status.describe(), status.status_code, status.run_time_s) == ("died without a word", 1, 50.0)
+    assert [row.state for row in status.rows] == ["lost", "lost"]
+    assert [row.log_at for row in status.rows] == [None, 150.0]
+
+
+def test_files_of_an_earlier_job_are_not_taken_for_this_ones(directory: Directory) -> None:
+    directory.end()
+    directory.write(contract.FAILURE_JSON, {"job_id": "a", "exit_code": 4, "reason": "r", "first_failure": {}})
+    directory.write(contract.LOCK_FILE, {**directory.lock, "job_id": "b", "error": "no port"})
+    status = read_status(directory.path)
+    assert (status.job_id, status.describe(), status.rows) == ("b", "failed: no port", ())
+
+
+def test_failure_of_another_job_is_called_damage(directory: Directory) -> None:
+    directory.end()
+    directory.write(contract.FAILURE_JSON, {"job_id": "b", "exit_code": 4, "reason": "r"})
+    status = read_status(directory.path)
+    assert (status.state, status.notes) == (JobState.ENDED, ("failure.json is damaged",))
+
+
+def test_job_without_a_lock_file_is_told_from_its_plan(directory: Directory) -> None:
+    directory.end()
+    (directory.path / contract.LOCK_FILE).unlink()
+    status = read_status(directory.path)
+    assert (status.job_id, status.state, status.run_time_s) == ("a", JobState.ENDED, 6.0)
+
+
+def test_damaged_plan_leaves_the_workers_that_the_events_name(directory: Directory) -> None:
+    (directory.path / contract.PLAN_JSON).write_text("{")
+    status = read_status(directory.path)
+    assert status.notes == ("plan.json is damaged",)
+    assert [(row.global_rank, row.host, row.pid) for row in status.rows] == [(0, "h", 10), (1, "h", 11)]
+
+
+@pytest.mark.parametrize(
+    ("log", "step", "loss"),
+    [
+        (b"", None, None),
+        (b"no numbers\n", None, None),
+        (b"epoch: 1 step: 41, loss is 0.25\n", 41, 0.25),
+        (b"epoch: 1 step: 41, loss is 0.25\nepoch: 1 step: 42, loss is nan\n", 42, math.nan),
+        (b"Step 7/100 loss=1e-3\n", 7, 1e-3),
+        (b"global_step=12 loss: 3\xff\x00", 12, 3.0),
+        (b"loss: e\nfootstep 9\nstep " + b"9" * 400, 999999999999999999, None),
+    ],
+)
+def test_step_and_loss_are_read_from_the_log(
+    directory: Directory, log: bytes, step: int | None, loss: float | None
+) -> None:
+    (directory.path / "worker_0.log").write_bytes(log)
+    row = read_status(directory.path).rows[0]
+    assert row.step == step
+    assert row.loss == loss or (loss is not None and math.isnan(loss) and row.loss is not None and math.isnan(row.loss))
+
+
+def test_log_that_was_just_rotated_tells_what_its_older_file_tells(directory: Directory) -> None:
+    (directory.path / "worker_0.log").touch()
+    (directory.path / "worker_0.log.1").write_bytes(b"step: 41, loss is 0.25\n")
+    row = read_status(directory.path).rows[0]
+    assert (row.step, row.loss, row.log_at is not None) == (41, 0.25, True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"notes.txt": "mine"}, {contract.LOCK_FILE: "{"}, {contract.PLAN_JSON: "[]", contract.LOCK_FILE: ""}],
+    ids=["empty", "foreign", "damaged lock", "damaged both"],
+)
+def test_directory_that_is_no_jobs_is_refused_in_one_line(tmp_path: Path, content: dict[str, str]) -> None:
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=r"^--stop .*; give the --log_dir of a job$") as caught:
+        read_status(tmp_path, "--stop")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file", "file/below"])
+def test_what_is_no_directory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^--status .*; give the --log_dir of a job$"):
+        read_status(tmp_path / name)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_files_of_another_user_are_refused_in_one_line(directory: Directory) -> None:
+    (directory.path / contract.PLAN_JSON).chmod(0)
+    with pytest.raises(UsageError, match=r"cannot read .*plan\.json \(Permission denied\)"):
+        read_status(directory.path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_no_damage_to_any_file_is_more_than_a_line(directory: Directory, seed: int) -> None:
+    chance = random.Random(seed)
+    fresh = Directory.__new__(Directory)
+    fresh.__dict__.update(directory.__dict__, events=list(directory.events))
+    Directory.end(fresh)
+    fresh.write(contract.LOCK_FILE, fresh.lock)
+    fresh.write(contract.FAILURE_JSON, WORKER_FAILURE)
+    originals = {}
+    for name in (contract.LOCK_FILE, contract.PLAN_JSON, contract.EVENTS_JSONL, contract.FAILURE_JSON):
+        path = fresh.path / name
+        originals[path] = data = path.read_bytes()
+        begin = chance.randint(0, len(data))
+        noise = chance.randbytes(chance.randint(0, 4)) if chance.random() < 0.5 else b""
+        path.write_bytes(data[:begin] + noise + data[begin + chance.randint(0, len(data)) :])
+    try:
+        assert read_status(fresh.path).describe()
+    except UsageError as error:
+        assert "\n" not in str(error)
+    finally:
+        for path, data in originals.items():
+            path.write_bytes(data)
+
+
+def test_reading_changes_nothing(directory: Directory) -> None:
+    def listing() -> list[tuple[str, int, int]]:
+        entries = [(path.name, path.stat()) for path in sorted(directory.path.rglob("*"))]
+        return [(name, found.st_size, found.st_mtime_ns) for name, found in entries]
+
+    before = listing()
+    read_status(directory.path)
+    assert listing() == before

@@ -66,7 +66,7 @@ def command(**options: Any) -> int:
     check_host(spec, is_dry_run=bool(options["dry_run"]))
     if options["dry_run"]:
         from msrun.launch.job import plan_dry_run
-        from msrun.planning.plan import render_plan
+        from msrun.planning.plan_text import render_plan
 
         _print_text(render_plan(plan_dry_run(spec, caller), as_json=options["dry_run"] == "json"))
         return contract.EXIT_OK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from msrun.agent.logs.rotated_log import rename_log
 from msrun.agent.processes.child import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.wait_status import describe_status
 from msrun.cluster.membership import Membership
-from msrun.errors import MsrunError
+from msrun.cluster.restart import RestartPolicy
+from msrun.errors import HangTimeout, MsrunError, RendezvousTimeout
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 
@@ -45,6 +46,47 @@ class Attempt:
         if first is None:
             return "all workers ended with exit code 0"
         return f"rank {first.global_rank} failed first: {describe_status(first.wait_status)}"
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """What happened on one host."""
+
+    attempts: tuple[Attempt, ...]
+    """Every start of the job, in order; the last one decides."""
+    survivors: tuple[int, ...]
+    """Processes that could not be ended (uninterruptible sleep)."""
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that the job ended with."""
+        return self.attempts[-1]
+
+
+class Attempts:
+    """All starts of the job so far, and whether there will be another."""
+
+    def __init__(self, ranks: Iterable[int], policy: RestartPolicy) -> None:
+        self._ranks = tuple(ranks)
+        self._policy = policy
+        self.past: list[Attempt] = []
+        self.current = Attempt(0, Membership(self._ranks))
+        self.is_last = False
+        """Set when nothing may be started again: msrun was told to end the job."""
+
+    def restart_delay_s(self) -> float | None:
+        """Return how long to wait before the job starts again; None when the current attempt was the last."""
+        attempt = self.current
+        can_restart = attempt.fault is None or isinstance(attempt.fault, HangTimeout | RendezvousTimeout)
+        if self.is_last or not attempt.has_failed or not can_restart:
+            return None
+        first = attempt.membership.first_failure
+        return self._policy.delay_s(len(self.past), first.wait_status if first else None)
+
+    def begin_next(self) -> None:
+        """Put the current attempt behind and begin a new one, in which nobody runs yet."""
+        self.past.append(self.current)
+        self.current = Attempt(self.current.number + 1, Membership(self._ranks))
 
 
 def scheduler_log(plan: LaunchPlan) -> str:

@@ -10,15 +10,14 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.attempt import Attempt, keep_logs, scheduler_log, scheduler_spec, worker_specs
-from msrun.agent.logs.log_pipes import await_log_writer, log_writer_specs
+from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, scheduler_log, scheduler_spec, worker_specs
+from msrun.agent.logs.log_pipes import log_writer_specs
 from msrun.agent.observer import Observer, Observers
+from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import LOG_WRITER_ID, SCHEDULER_ID
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe
@@ -27,10 +26,10 @@ from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.membership import Decision, Membership, WorkerState
+from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, RendezvousTimeout
+from msrun.errors import ClusterError, Interrupted, MsrunError, RendezvousTimeout
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 
@@ -42,21 +41,6 @@ STORE_LOOK_S = 0.05
 """How often a restart looks whether the scheduler has made room for it."""
 SCHEDULER_END_S = 1.0
 """How long the scheduler may take to end by itself once its channel is closed."""
-
-
-@dataclass(frozen=True)
-class HostResult:
-    """What happened on one host."""
-
-    attempts: tuple[Attempt, ...]
-    """Every start of the job, in order; the last one decides."""
-    survivors: tuple[int, ...]
-    """Processes that could not be ended (uninterruptible sleep)."""
-
-    @property
-    def last(self) -> Attempt:
-        """The attempt that the job ended with."""
-        return self.attempts[-1]
 
 
 class Supervisor:
@@ -82,18 +66,14 @@ class Supervisor:
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
         self._memory_kills = MemoryKillWatch()
-        self._restarts = RestartPolicy(plan.max_restarts)
+        self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
+        self._own = OwnProcesses(plan)
         self._restart_delay_s = 0.0
         self._fresh_store_of = 0
-        self._attempt = Attempt(0, self._new_membership())
-        self._past: list[Attempt] = []
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self._over = False
         self._was_anything_started = False
-        self._was_interrupted = False
-        self._scheduler_runs = False
-        self._log_writer_pid = 0
         self._server_finished = False
 
     def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
@@ -125,12 +105,13 @@ class Supervisor:
             self._tell("over", reason=self._attempt.end_reason())
             scheduler.close()
             self._finish()
-        return HostResult((*self._past, self._attempt), self._survivors)
+        return HostResult((*self._attempts.past, self._attempt), self._survivors)
+
+    @property
+    def _attempt(self) -> Attempt:
+        return self._attempts.current
 
     # -- start --------------------------------------------------------------------------------------------------
-
-    def _new_membership(self) -> Membership:
-        return Membership(worker.global_rank for worker in self._host.workers)
 
     def _prepare(self) -> None:
         self._limit_start()
@@ -206,13 +187,8 @@ class Supervisor:
 
     def _on_started(self, message: Message) -> None:
         rank, pid = message["process_id"], message["pid"]
-        if rank == SCHEDULER_ID:
-            self._scheduler_runs = True
-            self._tell("scheduler", pid=pid)
-            return
-        if rank == LOG_WRITER_ID:
-            self._log_writer_pid = pid
-            self._tell("log_writer", pid=pid)
+        if own := self._own.started(rank, pid):
+            self._tell(own, pid=pid)
             return
         membership = self._attempt.membership
         membership.started(rank, pid, message["at"])
@@ -225,15 +201,10 @@ class Supervisor:
     def _on_exited(self, message: Message) -> None:
         rank, status = message["process_id"], message["status"]
         how = describe_status(status)
-        if rank == SCHEDULER_ID:
-            self._scheduler_runs = False
-            if not self._over:
-                self._fail(ClusterError(f"the scheduler ended ({how}); its log: {scheduler_log(self._plan)}"))
-            return
-        if rank == LOG_WRITER_ID:
-            self._log_writer_pid = 0
-            if status and not self._over:
-                self._fail(ClusterError(f"the log writer ended ({how}); its words: {scheduler_log(self._plan)}"))
+        if rank < 0:
+            error = self._own.exited(rank, status)
+            if error is not None and not self._over:
+                self._fail(error)
             return
         self._attempt.peak_bytes[rank] = message["peak_bytes"]
         membership = self._attempt.membership
@@ -253,8 +224,7 @@ class Supervisor:
         """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
         self._server.kill()
         self._server.wait(OVERDUE_S)
-        if self._log_writer_pid:
-            await_log_writer(self._log_writer_pid)
+        self._own.await_last_words()
         self._survivors = tuple(process_control.kill_descendants(OVERDUE_S))
         if self._attempt.fault is None:
             self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
@@ -270,7 +240,7 @@ class Supervisor:
             self._tell("signal", name=signal_name(signum), global_ranks=running)
             self._server.send("signal", process_ids=running, signum=signum)
             return
-        self._was_interrupted = True
+        self._attempts.is_last = True
         if signum == signal.SIGINT and self._timers.is_set("stop"):
             self._server.send("stop", grace_s=0.0)
             return
@@ -314,24 +284,14 @@ class Supervisor:
         """All workers have ended: the job is over, or starts again."""
         self._watch.stop()
         self._timers.cancel("start", "stop", "stacks")
-        delay_s = self._find_restart_delay_s()
-        if delay_s is None:
+        delay_s = self._attempts.restart_delay_s()
+        if delay_s is None or not self._own.scheduler_runs:
             self._over = True
             return
         self._restart_delay_s = delay_s
-        ended = self._attempt
-        self._past.append(ended)
-        self._attempt = Attempt(ended.number + 1, self._new_membership())
+        self._attempts.begin_next()
         self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
         self._server.send("sweep")
-
-    def _find_restart_delay_s(self) -> float | None:
-        attempt = self._attempt
-        can_restart = attempt.fault is None or isinstance(attempt.fault, HangTimeout | RendezvousTimeout)
-        if self._was_interrupted or not attempt.has_failed or not can_restart or not self._scheduler_runs:
-            return None
-        first = attempt.membership.first_failure
-        return self._restarts.delay_s(len(self._past), first.wait_status if first else None)
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
@@ -341,7 +301,7 @@ class Supervisor:
             self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
             return
         # Only now has everything been written that the attempt had to say.
-        reason = self._past[-1].end_reason()
+        reason = self._attempts.past[-1].end_reason()
         self._tell("restarting", attempt=self._attempt.number, delay_s=self._restart_delay_s, reason=reason)
         keep_logs(self._host, self._attempt.number - 1)
         self._watch.reset()
@@ -363,7 +323,7 @@ class Supervisor:
         if not self._was_anything_started:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
         elif not self._server_finished:
-            self._hear_server(SCHEDULER_END_S, lambda: not self._scheduler_runs)  # lets it write its last lines
+            self._hear_server(SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # lets it write its last lines
             self._server.send("finish")
             self._hear_server(2 * OVERDUE_S, lambda: self._server_finished)
         if not self._server.wait(OVERDUE_S):

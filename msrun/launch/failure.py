@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.attempt import Attempt
+from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
-from msrun.agent.supervisor import HostResult
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import MsrunError, WorkerFailed
 from msrun.launch.directory.log_directory import write_private

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
+from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import adopt_orphans
 from msrun.agent.processes.server_handle import start_fork_server
 from msrun.agent.signals import SignalPipe
-from msrun.agent.supervisor import HostResult, Supervisor
+from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
@@ -29,8 +30,9 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, write_failure
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
+from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
-from msrun.planning.plan import LaunchPlan, build_plan
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.attempt import Attempt
-from msrun.agent.supervisor import HostResult
+from msrun.agent.attempt import Attempt, HostResult
 from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, MsrunError
 from msrun.launch.failure import build_failure, render_failure, write_failure
+from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.plan import LaunchPlan, build_plan
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

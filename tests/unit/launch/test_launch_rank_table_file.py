@@ -10,8 +10,8 @@ import pytest
 
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
+from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.plan import build_plan
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

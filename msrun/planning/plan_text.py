@@ -1,0 +1,86 @@
+"""The plan as text for people, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Sequence
+
+from msrun.planning.environment import masked
+from msrun.planning.log_size import format_size
+from msrun.planning.masking import mask_words
+from msrun.planning.placement.topology import format_cpu_list
+from msrun.planning.plan import LaunchPlan, WorkerPlan
+from msrun.planning.settings import render_settings
+
+
+def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
+    """Return the plan as text for people or as JSON, without a last newline."""
+    if as_json:
+        return json.dumps(plan.to_json(), indent=2)
+    host = plan.hosts[0]
+    port = plan.master_port or "chosen at start"
+    target = f"device target {plan.device_target} ({plan.device_reason})"
+    lines = [
+        f"job          {plan.world_size} workers on {len(plan.hosts)} host, {target}",
+        f"command      {shlex.join(mask_words(host.program.argv()))}",
+        f"directory    {host.working_directory}",
+        f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",
+        f"rendezvous   FileStore {plan.run_dir}/store; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}",
+        f"rank table   {plan.rank_table_file}",
+        f"logs         {plan.log_dir}{_rotation_words(plan)}",
+        f"limits       {_limits(plan)}",
+        *render_settings(plan.settings),
+        "",
+        f"host {host.node_rank}       {host.name} ({host.address})",
+        "  environment of every worker:",
+    ]
+    lines += [f"    {name}={value}" for name, value in sorted(masked(host.common_env).items())]
+    lines += render_workers(host.workers, host.scheduler_cpus)
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
+
+
+def _limits(plan: LaunchPlan) -> str:
+    hang = f"{plan.hang_time_out_s:g} s" if plan.hang_time_out_s else "none"
+    return (
+        f"start {plan.cluster_time_out_s} s, grace {plan.grace_s:g} s, hang {hang}, restarts {plan.max_restarts}; "
+        f"signals passed on: {', '.join(signal.Signals(signum).name for signum in plan.forward_signals) or 'none'}"
+    )
+
+
+def _rotation_words(plan: LaunchPlan) -> str:
+    if not plan.log_max_bytes:
+        return ""
+    return f"; each worker's is rotated at {format_size(plan.log_max_bytes)}, {plan.log_keep} older files stay"
+
+
+def render_workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> list[str]:
+    """Return the workers as columns; those of physical devices and of processors only where they say something."""
+    columns = {
+        "rank": [str(worker.global_rank) for worker in workers],
+        "local": [str(worker.local_rank) for worker in workers],
+        "device": [str(worker.device_id) for worker in workers],
+        "physical": [worker.physical_device for worker in workers],
+        "cpus": [format_cpu_list(worker.cpus) or "all" for worker in workers],
+        "memory": [format_cpu_list(worker.memory_nodes) or "any" for worker in workers],
+    }
+    if columns["physical"] == columns["device"]:
+        del columns["physical"]
+    if not any(worker.memory_nodes for worker in workers):
+        del columns["memory"]
+    if not any(worker.cpus for worker in workers):
+        del columns["cpus"]
+    widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
+    rows = ["  ".join(name.rjust(widths[name]) for name in columns) + "  log"]
+    for index, worker in enumerate(workers):
+        cells = [cells[index].rjust(widths[name]) for name, cells in columns.items()]
+        rows.append("  ".join([*cells, worker.log_path]))
+    reasons: dict[str, list[int]] = {}
+    for worker in workers:
+        reasons.setdefault(worker.binding, []).append(worker.global_rank)
+    told = [f"binding of rank {format_cpu_list(ranks)}: {why}" for why, ranks in reasons.items() if "cpus" in columns]
+    if scheduler_cpus:
+        told.append(f"binding of the scheduler: CPU {format_cpu_list(scheduler_cpus)}")
+    return [f"  {line}" for line in (*rows, *told)]

@@ -253,8 +253,8 @@ class Supervisor:
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
         attempt.membership.is_stopping = True
         self._tell("hang", reason=str(error), lagging=list(lagging))
-        self._watch.request_stacks(attempt.membership, f"{error}; stacks of all threads:")
-        self._timers.after("stacks", STACK_WAIT_S, lambda: self._fail(error))
+        self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
+        self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
 
     # -- end ----------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class Console:
         elif kind == "signal":
             self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
         elif kind == "hang":
-            self._say(f"the job is stuck: {fields['reason']}; asking every worker for its stacks")
+            self._say("the job is stuck: asking every worker for its stacks")
         elif kind == "log_lost":
             lost = ", ".join(f"{count} bytes of rank {rank}" for rank, count in fields["lost_bytes"].items())
             self._say(f"logs are not complete ({fields['reason']}): lost {lost}")

@@ -63,7 +63,8 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
         return None
     members = attempt.membership.members
     first = attempt.membership.first_failure if attempt.fault is None else None
-    others = [_other(attempt, member, first) for _, member in sorted(members.items()) if member is not first]
+    told_of = {first.global_rank} if first else set(attempt.lagging)
+    others = [_other(attempt, member, first) for rank, member in sorted(members.items()) if rank not in told_of]
     earlier = [_summary(past) for past in result.attempts[:-1]]
     if first is None:
         assert attempt.fault is not None

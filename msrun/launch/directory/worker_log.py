@@ -13,6 +13,8 @@ TAIL_BYTES = 256 * 1024
 LOSS_BYTES = 4096
 
 _LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
+_OWN_FRAME = re.compile(r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z')
+"""How a forked worker came to run the script, in what faulthandler writes; of no use to the reader."""
 _BEGIN = re.compile(r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent call last\):|Fatal Python error: .*)\s*\Z")
 """First line of a traceback, of torch's copy of it with the rank before each line, or of a crash in native code."""
 
@@ -48,7 +50,7 @@ def newest_loss(path: Path) -> str:
 def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
     text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace").replace("\0", "\\x00")
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if not _OWN_FRAME.match(line)]
     begin = next((i for i in range(len(lines) - 1, -1, -1) if _BEGIN.match(lines[i])), None)
     if begin is None:
         lines = lines[-EXCERPT_LINES:]

@@ -101,3 +101,32 @@ def test_excerpt_of_any_bytes_is_short_printable_text(tmp_path_factory: pytest.T
 def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
     log.write_text(text)
     assert newest_loss(log) == loss
+
+
+def test_crash_in_native_code_is_shown_from_its_begin_without_our_own_frames(tmp_path: Path) -> None:
+    log = tmp_path / "worker_0.log"
+    log.write_text(
+        "loss is 3\n"
+        "Fatal Python error: Segmentation fault\n"
+        "\n"
+        "Current thread 0x00007f (most recent call first):\n"
+        '  File "/home/me/train.py", line 4 in step\n'
+        '  File "/home/me/train.py", line 9 in <module>\n'
+        '  File "/opt/lib/msrun/agent/processes/main_module.py", line 65 in _run_script\n'
+        '  File "/opt/lib/msrun/agent/processes/child.py", line 129 in become\n'
+        '  File "<string>", line 1 in <module>\n'
+    )
+    assert read_excerpt(log) == [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/home/me/train.py", line 4 in step',
+        '  File "/home/me/train.py", line 9 in <module>',
+    ]
+
+
+def test_traceback_with_the_rank_before_each_line_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "worker_0.log"
+    words = ["[rank2]: Traceback (most recent call last):", "[rank2]:   File ...", "[rank2]: ValueError: no"]
+    log.write_text("\n".join(["before", *words]) + "\n")
+    assert read_excerpt(log) == words

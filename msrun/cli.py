@@ -119,12 +119,12 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
 
     job_id = new_job_id()
     if join:
-        result = run_job(spec, caller, quiet=quiet, job_id=job_id)
+        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     else:
         from msrun.launch.detach import detach
 
         background = detach(job_id, spec.log_dir, quiet=quiet)
-        result = run_job(spec, caller, quiet=quiet, job_id=job_id, on_directory=background.begin)
+        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id, on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
         report = render_failure(result.failure)

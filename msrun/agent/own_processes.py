@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
 from msrun.agent.processes.child import LOG_WRITER_ID, SCHEDULER_ID
@@ -39,7 +41,7 @@ class OwnProcesses:
             return ClusterError(f"the scheduler ended ({how}); its log: {log}")
         return ClusterError(f"the log writer ended ({how}); its words: {log}") if wait_status else None
 
-    def await_last_words(self) -> None:
+    def await_last_words(self, strangers: Collection[int]) -> None:
         """Let the log writer finish by itself when the fork server has gone before it."""
         if LOG_WRITER_ID in self._pids:
-            await_log_writer(self._pids[LOG_WRITER_ID])
+            await_log_writer(self._pids[LOG_WRITER_ID], strangers)

@@ -12,7 +12,9 @@ class SignalPipe:
     A HUP that was ignored at start (nohup) stays ignored.
     """
 
-    def __init__(self, forward: tuple[int, ...] = ()) -> None:
+    def __init__(self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False) -> None:
+        """`ignore_afterwards`: leave these signals ignored at the end, instead of as they were."""
+        self._ignore_afterwards = ignore_afterwards
         self._wanted = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *forward))
 
     def __enter__(self) -> SignalPipe:
@@ -27,7 +29,7 @@ class SignalPipe:
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._old.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if self._ignore_afterwards else handler)
         signal.set_wakeup_fd(self._old_wakeup)
         os.close(self._reader)
         os.close(self._writer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
@@ -55,7 +55,10 @@ class Supervisor:
         observers: Sequence[Observer],
         *,
         caller: Mapping[str, str],
+        strangers: Collection[int],
     ) -> None:
+        """`strangers`: children of this process that were there before the job, and are none of its business."""
+        self._strangers = strangers
         self._caller = caller
         self._plan = plan
         self._host = host
@@ -174,7 +177,7 @@ class Supervisor:
             elif kind == "exited":
                 self._on_exited(message)
             elif kind == "told":
-                self._attempt.membership.told()
+                self._on_told(message)
             elif kind == "swept":
                 self._on_swept(message)
             elif kind == "log_lost":
@@ -184,6 +187,12 @@ class Supervisor:
                 self._server_finished = True
         if self._server.channel.is_closed and not self._server_finished:
             self._on_server_lost()
+
+    def _on_told(self, message: Message) -> None:
+        if message["attempt"] != self._attempt.number:  # all of that attempt had ended before they could be told
+            return
+        if self._attempt.membership.told(message["not_started"]) is Decision.FINISH and self._timers.is_set("stop"):
+            self._end_attempt()
 
     def _on_started(self, message: Message) -> None:
         rank, pid = message["process_id"], message["pid"]
@@ -224,9 +233,9 @@ class Supervisor:
         """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
         self._server.kill()
         self._server.wait(OVERDUE_S)
-        self._own.await_last_words()
-        self._survivors = tuple(process_control.kill_descendants(OVERDUE_S))
-        if self._attempt.fault is None:
+        self._own.await_last_words(self._strangers)
+        self._survivors = tuple(process_control.kill_descendants(OVERDUE_S, self._strangers))
+        if not self._attempt.has_failed:
             self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
         now = time.monotonic()
         self._attempt.membership.told()
@@ -242,7 +251,7 @@ class Supervisor:
             return
         self._attempts.is_last = True
         if signum == signal.SIGINT and self._timers.is_set("stop"):
-            self._server.send("stop", grace_s=0.0)
+            self._server.send("stop", grace_s=0.0, attempt=self._attempt.number)
             return
         self._fail(Interrupted(f"stopped by {signal_name(signum)}", signum))
 
@@ -278,7 +287,7 @@ class Supervisor:
             self._end_attempt()
             return
         self._timers.after("stop", self._plan.grace_s + OVERDUE_S, self._on_server_lost)
-        self._server.send("stop", grace_s=self._plan.grace_s)
+        self._server.send("stop", grace_s=self._plan.grace_s, attempt=self._attempt.number)
 
     def _end_attempt(self) -> None:
         """All workers have ended: the job is over, or starts again."""
@@ -329,7 +338,7 @@ class Supervisor:
         if not self._server.wait(OVERDUE_S):
             self._server.kill()
             self._server.wait(OVERDUE_S)
-        left = process_control.kill_descendants(OVERDUE_S)
+        left = process_control.kill_descendants(OVERDUE_S, self._strangers)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:

@@ -82,9 +82,12 @@ class Membership:
                 return self.stop()
         return Decision.FINISH if self.is_over else Decision.WAIT
 
-    def told(self) -> None:
-        """Record that from now on workers end because msrun told them to."""
+    def told(self, not_started: Iterable[int] = ()) -> Decision:
+        """Record that from now on workers end because msrun told them to, and who will not be started any more."""
         self.is_stopping = self.are_told = True
+        for rank in not_started:
+            self.members[rank].state = WorkerState.STOPPED
+        return Decision.FINISH if self.is_over else Decision.WAIT
 
     def stop(self) -> Decision:
         """Record that msrun ends the job for a reason of its own."""

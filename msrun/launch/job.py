@@ -17,7 +17,7 @@ from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import Observer
-from msrun.agent.processes.process_control import adopt_orphans
+from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
@@ -70,6 +70,7 @@ def run_job(
     caller: Mapping[str, str],
     *,
     quiet: bool = False,
+    is_last: bool = False,
     job_id: str = "",
     on_directory: Callable[[], None] = lambda: None,
 ) -> JobResult:
@@ -77,6 +78,8 @@ def run_job(
 
     Args:
         caller: the environment that workers inherit, usually the launcher's own.
+        is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
+            it cannot take the place of the job's own exit status.
         job_id: from `new_job_id`; empty = a new one.
         on_directory: called when the log directory is this job's: locked, and holding its plan and empty logs.
 
@@ -85,9 +88,10 @@ def run_job(
     """
     facts = read_host_facts({**caller, **dict(spec.env)})
     job_id = job_id or new_job_id()
+    strangers = frozenset(descendants(os.getpid()))  # `monitor & exec msrun` makes the monitor a child of msrun
     with contextlib.ExitStack() as stack:
         # From here on a signal never ends msrun without cleaning up.
-        signals = stack.enter_context(SignalPipe(spec.forward_signals))
+        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(listen(facts.address, spec.master_port))
         run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}"))  # made when the fork server is ready
@@ -100,7 +104,7 @@ def run_job(
         write_rank_table(plan)
         on_directory()
         console = Console(plan, quiet=quiet)
-        result = _run(plan, caller, signals, listener, console, stack)
+        result = _run(plan, caller, signals, listener, console, strangers, stack)
         failure = build_failure(plan, result)
         if failure:
             with contextlib.suppress(OSError):  # disk full: what is printed has to do
@@ -122,6 +126,7 @@ def _run(
     signals: SignalPipe,
     listener: socket.socket,
     console: Console,
+    strangers: frozenset[int],
     stack: contextlib.ExitStack,
 ) -> HostResult:
     host = plan.hosts[0]
@@ -143,7 +148,7 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
     stack.callback(board.close)
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan), console]
-    return Supervisor(plan, host, server, board, observers, caller=caller).run(signals, scheduler)
+    return Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers).run(signals, scheduler)
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:

@@ -36,7 +36,7 @@ NO_CPU = 1 + max(cpu.number for cpu in _topology.cpus)
 
 GONE = f"""
 from dataclasses import replace
-from msrun.planning import plan
+from msrun.planning import build as plan
 bind = plan.bind_workers
 def bind_elsewhere(*args, **kwargs):
     bound = bind(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,9 @@ def test_worker_environment_is_complete_and_exact(recorded: Recorded) -> None:
             "MSRUN_LOG_DIR": str(recorded.finished.log_dir),
             "MSRUN_RENDEZVOUS": f"file://{plan['run_dir']}/store",
             "MSRUN_DEVICE_TARGET": "cpu",
+            "MSRUN_PROGRESS": f"{plan['run_dir']}/progress",
+            "MSRUN_STACK_SIGNAL": str(int(signal.SIGRTMIN) + 8),
+            "PYTHONFAULTHANDLER": "1",
         }
         found = dict(record["env"])
         if "LC_CTYPE" not in recorded.caller:  # an interpreter in the C locale sets it for itself

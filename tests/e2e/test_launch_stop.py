@@ -30,7 +30,10 @@ time.sleep(60)
 IMPATIENT = [
     sys.executable,
     "-c",
-    "from msrun.launch import stop\nstop.OVERTIME_S = stop.DEFAULT_GRACE_S = 0.1\nfrom msrun.cli import main\nmain()",
+    (
+        "from msrun.launch.status import stop\nstop.OVERTIME_S = stop.DEFAULT_GRACE_S = 0.1\n"
+        "from msrun.cli import main\nmain()"
+    ),
 ]
 WITHOUT_PIDFD = [sys.executable, "-c", "import os\ndel os.pidfd_open\nfrom msrun.cli import main\nmain()"]
 

@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +149,12 @@ def is_exiting(pid: int) -> bool:
     return fields[0] == b"Z" or bool(int(fields[6]) & PF_EXITING)
 
 
-def await_log_writer(pid: int) -> None:
+def await_log_writer(pid: int, strangers: Collection[int]) -> None:
     """End what is left of a job whose fork server is gone, the log writer last: it writes the workers' last words."""
     end = time.monotonic() + ORPHAN_END_S + END_S
     while time.monotonic() < end:
-        process_control.reap_children()
-        left = process_control.descendants(os.getpid())
+        process_control.reap_own_children(strangers)
+        left = process_control.descendants(os.getpid(), strangers)
         if pid not in left:
             return
         process_control.signal_processes([other for other in left if other != pid], signal.SIGKILL)

@@ -6,10 +6,10 @@ below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
     agent -> server   prepare {preload, start_method, run_dir, blas_threads}
-                      start {processes}      stop {grace_s}      signal {process_ids, signum}
+                      start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
-                      exited {process_id, status, peak_bytes, at}  told {}
+                      exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
                       log_lost {reason, lost_bytes}
                       swept {survivors}                            finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
@@ -28,6 +28,7 @@ import socket
 import sys
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
@@ -48,6 +49,8 @@ class ForkServer:
         self._agent_pid = agent_pid
         self._running: dict[int, int] = {}
         """pid -> process id"""
+        self._waiting: deque[ProcessSpec] = deque()
+        """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
         self._kill_at: float | None = None
         self._run_dir = ""
         self._finished = False
@@ -69,12 +72,14 @@ class ForkServer:
                         os.read(wake_reader, 4096)
                 self._reap()
                 self._kill_late()
-                child = self._receive()
+                child = self._receive() or self._start_next()
                 if child is not None:
                     return child
         return None
 
     def _time_left(self) -> float | None:
+        if self._waiting:
+            return 0.0
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def _receive(self) -> ProcessSpec | None:
@@ -100,7 +105,7 @@ class ForkServer:
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
             process_control.signal_processes(leaders, message["signum"])
         elif kind == "stop":
-            self._stop(message["grace_s"])
+            self._stop(message["grace_s"], message["attempt"])
         elif kind == "sweep":
             self._send(type="swept", survivors=self._end_leftovers())
         elif kind == "finish":
@@ -125,15 +130,30 @@ class ForkServer:
 
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
         self.log_pipes = open_log_pipes(specs) or self.log_pipes
+        self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
         for spec in specs:
-            pid = os.fork()
-            if pid == 0:
+            if spec.process_id < 0 and self._fork(spec):
                 return spec
-            if self.log_pipes:
-                self.log_pipes.started(spec.process_id, pid)
-            self._running[pid] = spec.process_id
-            self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
         return None
+
+    def _start_next(self) -> ProcessSpec | None:
+        if self._finished or not self._waiting:
+            return None
+        spec = self._waiting.popleft()
+        return spec if self._fork(spec) else None
+
+    def _fork(self, spec: ProcessSpec) -> bool:
+        """Return True in the child, where all signals are held back until it is ready for them."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+        if pid == 0:
+            return True
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if self.log_pipes:
+            self.log_pipes.started(spec.process_id, pid)
+        self._running[pid] = spec.process_id
+        self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
+        return False
 
     def _reap(self) -> None:
         ended = process_control.reap_children()
@@ -146,10 +166,11 @@ class ForkServer:
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
                 )
 
-    def _stop(self, grace_s: float) -> None:
+    def _stop(self, grace_s: float, attempt: int) -> None:
         self._reap()
         if self._kill_at is None:
-            self._send(type="told")
+            self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
+            self._waiting.clear()
         members = self._worker_processes()
         process_control.signal_processes(members, signal.SIGTERM)
         process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM
@@ -208,6 +229,7 @@ class ForkServer:
 
     def _abandon(self) -> None:
         """The agent is gone without a word: leave nothing behind."""
+        self._waiting.clear()
         if self.log_pipes:
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)

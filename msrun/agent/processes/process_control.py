@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -57,8 +57,8 @@ def process_table() -> dict[int, tuple[int, int, str]]:
     return table
 
 
-def descendants(root_pid: int) -> list[int]:
-    """Return every living process below `root_pid`, without zombies."""
+def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[int]:
+    """Return every living process below `root_pid`, without zombies and without `strangers` and what is below them."""
     table = process_table()
     children: dict[int, list[int]] = {}
     for pid, (parent, _, _) in table.items():
@@ -67,6 +67,8 @@ def descendants(root_pid: int) -> list[int]:
     queue = [root_pid]
     while queue:
         for pid in children.get(queue.pop(), []):
+            if pid in strangers:
+                continue
             queue.append(pid)
             if table[pid][2] != "Z":
                 found.append(pid)
@@ -99,15 +101,26 @@ def reap_children() -> list[tuple[int, int, float]]:
         ended.append((pid, status, usage.ru_maxrss * 1024.0))
 
 
-def kill_descendants(deadline_s: float) -> list[int]:
+def reap_own_children(strangers: Collection[int]) -> None:
+    """Collect children that have ended, but for `strangers`: their parent's code may want their status."""
+    for pid, (parent, _, state) in process_table().items():
+        if parent == os.getpid() and state == "Z" and pid not in strangers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list[int]:
     """Kill everything below this process until nothing is left; returns what survived the deadline.
 
     Needs `adopt_orphans`: otherwise a double fork escapes.
+
+    Args:
+        strangers: children that were there before the job; they, and what is below them, are let alone.
     """
     end = time.monotonic() + deadline_s
     while True:
-        reap_children()
-        left = descendants(os.getpid())
+        reap_own_children(strangers)
+        left = descendants(os.getpid(), strangers)
         if not left or time.monotonic() > end:
             return left
         signal_processes(left, signal.SIGKILL)

@@ -30,3 +30,25 @@ def test_hangup_that_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_to_pass_on_are_read_too_and_others_are_not_touched() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    with SignalPipe((signal.SIGUSR1,)) as pipe:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert select.select([pipe], [], [], 10)[0]
+        assert pipe.read() == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_signals_are_ignored_afterwards_where_that_is_asked_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with SignalPipe(ignore_afterwards=True):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signum, signal.SIG_DFL if signum != signal.SIGINT else signal.default_int_handler)
+        signal.signal(signal.SIGTERM, before)

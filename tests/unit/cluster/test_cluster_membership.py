@@ -97,3 +97,19 @@ def test_any_order_of_ends_keeps_the_laws(count: int, data: st.DataObject) -> No
     assert membership.ranks_in(WorkerState.DONE) == sorted(order[i] for i, status in enumerate(statuses) if not status)
     assert membership.is_over
     assert len(membership.ranks_in(*WorkerState)) == count
+
+
+def test_workers_that_will_not_be_started_any_more_count_as_stopped() -> None:
+    membership = Membership(range(3))
+    membership.started(0, 100, 0.0)
+    membership.stop()
+    assert membership.told([1, 2]) is Decision.WAIT
+    assert membership.exited(0, signal.SIGTERM, 1.0) is Decision.FINISH
+    assert membership.ranks_in(WorkerState.STOPPED) == [0, 1, 2]
+
+
+def test_telling_is_the_end_when_nobody_is_left_to_be_started() -> None:
+    membership = Membership(range(2))
+    membership.started(0, 100, 0.0)
+    assert membership.exited(0, EXIT_7, 1.0) is Decision.STOP
+    assert membership.told([1]) is Decision.FINISH

@@ -323,6 +323,6 @@ def test_no_damage_to_a_manifest_makes_the_lint_raise(data: st.DataObject, templ
         node: Any = bodies
         for key in route:
             node = node[key]
-        node[last] = data.draw(junk)
+        node[last] = copy.deepcopy(data.draw(junk))
     for finding in lint_documents([Document("f.yaml", body) for body in bodies]):
         assert str(finding)

@@ -204,7 +204,7 @@ def test_log_writer_outlives_what_is_left_of_the_job_and_writes_its_last_words(
     wait_until((tmp_path / "ready").exists, "worker has written")
     others = set(descendants(os.getpid())) - set(server.children)
     assert not others, "await_log_writer would kill them"
-    await_log_writer(writer)
+    await_log_writer(writer, strangers=())
     server.children.clear()  # reaped
     assert not descendants(os.getpid())
     assert (tmp_path / "0").read_bytes() == b"last words\n"

@@ -122,3 +122,32 @@ def test_child_dies_with_its_parent() -> None:
         child = int(process.stdout.readline())
         process.kill()
         wait_until(lambda: not is_alive(child), "the child's end")
+
+
+STRANGER = """
+import os, subprocess, sys, time
+from msrun.agent.processes import process_control
+stranger = subprocess.Popen(["sleep", "600"])
+ended = subprocess.Popen(["false"])
+strangers = {stranger.pid, ended.pid}
+ours = subprocess.Popen(["sleep", "600"])
+print(process_control.kill_descendants(10.0, strangers), stranger.poll(), ended.wait())
+try:
+    os.waitpid(ours.pid, 0)
+except ChildProcessError:
+    print("ours was collected")
+stranger.kill()
+stranger.wait()
+"""
+
+
+def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[] None 1", "ours was collected"]

@@ -337,6 +337,9 @@ def main() -> None:
         peers["mpirun"] = mpirun_command
     else:
         print("mpirun is not installed: left out")
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # jobs and folders are cleared away then, too
     print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors")
     with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
         if "end" in parts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -34,10 +35,12 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
     host = StoreHost(socket.socket(fileno=listener_fd), record)
-    threading.Thread(target=host.open, daemon=True).start()
     while not channel.is_closed:
         for message in channel.receive():
             record.note(message)
+            if message.get("type") == "ready":
+                host.is_wanted_late = message["start_method"] == "fork" and "torch" not in sys.modules
+                threading.Thread(target=host.open, daemon=True).start()
             if message.get("type") == "restarting":
                 host.renew()
                 channel.send({"type": "store_ready", "attempt": message["attempt"]})
@@ -53,11 +56,15 @@ class StoreHost:
         self._record = record
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
+        self.is_wanted_late = False
+        """Wait for somebody to connect: a script whose imports were read and hold no torch hardly ever does."""
 
     def open(self) -> None:
-        """Start the store. Takes as long as importing torch."""
+        """Start the store. Takes as long as importing torch, which costs a core for more than a second."""
         address, port = self._listener.getsockname()[:2]
         try:
+            if self.is_wanted_late:
+                select.select([self._listener], [], [])
             import torch.distributed  # noqa: F401 - the long part, outside the lock
 
             with self._lock:

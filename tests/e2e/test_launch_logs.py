@@ -163,3 +163,23 @@ def test_two_jobs_side_by_side_with_logs_of_their_own_do_not_meet(
         for rank in (0, 1):
             env = json.loads((tmp_path / f"records_{name}" / f"record_{rank}.json").read_text())["env"]
             assert (env["MSRUN_JOB_ID"], env["RANK"]) == (plan["job_id"], str(rank))
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize(("options", "is_lost"), [((), False), (("--env=PYTHONUNBUFFERED=",), True)])
+def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(
+    msrun: JobRunner, tmp_path: Path, method: str, options: tuple[str, ...], is_lost: bool
+) -> None:
+    (tmp_path / "w.py").write_text("import os\nprint('the last line')\nos._exit(0)\n")
+    finished = msrun.run("--worker_num=1", f"--start_method={method}", *options, "w.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert finished.log(0) == (b"" if is_lost else b"the last line\n")
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_lines_written_in_blocks_are_all_there_at_the_end(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    (tmp_path / "w.py").write_text("for number in range(20000): print('line', number)\n")
+    options = ("--worker_num=2", f"--start_method={method}", "--env=PYTHONUNBUFFERED=", "--tail_worker_log=none")
+    finished = msrun.run(*options, "w.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert finished.log(1).decode().splitlines() == [f"line {number}" for number in range(20000)]

@@ -38,13 +38,15 @@ PHASES = {
         "def count():\n    if os.getpid() != server:\n        return\n"
         "    forks.append(1)\n    if len(forks) == 3:\n        block()\n"
         "    end = time.monotonic() + 2\n"
-        "    while len(forks) == 4 and time.monotonic() < end and not os.path.exists('started_1'):\n"
+        "    name = f'started_{len(forks) - 3}'\n"
+        "    while len(forks) > 3 and time.monotonic() < end and not os.path.exists(name):\n"
         "        time.sleep(0.01)\n\n"
         "os.register_at_fork(before=count)\n",
     ),
 }
 """Where the fork server is held, and the module that does it: while its interpreter starts, while it imports, or when
-it has forked the scheduler and worker 0 and is about to fork worker 1. If it does, worker 1 gets the time to run."""
+it has forked the scheduler and worker 0 and is in the middle of forking worker 1. If it forks more, each gets the time
+to run."""
 
 
 def search_modules(msrun: JobRunner, cwd: Path) -> dict[str, str]:
@@ -59,7 +61,7 @@ def open_gate(cwd: Path) -> None:
 
 
 class HeldStart:
-    """A job of three workers whose start is held at a phase."""
+    """A job of four workers whose start is held at a phase."""
 
     def __init__(self, msrun: JobRunner, cwd: Path, phase: str, *options: str) -> None:
         name, content = PHASES[phase]
@@ -71,7 +73,7 @@ class HeldStart:
         )
         os.mkfifo(cwd / "gate")
         preload = [] if phase == "interpreter" else ["--preload=held"]
-        words = ["--worker_num=3", *options, *preload, "train.py"]
+        words = ["--worker_num=4", *options, *preload, "train.py"]
         self.job: Running = msrun.start(*words, cwd=cwd, env=search_modules(msrun, cwd))
         self.job.wait_for(cwd / "reached")
         if phase == "workers":
@@ -84,6 +86,11 @@ class HeldStart:
     def started(self) -> list[str]:
         """Return what workers have made as the first thing that they do."""
         return sorted(file.name for file in self._cwd.glob("started_*"))
+
+
+def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
+    """The worker that was being forked in that instant may have come to its first line, or not."""
+    assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
 @pytest.mark.parametrize("signum", STOPS, ids=[signum.name for signum in STOPS])
@@ -99,7 +106,7 @@ def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
     assert finished.code == 128 + signum
     assert finished.errors == [f"msrun: error: stopped by {signum.name}"]
     msrun.prove_nothing_left(deadline_s=0)
-    assert start.started() == (["started_0"] if phase == "workers" else [])
+    assert_nobody_more_was_started(start, phase)
 
 
 @pytest.mark.parametrize("phase", list(PHASES))
@@ -111,7 +118,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts
     start.job.finish()
     start.go_on()
     wait_until(lambda: not msrun.processes(), "processes gone", 10)
-    assert start.started() == (["started_0"] if phase == "workers" else [])
+    assert_nobody_more_was_started(start, phase)
     if phase != "workers":
         for folder in msrun.temporary.glob("msrun-*"):  # nobody else knew of it yet
             remove_folder_of_a_job_that_never_ran(folder)

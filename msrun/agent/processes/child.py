@@ -161,16 +161,21 @@ def _reset_signals() -> None:
 
 
 def _redirect(log_path: str, output_fd: int | None) -> None:
-    """Make a pipe or else the log stdout and stderr, and rebuild Python's streams on it, whole lines at a time."""
+    """Make a pipe or else the log stdout and stderr, and rebuild Python's streams on it.
+
+    Lines are written one by one, so that the log is up to date and nothing is lost with a worker that is killed; a
+    worker whose PYTHONUNBUFFERED is empty (`--env PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file.
+    """
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if output_fd is None else output_fd
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(  # type: ignore[misc]  # noqa: SIM115
-        1, "w", encoding=encoding, errors=errors, buffering=1, closefd=False
+        1, "w", encoding=encoding, errors=errors, buffering=buffering, closefd=False
     )
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
         2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False

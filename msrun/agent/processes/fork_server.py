@@ -185,12 +185,14 @@ class ForkServer:
     def _worker_processes(self) -> list[int]:
         """Return the processes of all workers' sessions; the scheduler keeps store and record until the job is over."""
         leaders = [pid for pid, process_id in self._running.items() if process_id >= 0]
-        return process_control.session_members(leaders)
+        # One that was forked a moment ago may not have its own session yet.
+        return sorted({*leaders, *process_control.session_members(leaders)})
 
     def _finish(self) -> None:
         """End what is left and report what could not be ended."""
         self._end_leftovers()
         survivors = process_control.kill_descendants(KILL_DEADLINE_S)
+        shutil.rmtree(self._run_dir, ignore_errors=True)  # the agent may be killed before it does
         self._send(type="finished", survivors=survivors)
         self._finished = True
 

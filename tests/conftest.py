@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -61,6 +62,21 @@ def msrun_of_module() -> Iterator[JobRunner]:
     """The same for jobs whose one run serves several tests."""
     with JobRunner() as runner:
         yield runner
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    if libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=1m") != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield folder
+    finally:
+        detach = 2  # MNT_DETACH: also when a failed test has left somebody in it
+        assert libc.umount2(os.fsencode(folder), detach) == 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -148,3 +148,28 @@ def test_two_failures_at_once_name_one_first_and_account_for_both(
     failure = finished.read_json("failure.json")
     ranks = [failure["first_failure"]["global_rank"], *(other["global_rank"] for other in failure["others"])]
     assert sorted(ranks) == [0, 1]
+
+
+def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "rank = os.environ['RANK']\n"
+        "pathlib.Path(f'pid_{rank}').write_text(str(os.getpid()))\n"
+        "while not all(pathlib.Path(f'pid_{other}').exists() for other in range(3)): time.sleep(0.001)\n"
+        "if rank == '1': sys.exit(5)\n"
+        "def stat(pid): return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]\n"
+        "try:\n"
+        "    while rank == '2' and stat(pathlib.Path('pid_1').read_text()) != 'Z': pass\n"
+        "except OSError: pass\n"
+        "if rank == '2': os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "time.sleep(600)\n"
+    )
+    finished = msrun.run("--worker_num=3", "--grace=0.5", "w.py", cwd=tmp_path)
+    assert finished.code == 5, finished.stderr
+    exits = [(event["global_rank"], event["how"]) for event in finished.events if event["event"] == "exited"]
+    assert exits == [(1, "exit code 5"), (2, "signal SIGSEGV"), (0, "signal SIGKILL")]
+    others = {other["global_rank"]: other["state"] for other in finished.read_json("failure.json")["others"]}
+    assert others[0] == "stopped by msrun"
+    assert others[2].startswith("failed too: signal SIGSEGV, 0.") or others[2] == "stopped by msrun"
+    assert "rank 1 on " in finished.errors[0]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import signal
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -286,21 +284,6 @@ def test_plan_says_how_logs_are_rotated(msrun: JobRunner, tmp_path: Path) -> Non
     assert b"each worker's is rotated at 100 MiB, 3 older files stay" in text
     plan = json.loads(msrun.run("--dry_run=json", *options, cwd=tmp_path).stdout)
     assert (plan["log_max_bytes"], plan["log_keep"]) == (100 * 2**20, 3)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    if libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=1m") != 0:
-        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield folder
-    finally:
-        detach = 2  # MNT_DETACH: also when a failed test has left somebody in it
-        assert libc.umount2(os.fsencode(folder), detach) == 0
 
 
 def test_full_disk_loses_lines_but_holds_no_worker_up(

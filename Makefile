@@ -43,4 +43,4 @@ bench: $(VENV)/.test
 	$(RUN) python benchmarks/launch.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info examples/data examples/*/log_output
+	rm -rf $(VENV) build *.egg-info examples/data examples/*/log_output examples/*/checkpoints

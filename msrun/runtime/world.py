@@ -28,7 +28,7 @@ from msrun.errors import WorldError
 from msrun.runtime import progress
 
 DEFAULT_TIMEOUT_S = 1800.0
-LEAVE_AT_EXIT_S = 5.0
+LEAVE_AT_EXIT_S = 2.0
 """How long a process that ends without `release()` may take for it."""
 
 

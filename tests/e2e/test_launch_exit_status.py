@@ -173,3 +173,15 @@ def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, 
     assert others[0] == "stopped by msrun"
     assert others[2].startswith("failed too: signal SIGSEGV, 0.") or others[2] == "stopped by msrun"
     assert "rank 1 on " in finished.errors[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_what_runs_at_exit_can_see_that_the_script_has_failed(msrun: JobRunner, tmp_path: Path, method: str) -> None:
+    (tmp_path / "w.py").write_text(
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('at exit:', repr(getattr(sys, 'last_value', None)), flush=True))\n"
+        "raise RuntimeError('no')\n"
+    )
+    finished = msrun.run("--worker_num=1", f"--start_method={method}", "w.py", cwd=tmp_path)
+    assert finished.code == 1
+    assert finished.log(0).decode().splitlines()[-1] == "at exit: RuntimeError('no')"

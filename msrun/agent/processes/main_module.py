@@ -95,6 +95,7 @@ def _print_error() -> None:
         trace = trace.tb_next
     if error is not None and kind is not None:
         error.__traceback__ = trace
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # what runs at exit may ask for it
         with contextlib.suppress(Exception):
             sys.excepthook(kind, error, trace)
 

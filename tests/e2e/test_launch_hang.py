@@ -22,10 +22,10 @@ def run_stuck(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: st
 def test_rank_that_holds_the_others_up_is_named_with_its_step(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, words: str
 ) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, how, "--hang_time_out=2")
+    finished = run_stuck(msrun, workers, tmp_path, how, "--hang_time_out=3")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
-    assert re.search(r"--hang_time_out 2: no progress for [2-9] s; behind: rank 1 \(" + words + r"\)", line), line
+    assert re.search(r"--hang_time_out 3: no progress for [3-9] s; behind: rank 1 \(" + words + r"\)", line), line
     assert re.search(r"rank 0, 2-3 \(step 3, waits in \w+ of 4 ranks", line), line
     lagging = finished.read_json("failure.json")["lagging"]
     assert [worker["global_rank"] for worker in lagging] == [1]
@@ -41,7 +41,7 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     (tmp_path / "w.py").write_text("import time\ndef asleep(): time.sleep(600)\nprint('begin', flush=True)\nasleep()\n")
     finished = msrun.run("--worker_num=2", f"--start_method={method}", "--hang_time_out=1", "w.py", cwd=tmp_path)
     assert finished.code == 124
-    assert "no progress for 1 s; running: rank 0-1" in finished.errors[0]
+    assert re.search("no progress for [1-9] s; running: rank 0-1", finished.errors[0])
     expected = "in asleep" if method == "fork" else "cannot write its stacks; the kernel's view: sleeping"
     assert expected in finished.log(0).decode()
     assert expected in finished.log(1).decode()
@@ -54,25 +54,25 @@ def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path
 
 
 def test_job_that_writes_now_and_then_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text("import time\nfor i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
-    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    (tmp_path / "w.py").write_text("import time\nfor i in range(24):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
+    finished = msrun.run("--worker_num=2", "--hang_time_out=4", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
 
 
 def test_job_that_computes_in_silence_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text("import time\nwhile time.process_time() < 1.5: pass\n")
-    finished = msrun.run("--worker_num=2", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    (tmp_path / "w.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
+    finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
 
 
 def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=10")
+    finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
-    assert line.startswith("msrun: error: --cluster_time_out 10: 1 of 4 workers have not joined the world")
+    assert line.startswith("msrun: error: --cluster_time_out 15: 1 of 4 workers have not joined the world")
     assert line.endswith("rank 1; came: rank 0, 2-3")
     assert "loading the data" in finished.stderr
-    assert re.search(r"others stopped by msrun \(.* waits in .* for 1\d\.\d s\): 0", finished.stderr)
+    assert re.search(r"others stopped by msrun \(.* waits in .* for \d\d\.\d s\): 0", finished.stderr)
 
 
 def test_rank_that_ends_well_before_joining_is_named_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

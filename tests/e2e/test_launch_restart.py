@@ -78,7 +78,7 @@ def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
 
 
 def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=1")
+    finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()

@@ -1,8 +1,9 @@
 """The watchdog: finds out that a job makes no progress any more, and which ranks hold it up.
 
 Progress of a worker is a longer log, a new step or collective on the progress board, or processor time of its session.
-Processor time does not count while the worker waits in a collective (some libraries spin there), nor while another
-has been waiting in one for the whole limit: a rank that computes for ever is as stuck as one that sleeps.
+Processor time does not count while the worker waits in a collective (some libraries spin there), nor, once its first
+step is done, while another has been waiting in one for the whole limit: a rank that computes for ever is as stuck as
+one that sleeps. The first step is left alone: there networks are captured, and some ranks are sooner ready.
 """
 
 from __future__ import annotations
@@ -111,7 +112,12 @@ class Watchdog:
             return False
         if all(now - watch.alive_at >= self._limit_s for watch in watches):
             return True
-        return any(record.is_waiting and now - record.waiting_since >= self._limit_s for record in records.values())
+        if not any(record.is_waiting and now - record.waiting_since >= self._limit_s for record in records.values()):
+            return False
+        return all(
+            record.is_waiting or record.steps > 1 or now - self._watches[rank].alive_at >= self._limit_s
+            for rank, record in records.items()
+        )
 
 
 def find_lagging(records: Mapping[int, Progress], running: Mapping[int, int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.child import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.wait_status import describe_status
 from msrun.cluster.membership import Membership
 from msrun.cluster.restart import RestartPolicy

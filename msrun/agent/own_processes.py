@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
-from msrun.agent.processes.child import LOG_WRITER_ID, SCHEDULER_ID
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID
 from msrun.agent.processes.wait_status import describe_status
 from msrun.errors import ClusterError
 from msrun.planning.plan import LaunchPlan

@@ -20,7 +20,7 @@ from msrun import contract
 from msrun.agent.logs.log_writer import DRAIN_S, ORPHAN_END_S, LogStream, run_log_writer
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import LOG_WRITER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
 from msrun.planning.plan import LaunchPlan
 

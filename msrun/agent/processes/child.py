@@ -11,73 +11,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 from msrun import contract
-from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.logs.log_pipes import LogPipes
 from msrun.agent.processes.affinity import apply_binding
 from msrun.agent.processes.process_control import die_with_parent
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
 
-if TYPE_CHECKING:
-    from msrun.agent.logs.log_pipes import LogPipes
-
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
-SCHEDULER_ID = -1
-"""Process id within the job of the scheduler; workers have their global rank."""
-LOG_WRITER_ID = -2
-"""Process id within the job of the log writer."""
 
 _BLAS_THREAD_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
-
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """One process that the fork server is asked to start."""
-
-    process_id: int
-    """Global rank, SCHEDULER_ID or LOG_WRITER_ID."""
-    log_path: str
-    """Existing file; stdout and stderr go to its end."""
-    program: Program | None = None
-    """None for the scheduler and the log writer."""
-    use_exec: bool = False
-    env: Mapping[str, str | None] = field(default_factory=dict)
-    """Set over the server's environment; None removes a name."""
-    cpus: tuple[int, ...] = ()
-    """Processors to run on; empty = as the server."""
-    memory_nodes: tuple[int, ...] = ()
-    """NUMA nodes to take memory from; empty = as the server."""
-    rotation: LogRotation | None = None
-    """For the log writer: how it rotates the logs of the workers that are started with it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        program = self.program.to_json() if self.program else None
-        return {
-            "process_id": self.process_id,
-            "log_path": self.log_path,
-            "program": program,
-            "use_exec": self.use_exec,
-            "env": dict(self.env),
-            "cpus": list(self.cpus),
-            "memory_nodes": list(self.memory_nodes),
-            "rotation": asdict(self.rotation) if self.rotation else None,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ProcessSpec:
-        """Inverse of `to_json`."""
-        program = Program.from_json(value["program"]) if value["program"] else None
-        bound = tuple(value["cpus"]), tuple(value["memory_nodes"])
-        rotation = LogRotation(**value["rotation"]) if value["rotation"] else None
-        return cls(value["process_id"], value["log_path"], program, value["use_exec"], value["env"], *bound, rotation)
 
 
 def become(

@@ -33,7 +33,8 @@ from typing import Any
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import ProcessSpec, become
+from msrun.agent.processes.child import become
+from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
 
 LEFTOVER_GRACE_S = 1.0

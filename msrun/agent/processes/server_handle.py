@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msrun.agent.processes.child import ProcessSpec
+from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
 

@@ -26,8 +26,8 @@ from msrun.agent.logs.log_pipes import (
     pipe_bytes,
 )
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.agent.processes.child import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.process_control import descendants
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
 
 ROTATION = LogRotation(4096, 3)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.agent.processes import fork_server
-from msrun.agent.processes.child import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.planning.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -1,0 +1,58 @@
+"""One process that the fork server is asked to start: a worker, the scheduler or the log writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from msrun.agent.logs.rotated_log import LogRotation
+from msrun.planning.program import Program
+
+SCHEDULER_ID = -1
+"""Process id within the job of the scheduler; workers have their global rank."""
+LOG_WRITER_ID = -2
+"""Process id within the job of the log writer."""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process that the fork server is asked to start."""
+
+    process_id: int
+    """Global rank, SCHEDULER_ID or LOG_WRITER_ID."""
+    log_path: str
+    """Existing file; stdout and stderr go to its end."""
+    program: Program | None = None
+    """None for the scheduler and the log writer."""
+    use_exec: bool = False
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Set over the server's environment; None removes a name."""
+    cpus: tuple[int, ...] = ()
+    """Processors to run on; empty = as the server."""
+    memory_nodes: tuple[int, ...] = ()
+    """NUMA nodes to take memory from; empty = as the server."""
+    rotation: LogRotation | None = None
+    """For the log writer: how it rotates the logs of the workers that are started with it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        program = self.program.to_json() if self.program else None
+        return {
+            "process_id": self.process_id,
+            "log_path": self.log_path,
+            "program": program,
+            "use_exec": self.use_exec,
+            "env": dict(self.env),
+            "cpus": list(self.cpus),
+            "memory_nodes": list(self.memory_nodes),
+            "rotation": asdict(self.rotation) if self.rotation else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ProcessSpec:
+        """Inverse of `to_json`."""
+        program = Program.from_json(value["program"]) if value["program"] else None
+        bound = tuple(value["cpus"]), tuple(value["memory_nodes"])
+        rotation = LogRotation(**value["rotation"]) if value["rotation"] else None
+        return cls(value["process_id"], value["log_path"], program, value["use_exec"], value["env"], *bound, rotation)

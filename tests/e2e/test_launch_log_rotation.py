@@ -311,4 +311,4 @@ def test_full_disk_loses_lines_but_holds_no_worker_up(
         assert len(whole_log(finished.log_dir, rank)) == full[rank] + rest - lost.get(rank, 0)
     assert sum(lost.values()) > 2 * 1024 * 1024
     record = (finished.log_dir / "scheduler.log").read_text()
-    assert record.count("cannot be written (No space left on device)") == 1
+    assert record.count("cannot be written (No space left on device)") <= 1, "it lies on the full disk, too"

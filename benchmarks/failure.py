@@ -19,6 +19,7 @@ not installed is left out with a word.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import select
@@ -50,6 +51,8 @@ END_TARGET_S = 0.5
 END_TARGET_RATIO = 3.0
 IDLE_TARGET_PERCENT = 1.0
 WRITE_TARGET_RATIO = 1.1
+STOP_S = 15.0
+"""What a launcher gets to end a job that it is told to end."""
 TARGET_WORKERS = 8
 
 Command = Callable[[int, Path], list[str]]
@@ -149,8 +152,12 @@ def started(argv: Sequence[str], size: int, folder: Path) -> Iterator[Job]:
         time.sleep(SETTLE_S)
         yield Job(process, folder, mark, [int(file.read_text()) for file in files], begin)
     finally:
+        process.terminate()  # the launcher cleans up; only what it leaves is killed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
         for pid in marked_processes(mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(DEADLINE_S)
 
 

@@ -39,7 +39,6 @@ def build_plan(
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = threads_per_worker(topology, binding.workers)
-    table = str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
     common = common_environment(
         caller=caller,
         extra=dict(spec.env),
@@ -49,7 +48,7 @@ def build_plan(
         master_addr=host.address,
         master_port=master_port,
         log_dir=str(spec.log_dir),
-        rank_table_file=table,
+        rank_table_file=_rank_table(spec),
         rendezvous=f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
         max_restarts=spec.max_restarts,
@@ -78,21 +77,8 @@ def build_plan(
         log_max_bytes=spec.log_max_bytes,
         log_keep=spec.log_keep,
         tail_ranks=spec.tail_ranks,
-        rank_table_file=table,
-        hosts=(
-            HostPlan(
-                node_rank=0,
-                name=host.name,
-                address=host.address,
-                program=spec.program,
-                working_directory=str(spec.working_directory),
-                start_method=_start_method(spec, caller),
-                preload=_preload(spec) if _start_method(spec, caller) != "exec" else (),
-                common_env=common,
-                workers=workers,
-                scheduler_cpus=binding.scheduler_cpus,
-            ),
-        ),
+        rank_table_file=_rank_table(spec),
+        hosts=(_host(spec, host, caller, common, workers, binding.scheduler_cpus),),
         settings=spec.settings,
         notes=(
             *settings_note(spec.settings),
@@ -101,6 +87,33 @@ def build_plan(
             *devices.notes,
             *binding.notes,
         ),
+    )
+
+
+def _rank_table(spec: LaunchSpec) -> str:
+    return str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
+
+
+def _host(
+    spec: LaunchSpec,
+    host: HostFacts,
+    caller: Mapping[str, str],
+    common: dict[str, str],
+    workers: tuple[WorkerPlan, ...],
+    scheduler_cpus: tuple[int, ...],
+) -> HostPlan:
+    start_method = _start_method(spec, caller)
+    return HostPlan(
+        node_rank=0,
+        name=host.name,
+        address=host.address,
+        program=spec.program,
+        working_directory=str(spec.working_directory),
+        start_method=start_method,
+        preload=_preload(spec) if start_method != "exec" else (),
+        common_env=common,
+        workers=workers,
+        scheduler_cpus=scheduler_cpus,
     )
 
 

@@ -152,8 +152,9 @@ def parse_signals(text: str) -> tuple[int, ...]:
     for piece in text.upper().split(","):
         name = piece.strip().removeprefix("SIG")
         if name not in FORWARDABLE:
+            hint = "" if f"SIG{name}" in signal.Signals.__members__ else near_miss(name, FORWARDABLE)
             raise UsageError(
-                f"--signals {text}: {piece.strip()} cannot be passed on{near_miss(name, FORWARDABLE)}; "
+                f"--signals {text}: {piece.strip()} cannot be passed on{hint}; "
                 f"give none or some of {', '.join(FORWARDABLE)}"
             )
         found[int(signal.Signals[f"SIG{name}"])] = None

@@ -53,7 +53,8 @@ def test_quit_ends_the_job_in_order(msrun: JobRunner, workers: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [("USR3", "did you mean USR"), ("TERM", "give none or some of"), ("9", "")]
+    ("value", "words"),
+    [("USR3", "did you mean USR"), ("TERM", "TERM cannot be passed on; give none"), ("9", "")],
 )
 def test_signal_that_cannot_be_passed_on_is_refused(
     msrun: JobRunner, workers: Path, tmp_path: Path, value: str, words: str

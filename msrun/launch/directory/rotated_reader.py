@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 
 from msrun.agent.logs.rotated_log import rotated_path
 
 GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
+LOOKS = 5
+"""How often newer files are looked for at a time, when they are rotated meanwhile."""
 
 
 class RotatedReader:
@@ -47,32 +48,46 @@ class RotatedReader:
     def _find_newer(self) -> bool:
         """Open what is newer than the newest file that is held; returns whether there was any.
 
-        From the newest to the oldest: a file that is renamed meanwhile is met twice, never missed.
+        When files are rotated during every look, the answer is no for now: their order could not be told.
         """
         known = self._inode(self._files[-1]) if self._files else None
-        with contextlib.suppress(OSError):
-            if os.stat(self._path).st_ino == known:  # noqa: PTH116 - the usual case, many times a second
+        for _ in range(LOOKS):
+            newest = self._inode_of_newest()
+            if newest is None or newest == known:
                 return False
+            found, is_known_found = self._open_newer(known)
+            if found and newest == self._inode(found[0]) == self._inode_of_newest():
+                self._has_gap = self._has_gap or (known is not None and not is_known_found)
+                self._files.extend(reversed(found))
+                return True
+            for file in found:
+                os.close(file)
+        return False
+
+    def _open_newer(self, known: int | None) -> tuple[list[int], bool]:
+        """Return descriptors from the newest file to the one after `known`, and whether that was met."""
         found: list[int] = []
         seen: set[int] = set()
-        is_known_found = False
         for number in range(self._keep + 1):
             try:
                 file = os.open(rotated_path(self._path, number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:
+            except OSError:  # it is just being renamed, or there are no more
                 continue
             inode = self._inode(file)
-            is_known_found = inode == known
-            if is_known_found or inode in seen:
+            if inode == known or inode in seen:
                 os.close(file)
-                if is_known_found:
-                    break
+                if inode == known:
+                    return found, True
                 continue
             seen.add(inode)
             found.append(file)
-        self._has_gap = self._has_gap or (bool(found) and known is not None and not is_known_found)
-        self._files.extend(reversed(found))
-        return bool(found)
+        return found, False
+
+    def _inode_of_newest(self) -> int | None:
+        try:
+            return os.stat(self._path).st_ino  # noqa: PTH116 - half the cost of Path.stat, many times a second
+        except OSError:
+            return None
 
     @staticmethod
     def _inode(file: int) -> int:

@@ -70,6 +70,18 @@ def test_signal_to_a_process_that_has_gone_is_passed_over() -> None:
     process_control.signal_processes([process.pid], signal.SIGTERM)
 
 
+def run_python(source: str) -> str:
+    """Run a program in a process of its own and return what it prints."""
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
 KILL_ALL = """
 import os, subprocess, sys, time
 from msrun.agent.processes import process_control
@@ -84,15 +96,8 @@ print(line.decode().strip(), process_control.kill_descendants(10.0), process_con
 
 
 def test_double_forked_daemon_of_a_subreaper_is_killed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILL_ALL],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    pid, rest = done.stdout.strip().split(" ", 1)
+    output = run_python(KILL_ALL)
+    pid, rest = output.strip().split(" ", 1)
     assert rest == "[] []"
     assert not is_alive(int(pid))
 
@@ -142,12 +147,5 @@ stranger.wait()
 
 
 def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STRANGER],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["[] None 1", "ours was collected"]
+    output = run_python(STRANGER)
+    assert output.splitlines() == ["[] None 1", "ours was collected"]

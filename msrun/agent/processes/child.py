@@ -49,7 +49,7 @@ def become(
     if not is_scheduler and not is_log_writer:
         die_with_parent(server_pid)
     os.setsid()
-    _reset_signals()
+    _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_log_writer else ())
     _redirect(spec.log_path, log_pipes.output_fd(spec.process_id) if log_pipes else None)
     writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
     _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
@@ -100,13 +100,16 @@ def _run_log_writer(log_pipes: LogPipes) -> NoReturn:
     os._exit(status)
 
 
-def _reset_signals() -> None:
+def _reset_signals(ignored: tuple[int, ...]) -> None:
+    """Let signals in, which were held back since the fork, to what a fresh process does with them."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

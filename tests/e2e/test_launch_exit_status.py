@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from job_runner import JobRunner, is_alive, wait_until
 
 STATUS = [
     # how rank 1 ends, exit status of msrun, words of the report
@@ -53,6 +55,23 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     assert ("out-of-memory" in first["hint"]) is (how == "SIGKILL")
     assert failure["job_id"] == finished.read_json("plan.json")["job_id"]
     assert stat.S_IMODE((finished.log_dir / "failure.json").stat().st_mode) == 0o600
+
+
+def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = msrun.start("--worker_num=4", workers / "wait.py", cwd=tmp_path)
+    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
+    server = job.pid_of_fork_server()
+    os.kill(server, signal.SIGSTOP)
+    for rank, signum in ((2, signal.SIGKILL), (3, signal.SIGABRT), (0, signal.SIGUSR2), (1, signal.SIGKILL)):
+        pid = job.pid_of(str(rank))
+        os.kill(pid, signum)
+        wait_until(lambda gone=pid: not is_alive(gone), f"the end of rank {rank}")
+    os.kill(server, signal.SIGCONT)
+    finished = job.finish()
+    assert finished.code == 137
+    assert "rank 2 on " in finished.errors[0]
+    ends = [event["global_rank"] for event in finished.events if event["event"] == "exited"]
+    assert ends == [2, 3, 0, 1]
 
 
 SUCCESS = ["0", "none", "return"]

@@ -21,6 +21,7 @@ from msrun.agent.logs.log_writer import DRAIN_S, ORPHAN_END_S, LogStream, run_lo
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
+from msrun.agent.processes.reaper import Ended
 from msrun.cluster.messages import Channel
 from msrun.planning.plan import LaunchPlan
 
@@ -32,10 +33,6 @@ ALL_PIPES_BYTES = 1 << 24
 PF_EXITING = 0x4
 END_S = DRAIN_S + 0.5
 """How long the log writer may take to end."""
-
-
-Ended = tuple[int, int, float]
-"""Process id, wait status and peak memory in bytes, as `reap_children` gives them."""
 
 
 class LogPipes:

@@ -35,6 +35,7 @@ from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become
 from msrun.agent.processes.process_spec import ProcessSpec
+from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
 
 LEFTOVER_GRACE_S = 1.0
@@ -50,6 +51,7 @@ class ForkServer:
         self._agent_pid = agent_pid
         self._running: dict[int, int] = {}
         """pid -> process id"""
+        self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
         self._kill_at: float | None = None
@@ -150,6 +152,7 @@ class ForkServer:
         if pid == 0:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._reaper.watch(pid)
         if self.log_pipes:
             self.log_pipes.started(spec.process_id, pid)
         self._running[pid] = spec.process_id
@@ -157,7 +160,7 @@ class ForkServer:
         return False
 
     def _reap(self) -> None:
-        ended = process_control.reap_children()
+        ended = self._reaper.reap()
         if self.log_pipes:
             ended = self.log_pipes.writer_first(ended)
         for pid, status, peak_bytes in ended:

@@ -88,19 +88,6 @@ def signal_processes(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def reap_children() -> list[tuple[int, int, float]]:
-    """Collect every child that has ended: (pid, wait status, peak memory in bytes)."""
-    ended: list[tuple[int, int, float]] = []
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, status, usage.ru_maxrss * 1024.0))
-
-
 def reap_own_children(strangers: Collection[int]) -> None:
     """Collect children that have ended, but for `strangers`: their parent's code may want their status."""
     for pid, (parent, _, state) in process_table().items():

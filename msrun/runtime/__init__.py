@@ -26,7 +26,6 @@ _HOMES = {
     "nn.with_loss": "WithLoss",
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor RunContext",
-    "layout": "Layout",
     "checkpoint.save": "save_checkpoint",
     "checkpoint.load": "load_checkpoint latest_checkpoint",
     "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from msrun.runtime.groups import (
         process_group as process_group,
     )
-    from msrun.runtime.layout import Layout as Layout
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss

@@ -75,7 +75,7 @@ def build_mesh(world_size: int) -> Mesh:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """How one tensor is cut: per dimension the mesh axes that cut it, most significant first.
 
     An axis that cuts no dimension holds copies. The gradient of a tensor always has the tensor's own layout.
@@ -84,7 +84,7 @@ class Layout:
     split: tuple[Axes, ...]
 
     @classmethod
-    def replicated(cls, ndim: int) -> Layout:
+    def replicated(cls, ndim: int) -> TensorLayout:
         """Return the layout in which every rank holds the whole tensor."""
         return cls(((),) * ndim)
 
@@ -133,7 +133,7 @@ class Step:
     from_dim: int = -1
 
 
-def plan_redistribution(source: Layout, target: Layout) -> list[Step]:
+def plan_redistribution(source: TensorLayout, target: TensorLayout) -> list[Step]:
     """Return the moves from one layout to another.
 
     Axes are taken off and put on at the inner end of a dimension's list. What can be cut for nothing is cut first,

@@ -65,10 +65,25 @@ class Executor:
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    def forward(self, batches: Sequence[Sequence[Tensor]], *, needs_grad: bool) -> Step:
-        """Run the forward pass of every copy; `batches` holds each copy's input tensors."""
+    def begin(self) -> list[GatheredGroup]:
+        """Return the parameters of one training step, for all its micro batches."""
+        return [GatheredGroup(group) for group in self.groups]
+
+    def forward(
+        self,
+        batches: Sequence[Sequence[Tensor]],
+        *,
+        needs_grad: bool,
+        gathered: list[GatheredGroup] | None = None,
+    ) -> Step:
+        """Run the forward pass of every copy.
+
+        Args:
+            batches: each copy's input tensors.
+            gathered: from `begin`, when several micro batches share one training step.
+        """
         copies = [self._begin(batch, needs_grad) for batch in batches]
-        step = Step(self, copies, [GatheredGroup(group) for group in self.groups])
+        step = Step(self, copies, gathered or self.begin())
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
             for index, segment in enumerate(self._segments):
@@ -120,10 +135,17 @@ class Executor:
 
     # -- backward -----------------------------------------------------------------------------------------------
 
-    def backward(self, step: Step, gradients: Sequence[Mapping[Name, Tensor]]) -> dict[str, Tensor]:
+    def backward(
+        self, step: Step, gradients: Sequence[Mapping[Name, Tensor]], *, reduces: bool = True
+    ) -> dict[str, Tensor]:
         """Run the backward pass; `gradients` holds per copy the gradient of every result that has one.
 
-        Returns parameter name -> gradient of its stored part.
+        Args:
+            reduces: False leaves the gradients of whole parameters where they are, for the next micro batch to add
+                to; the last one, or `reduce`, sends them off.
+
+        Returns:
+            Parameter name -> gradient of its stored part; empty unless `reduces`.
         """
         leaving: list[PendingGradients] = []
         for copy, given in zip(step.copies, gradients, strict=True):
@@ -137,11 +159,13 @@ class Executor:
                 self._run_backward(copy, index, segment)
                 if index:
                     self._start_crossings(copy, index - 1)
-            leaving += [step.gathered[group].start_reduce() for group in segment.new_groups]
-        result: dict[str, Tensor] = {}
-        for pending in leaving:
-            result.update(pending.wait())
-        return result
+            if reduces:
+                leaving += [step.gathered[group].start_reduce() for group in segment.new_groups]
+        return _arrived(leaving)
+
+    def reduce(self, gathered: Sequence[GatheredGroup]) -> dict[str, Tensor]:
+        """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""
+        return _arrived([group.start_reduce() for group in gathered])
 
     def _regather(self, step: Step, index: int) -> None:
         wanted = [g for segment in reversed(self._segments[: index + 1]) for g in segment.groups]
@@ -197,6 +221,13 @@ class Executor:
             ]
             for copy in step.copies
         ]
+
+
+def _arrived(leaving: Sequence[PendingGradients]) -> dict[str, Tensor]:
+    result: dict[str, Tensor] = {}
+    for pending in leaving:
+        result.update(pending.wait())
+    return result
 
 
 class _WithGradient(Pending):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from msrun.runtime.graph.collectives import Pending, start_all_reduce, start_gather, start_reduce_scatter
 from msrun.runtime.groups import axes_group
-from msrun.runtime.layout import Axes, Layout, Mesh
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
 NEVER_FUSE = 0
 """`set_comm_fusion(module, 0)`: its parameters travel alone."""
@@ -30,7 +30,7 @@ class StoredParameter:
     """The user's object; holds this rank's part."""
     shape: tuple[int, ...]
     """Global shape."""
-    used: Layout
+    used: TensorLayout
     shard_axes: Axes
     """Further cut of dimension 0 by optimizer parallel; empty when left whole."""
     reason: str
@@ -39,16 +39,16 @@ class StoredParameter:
     """None: fused by size."""
 
     @property
-    def stored(self) -> Layout:
+    def stored(self) -> TensorLayout:
         """The layout at rest."""
         return layout_at_rest(self.used, self.shard_axes)
 
 
-def layout_at_rest(used: Layout, shard_axes: Axes) -> Layout:
+def layout_at_rest(used: TensorLayout, shard_axes: Axes) -> TensorLayout:
     """Return the layout in which operators use a parameter with dimension 0 cut further over the shard axes."""
     if not shard_axes:
         return used
-    return Layout((used.split[0] + shard_axes, *used.split[1:]))
+    return TensorLayout((used.split[0] + shard_axes, *used.split[1:]))
 
 
 @dataclass

@@ -21,7 +21,7 @@ from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, Rule, operator_call
 from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
-from msrun.runtime.layout import Axes, Layout, Mesh, plan_redistribution
+from msrun.runtime.layout import Axes, Mesh, TensorLayout, plan_redistribution
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ParameterUse:
     shape: tuple[int, ...]
     """Global shape."""
     dtype: torch.dtype
-    layout: Layout
+    layout: TensorLayout
     """Layout at its use, before optimizer parallel cuts it further."""
     partial_axes: Axes
     """Axes along which this rank's gradient is a partial sum."""
@@ -66,7 +66,7 @@ class LocalProgram:
     """name -> placeholder; buffers are whole on every rank"""
     constants: dict[str, tuple[fx.Node, torch.Tensor]]
     inputs: list[fx.Node]
-    input_layouts: list[Layout]
+    input_layouts: list[TensorLayout]
     outputs: list[Any]
     """fx nodes or plain values"""
     operators: list[OperatorPlan]
@@ -76,14 +76,14 @@ class LocalProgram:
 @dataclass(frozen=True)
 class _Value:
     node: fx.Node
-    layout: Layout
+    layout: TensorLayout
 
 
 def partition(
     captured: CapturedGraph,
     mesh: Mesh,
     *,
-    input_layouts: Sequence[Layout],
+    input_layouts: Sequence[TensorLayout],
     strategies: Mapping[str, OperatorStrategy],
     output_batch_axes: Axes,
     differentiable_inputs: frozenset[int] = frozenset(),
@@ -102,12 +102,17 @@ def partition(
     return _Partition(captured, mesh, input_layouts, strategies, output_batch_axes, differentiable_inputs).run()
 
 
+def _gives_tensors(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
+
+
 class _Partition:
     def __init__(
         self,
         captured: CapturedGraph,
         mesh: Mesh,
-        input_layouts: Sequence[Layout],
+        input_layouts: Sequence[TensorLayout],
         strategies: Mapping[str, OperatorStrategy],
         output_batch_axes: Axes,
         differentiable_inputs: frozenset[int],
@@ -125,6 +130,8 @@ class _Partition:
         self._build = LocalBuilder(self._graph, mesh)
         self._values: dict[fx.Node, _Value] = {}
         self._parameters: dict[fx.Node, ParameterUse | None] = {}
+        self._others: dict[fx.Node, tuple[TensorLayout, ...]] = {}
+        """captured node -> layouts of its second and further results"""
         self._moved: dict[tuple[fx.Node, str], fx.Node] = {}
         """(local node, moves) -> result: two readers of one value share its redistribution"""
         self._program = LocalProgram(self._graph, mesh, {}, {}, {}, [], self._input_layouts, [], [])
@@ -152,14 +159,14 @@ class _Partition:
         if node.name in self._captured.parameters:
             self._parameters[node] = None
             self._differentiable.add(node)
-            self._values[node] = _Value(local, Layout.replicated(value.dim()))
+            self._values[node] = _Value(local, TensorLayout.replicated(value.dim()))
         elif node.name in self._captured.buffers:
             self._program.buffers[self._captured.buffers[node.name]] = local
-            self._values[node] = _Value(local, Layout.replicated(value.dim()))
+            self._values[node] = _Value(local, TensorLayout.replicated(value.dim()))
         elif node.name in self._captured.constants:
             constant = self._captured.constants[node.name]
             self._program.constants[node.name] = (local, constant)
-            self._values[node] = _Value(local, Layout.replicated(constant.dim()))
+            self._values[node] = _Value(local, TensorLayout.replicated(constant.dim()))
         else:
             index = self._captured.inputs.index(node.name)
             self._program.inputs.append(local)
@@ -171,7 +178,7 @@ class _Partition:
         for node, use in self._parameters.items():
             value = node.meta["val"]
             if use is None:  # never read by an operator with a rule of its own
-                layout = Layout.replicated(value.dim())
+                layout = TensorLayout.replicated(value.dim())
                 use = ParameterUse("", tuple(value.shape), value.dtype, layout, (), self._values[node].node)
             use.name = self._captured.parameters[node.name]
             self._program.parameters[use.name] = use
@@ -182,11 +189,12 @@ class _Partition:
         if node.target is operator.getitem:
             self._item(node)
             return
-        if not isinstance(node.meta.get("val"), torch.Tensor):
+        rule = find_rule(node.target)
+        if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
             return
+        rule = rule or REPLICATED
         call = operator_call(node)
-        rule = find_rule(node.target) or REPLICATED
         form = rule.form(call)
         path = call.module_path
         strategy = self._strategies.get(path) if not rule.follows or len(call.tensors) > 1 else None
@@ -203,15 +211,16 @@ class _Partition:
             )
         ]
         result = rule.lower(call, form, self._build, inputs, split)
-        if node.meta["val"].is_floating_point() and self._differentiable & set(call.tensors):
+        if self._differentiable & set(call.tensors) and (form.others or node.meta["val"].is_floating_point()):
             self._differentiable.add(node)
         self._values[node] = _Value(result, form.layout(form.output, split))
+        self._others[node] = tuple(form.layout(labels, split) for labels in form.others)
         self._record(call, rule, form, split, origin, before)
 
     def _whole_operator(self, node: fx.Node) -> None:
         """An operator with several results, or none: every rank computes the whole."""
         values = {
-            tensor: self._input(tensor, Layout.replicated(tensor.meta["val"].dim()), ())
+            tensor: self._input(tensor, TensorLayout.replicated(tensor.meta["val"].dim()), ())
             for tensor in node.all_input_nodes
             if isinstance(tensor.meta.get("val"), torch.Tensor)
         }
@@ -219,27 +228,29 @@ class _Partition:
             (node.args, node.kwargs), lambda n: values[n] if n in values else self._values[n].node
         )
         assert callable(node.target)
-        self._values[node] = _Value(self._graph.call_function(node.target, args, kwargs), Layout(()))
+        self._values[node] = _Value(self._graph.call_function(node.target, args, kwargs), TensorLayout(()))
         if self._differentiable & set(values):
             self._differentiable.add(node)
         self._note_replicated(str(node.target))
 
     def _item(self, node: fx.Node) -> None:
-        """Take one result of an operator with several: whole, as they all are."""
-        source, value = node.args[0], node.meta["val"]
+        """Take one result of an operator with several; of one without a rule, all are whole."""
+        (source, index), value = node.args, node.meta["val"]
         assert isinstance(source, fx.Node)
-        local = self._graph.call_function(operator.getitem, (self._values[source].node, node.args[1]))
+        assert isinstance(index, int)
+        local = self._graph.call_function(operator.getitem, (self._values[source].node, index))
         if source in self._differentiable and value.is_floating_point():
             self._differentiable.add(node)
-        self._values[node] = _Value(local, Layout.replicated(value.dim()))
+        layouts = (self._values[source].layout, *self._others[source]) if source in self._others else ()
+        self._values[node] = _Value(local, layouts[index] if layouts else TensorLayout.replicated(value.dim()))
 
-    def _layout_of(self, node: fx.Node) -> Layout | None:
+    def _layout_of(self, node: fx.Node) -> TensorLayout | None:
         """Return a value's layout; None for a parameter whose layout its first use will decide."""
         if node in self._parameters and self._parameters[node] is None:
             return None
         return self._values[node].layout
 
-    def _input(self, node: fx.Node, wanted: Layout, entered: Axes) -> fx.Node:
+    def _input(self, node: fx.Node, wanted: TensorLayout, entered: Axes) -> fx.Node:
         if node in self._parameters:
             return self._parameter(node, wanted, entered)
         value = self._values[node]
@@ -263,7 +274,7 @@ class _Partition:
             self._moved[key] = self._build.collective(collective, local)
         return self._moved[key]
 
-    def _parameter(self, node: fx.Node, wanted: Layout, entered: Axes) -> fx.Node:
+    def _parameter(self, node: fx.Node, wanted: TensorLayout, entered: Axes) -> fx.Node:
         """A parameter is stored as its first use wants it; the sum of its gradient is the parameter's own business."""
         use = self._parameters[node]
         value = node.meta["val"]
@@ -298,9 +309,9 @@ class _Partition:
             return value
         held = self._values[value]
         shape = tuple(value.meta["val"].shape)
-        wanted = Layout.replicated(len(shape))
+        wanted = TensorLayout.replicated(len(shape))
         if shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
-            wanted = Layout((self._batch_axes, *((),) * (len(shape) - 1)))
+            wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
         return self._input(value, wanted, ()) if held.layout != wanted else held.node
 
     def _record(self, call: OperatorCall, rule: Rule, form: Form, split: LabelSplit, origin: str, before: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.operators.rule import Form, Labels, OperatorCall, Rule
-from msrun.runtime.layout import Axes, Layout, Mesh, assign_axes
+from msrun.runtime.layout import Axes, Mesh, TensorLayout, assign_axes
 
 Numbers = tuple[tuple[int, ...], ...]
 
@@ -26,7 +26,7 @@ def choose_split(
     form: Form,
     mesh: Mesh,
     strategy: OperatorStrategy | None,
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[TensorLayout | None],
 ) -> tuple[dict[str, Axes], str]:
     """Return the axes of every split label, and where that choice came from.
 
@@ -107,7 +107,7 @@ def _check_number(
         )
 
 
-def _follow(form: Form, mesh: Mesh, layouts: Sequence[Layout | None]) -> dict[str, Axes]:
+def _follow(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> dict[str, Axes]:
     """Keep the axes that the inputs bring, first input first, where the operator allows it."""
     split: dict[str, Axes] = {}
     used: set[int] = set()
@@ -123,7 +123,7 @@ def _follow(form: Form, mesh: Mesh, layouts: Sequence[Layout | None]) -> dict[st
     return split
 
 
-def _data_parallel(form: Form, mesh: Mesh, layouts: Sequence[Layout | None]) -> dict[str, Axes]:
+def _data_parallel(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> dict[str, Axes]:
     """Cut the first dimension of the first input over as many ranks as divide it."""
     first = next((i for i, layout in enumerate(layouts) if layout is not None), None)
     if first is None or not form.inputs[first]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msrun.errors import StrategyError
-from msrun.runtime.layout import Axes, Layout, Mesh
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
 Level = Literal["level1", "level2", "level3"]
 KB = 1024
@@ -59,7 +59,7 @@ class HsdpSpec:
 def choose_shard_axes(
     spec: HsdpSpec | None,
     mesh: Mesh,
-    layout: Layout,
+    layout: TensorLayout,
     shape: Sequence[int],
     itemsize: int,
     *,

@@ -12,8 +12,9 @@ from msrun.runtime.graph.partition import OperatorPlan
 from msrun.runtime.graph.segments import render_segments
 from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.compiled import CompiledCall
-from msrun.runtime.parallel.hsdp import ZERO_WORDS, HsdpSpec
-from msrun.runtime.parallel.scaling import Compat, describe
+from msrun.runtime.parallel.hsdp import ZERO_WORDS
+from msrun.runtime.parallel.scaling import describe
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage
 
 
@@ -100,23 +101,20 @@ def build_parallel_plan(
     compiled: CompiledCall,
     storage: ParameterStorage,
     *,
-    mode: str,
+    settings: ParallelSettings,
     mesh: Mesh,
-    hsdp: HsdpSpec | None,
-    compat: Compat,
-    dataset_strategy: str,
 ) -> ParallelPlan:
     """Put every decision about one captured call together."""
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
-    level = hsdp.optimizer_level if hsdp else None
+    level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
-        mode=mode,
+        mode=settings.parallel_mode,
         world_size=mesh.size,
         mesh=mesh.shape,
         copies=compiled.copies,
-        losses=describe(compat),
+        losses=describe(settings.compat),
         optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
-        dataset_strategy=dataset_strategy,
+        dataset_strategy=str(settings.dataset_strategy),
         parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1)) for s in storage.stored.values()),
         operators=tuple(replace(o, module_path=user_name(o.module_path)) for o in compiled.program.operators),
         notes=tuple(compiled.program.notes),

@@ -14,7 +14,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.parameters import StoredParameter, layout_at_rest
 from msrun.runtime.graph.partition import LocalProgram, ParameterUse
-from msrun.runtime.layout import Axes, Layout, Mesh
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.fusion import fusion_id_of
@@ -27,13 +27,13 @@ class _Placement:
     """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
 
     shape: tuple[int, ...]
-    used: Layout
+    used: TensorLayout
     shard_axes: Axes
     reason: str
     mesh: Mesh
 
     @property
-    def stored(self) -> Layout:
+    def stored(self) -> TensorLayout:
         """The layout at rest."""
         return layout_at_rest(self.used, self.shard_axes)
 
@@ -42,7 +42,7 @@ _placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its placement"""
 
 
-def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], Layout, Mesh] | None:
+def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
     """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
     placed: _Placement | None = _placements.get(parameter)
     return None if placed is None else (placed.shape, placed.stored, placed.mesh)
@@ -96,7 +96,7 @@ class ParameterStorage:
                 name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
             )
         shape = tuple(parameter.shape)
-        used = use.layout if use is not None else Layout.replicated(len(shape))
+        used = use.layout if use is not None else TensorLayout.replicated(len(shape))
         axes, reason = choose_shard_axes(
             self._hsdp,
             self._mesh,

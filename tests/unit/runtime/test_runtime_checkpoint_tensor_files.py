@@ -26,13 +26,13 @@ from msrun.runtime.checkpoint.tensor_files import (
     _SavePlanner,
     write_tensors,
 )
-from msrun.runtime.layout import Layout, Mesh, build_mesh
+from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 
 KEY = (NETWORK, "weight")
 
 
 @st.composite
-def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, Layout]:
+def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, TensorLayout]:
     """A world of 1 to 12 ranks and any layout in it: axes in any order, some left for copies."""
     mesh = build_mesh(draw(st.integers(1, 12)))
     split: list[tuple[int, ...]] = [()] * ndim
@@ -40,11 +40,11 @@ def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, Layout]:
         dim = draw(st.integers(-1, ndim - 1))
         if dim >= 0:
             split[dim] += (axis,)
-    return mesh, Layout(tuple(split))
+    return mesh, TensorLayout(tuple(split))
 
 
 @st.composite
-def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, Layout], tuple[Mesh, Layout]]:
+def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]]:
     """A whole tensor that both layouts cut evenly."""
     ndim = draw(st.integers(0, 3))
     source, target = draw(cuts(ndim)), draw(cuts(ndim))
@@ -56,7 +56,7 @@ def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, Layout], tuple[Mes
     return torch.arange(math.prod(shape)).reshape(shape).to(dtype), source, target
 
 
-def box_of(mesh: Mesh, layout: Layout, shape: Sequence[int], rank: int) -> Box:
+def box_of(mesh: Mesh, layout: TensorLayout, shape: Sequence[int], rank: int) -> Box:
     slices = layout.slices(mesh, shape, rank)
     return Box(tuple(shape), tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
@@ -86,7 +86,7 @@ def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Part]]) -> li
 @settings(max_examples=30, deadline=None)
 @given(reshardings())
 def test_tensor_written_in_one_layout_is_read_in_any_other(
-    case: tuple[Tensor, tuple[Mesh, Layout], tuple[Mesh, Layout]],
+    case: tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]],
 ) -> None:
     tensor, (mesh, layout), (other_mesh, other_layout) = case
     boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(mesh.size)]
@@ -167,7 +167,7 @@ def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
 def test_torchs_own_tools_read_the_files(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    mesh, layout = build_mesh(4), Layout(((0,), (1,)))
+    mesh, layout = build_mesh(4), TensorLayout(((0,), (1,)))
     weight = torch.arange(16.0).reshape(4, 4)
     boxes = [box_of(mesh, layout, weight.shape, rank) for rank in range(4)]
     ranks: list[dict[TensorKey, Part]] = [
@@ -188,7 +188,7 @@ def test_every_pair_of_layouts_of_four_ranks_in_two_dimensions(tmp_path: Path) -
     """The exhaustive small case beside the random ones."""
     mesh = build_mesh(4)
     layouts = [
-        Layout((rows, columns))
+        TensorLayout((rows, columns))
         for rows, columns in itertools.product([(), (0,), (1,), (0, 1), (1, 0)], repeat=2)
         if not set(rows) & set(columns)
     ]

@@ -11,7 +11,7 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import set_comm_fusion
 from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.layout import Axes, Layout
+from msrun.runtime.layout import Axes, TensorLayout
 from msrun.runtime.parallel.fusion import BUCKET_BYTES, fusion_id_of, group_parameters
 
 MB = 1024 * 1024
@@ -28,7 +28,7 @@ def stored(
 ) -> tuple[StoredParameter, Axes]:
     count = int(megabytes * MB) // torch.empty(0, dtype=dtype).element_size()
     parameter = nn.Parameter(torch.empty(count, dtype=dtype, device="meta"), trainable)
-    item = StoredParameter("p", parameter, (count,), Layout(((),)), shard_axes, "", fusion_id)
+    item = StoredParameter("p", parameter, (count,), TensorLayout(((),)), shard_axes, "", fusion_id)
     return item, partial_axes
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
-from msrun.runtime.layout import Axes, Layout, build_mesh
+from msrun.runtime.layout import Axes, TensorLayout, build_mesh
 from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
 
 WORLD = build_mesh(32)
@@ -16,7 +16,7 @@ WORLD = build_mesh(32)
 
 def choose(
     spec: HsdpSpec | None,
-    layout: Layout,
+    layout: TensorLayout,
     shape: tuple[int, ...],
     itemsize: int = 4,
     *,
@@ -32,9 +32,9 @@ def choose(
 
 
 # 48 x 64 and 64 x 16 on 32 ranks under ((4, 8), (8, 1)) and ((4, 4), (4, 2)): MindSpore's test_parallel_optimizer.py
-FIRST = Layout(((2, 3, 4), ()))
+FIRST = TensorLayout(((2, 3, 4), ()))
 """48 x 64 cut into 8 rows of parts: 6 rows each, 4 copies."""
-SECOND = Layout(((2, 3), (4,)))
+SECOND = TensorLayout(((2, 3), (4,)))
 """64 x 16 cut into 4 x 2: 16 rows each, 4 copies."""
 
 
@@ -50,7 +50,7 @@ def test_weights_of_mindspores_tests_are_cut_as_there(shard_size: int, first: in
 
 @pytest.mark.parametrize(("threshold", "parts"), [(0, 8), (64, 8), (71, 8), (72, 8), (73, 1), (100, 1)])
 def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: int) -> None:
-    found, reason = choose(HsdpSpec(-1, threshold), Layout.replicated(2), (96, 192), world=build_mesh(8))
+    found, reason = choose(HsdpSpec(-1, threshold), TensorLayout.replicated(2), (96, 192), world=build_mesh(8))
     assert found == parts
     assert reason == ("rows cut over 8 ranks" if parts > 1 else f"72 KB is under the threshold of {threshold} KB")
 
@@ -58,24 +58,24 @@ def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: i
 @pytest.mark.parametrize(
     ("spec", "layout", "shape", "settings", "reason"),
     [
-        (None, Layout.replicated(2), (64, 64), {}, "hsdp is off"),
-        (HsdpSpec(-1, 0), Layout.replicated(2), (64, 64), {"opted_out": True}, "parallel_optimizer is False"),
-        (HsdpSpec(-1, 0), Layout(((0, 1, 2, 3, 4), ())), (64, 64), {}, "no rank holds a copy of it"),
-        (HsdpSpec(-1, 0), Layout.replicated(2), (48, 64), {}, "its 48 rows cannot be cut into 32 equal parts"),
+        (None, TensorLayout.replicated(2), (64, 64), {}, "hsdp is off"),
+        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (64, 64), {"opted_out": True}, "parallel_optimizer is False"),
+        (HsdpSpec(-1, 0), TensorLayout(((0, 1, 2, 3, 4), ())), (64, 64), {}, "no rank holds a copy of it"),
+        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (48, 64), {}, "its 48 rows cannot be cut into 32 equal parts"),
         (HsdpSpec(-1, 0), FIRST, (48, 64), {}, "its 6 rows cannot be cut into 4 equal parts"),
-        (HsdpSpec(3, 0), Layout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
-        (HsdpSpec(-1, 0), Layout(()), (), {}, "it is a single number"),
-        (HsdpSpec(-1, 1), Layout.replicated(1), (10,), {}, "0.0390625 KB is under the threshold of 1 KB"),
+        (HsdpSpec(3, 0), TensorLayout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
+        (HsdpSpec(-1, 0), TensorLayout(()), (), {}, "it is a single number"),
+        (HsdpSpec(-1, 1), TensorLayout.replicated(1), (10,), {}, "0.0390625 KB is under the threshold of 1 KB"),
     ],
 )
 def test_parameter_that_stays_whole_says_why(
-    spec: HsdpSpec | None, layout: Layout, shape: tuple[int, ...], settings: dict[str, Any], reason: str
+    spec: HsdpSpec | None, layout: TensorLayout, shape: tuple[int, ...], settings: dict[str, Any], reason: str
 ) -> None:
     assert choose(spec, layout, shape, **settings) == (1, reason)
 
 
 def test_itemsize_counts() -> None:
-    whole = Layout.replicated(2)
+    whole = TensorLayout.replicated(2)
     assert choose(HsdpSpec(), whole, (128, 128), 4)[0] == 32
     assert choose(HsdpSpec(), whole, (128, 128), 2)[0] == 1
 
@@ -83,7 +83,7 @@ def test_itemsize_counts() -> None:
 def test_copies_with_equal_gradients_stand_before_those_with_partial_sums() -> None:
     mesh = build_mesh(8)
     axes, _ = choose_shard_axes(
-        HsdpSpec(-1, 0), mesh, Layout.replicated(1), (64,), 4, opted_out=False, partial_axes=(0, 1)
+        HsdpSpec(-1, 0), mesh, TensorLayout.replicated(1), (64,), 4, opted_out=False, partial_axes=(0, 1)
     )
     assert axes == (2, 0, 1)
 
@@ -91,7 +91,7 @@ def test_copies_with_equal_gradients_stand_before_those_with_partial_sums() -> N
 def test_nearest_ranks_share_a_parameter() -> None:
     mesh = build_mesh(8)
     axes, _ = choose_shard_axes(
-        HsdpSpec(2, 0), mesh, Layout.replicated(1), (64,), 4, opted_out=False, partial_axes=mesh.axes
+        HsdpSpec(2, 0), mesh, TensorLayout.replicated(1), (64,), 4, opted_out=False, partial_axes=mesh.axes
     )
     assert mesh.groups(axes) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 

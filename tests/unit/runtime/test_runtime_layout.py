@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from msrun.errors import StrategyError
-from msrun.runtime.layout import Axes, Layout, Mesh, Step, assign_axes, build_mesh, plan_redistribution
+from msrun.runtime.layout import Axes, Mesh, Step, TensorLayout, assign_axes, build_mesh, plan_redistribution
 
 Parts = list[NDArray[np.int64]]
 """One array per rank."""
 
 
-def cut(whole: NDArray[np.int64], layout: Layout, mesh: Mesh) -> Parts:
+def cut(whole: NDArray[np.int64], layout: TensorLayout, mesh: Mesh) -> Parts:
     return [whole[layout.slices(mesh, whole.shape, rank)] for rank in range(mesh.size)]
 
 
@@ -49,18 +49,18 @@ def meshes(draw: st.DrawFn) -> Mesh:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, mesh: Mesh, ndim: int) -> Layout:
+def layouts(draw: st.DrawFn, mesh: Mesh, ndim: int) -> TensorLayout:
     """Draw any layout: each axis cuts one dimension or none; the axes of one dimension stand in any order."""
     split: list[list[int]] = [[] for _ in range(ndim)]
     for axis in draw(st.permutations(mesh.axes)):
         place = draw(st.integers(-1, ndim - 1))
         if place >= 0:
             split[place].append(axis)
-    return Layout(tuple(tuple(axes) for axes in split))
+    return TensorLayout(tuple(tuple(axes) for axes in split))
 
 
 @st.composite
-def moves(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], Layout, Layout]:
+def moves(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout]:
     """Draw a mesh, a shape that every layout of it divides, and two layouts."""
     mesh = draw(meshes())
     ndim = draw(st.integers(0, 3))
@@ -73,7 +73,9 @@ def moves(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], Layout, Layout]:
 
 @settings(max_examples=300, deadline=None)
 @given(moves())
-def test_moves_lead_from_any_layout_to_any_other(move: tuple[Mesh, tuple[int, ...], Layout, Layout]) -> None:
+def test_moves_lead_from_any_layout_to_any_other(
+    move: tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout],
+) -> None:
     mesh, shape, source, target = move
     whole = np.arange(math.prod(shape)).reshape(shape)
     parts = cut(whole, source, mesh)
@@ -86,7 +88,7 @@ def test_moves_lead_from_any_layout_to_any_other(move: tuple[Mesh, tuple[int, ..
 @settings(max_examples=200, deadline=None)
 @given(moves())
 def test_no_move_makes_a_part_smaller_and_joins_it_again_for_nothing(
-    move: tuple[Mesh, tuple[int, ...], Layout, Layout],
+    move: tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout],
 ) -> None:
     mesh, _, source, target = move
     steps = plan_redistribution(source, target)
@@ -114,7 +116,7 @@ def test_no_move_makes_a_part_smaller_and_joins_it_again_for_nothing(
     ],
 )
 def test_moves_are_the_cheap_ones(source: tuple[Axes, ...], target: tuple[Axes, ...], kinds: list[str]) -> None:
-    assert [step.kind for step in plan_redistribution(Layout(source), Layout(target))] == kinds
+    assert [step.kind for step in plan_redistribution(TensorLayout(source), TensorLayout(target))] == kinds
 
 
 # -- meshes -------------------------------------------------------------------------------------------------------
@@ -155,7 +157,9 @@ def test_groups_of_any_axes_partition_the_world(size: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(moves())
-def test_parts_of_a_layout_cover_the_tensor_once_per_copy(move: tuple[Mesh, tuple[int, ...], Layout, Layout]) -> None:
+def test_parts_of_a_layout_cover_the_tensor_once_per_copy(
+    move: tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout],
+) -> None:
     mesh, shape, layout, _ = move
     seen = np.zeros(shape, dtype=int)
     for rank in range(mesh.size):
@@ -169,8 +173,8 @@ def test_parts_of_a_layout_cover_the_tensor_once_per_copy(move: tuple[Mesh, tupl
 
 def test_layout_does_not_fit_a_dimension_that_it_does_not_divide() -> None:
     mesh = build_mesh(4)
-    assert not Layout(((0, 1),)).fits(mesh, (6,))
-    assert Layout(((0,),)).fits(mesh, (6,))
+    assert not TensorLayout(((0, 1),)).fits(mesh, (6,))
+    assert TensorLayout(((0,),)).fits(mesh, (6,))
 
 
 # -- strategies as axes -------------------------------------------------------------------------------------------

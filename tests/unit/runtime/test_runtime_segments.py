@@ -13,7 +13,7 @@ from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.operators.rule import apply_collective
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import Segment, cut_segments, render_segments
-from msrun.runtime.layout import Layout, build_mesh
+from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.shard import strategies_of
 
 
@@ -36,7 +36,7 @@ def program(*, tensor_parallel: bool) -> LocalProgram:
     return partition(
         graph,
         build_mesh(4),
-        input_layouts=[Layout.replicated(2)],
+        input_layouts=[TensorLayout.replicated(2)],
         strategies=strategies_of(network),
         output_batch_axes=(),
         differentiable_inputs=frozenset({0}),
@@ -89,7 +89,9 @@ def test_segments_together_compute_the_program(names: dict[str, int]) -> None:
     network = Network()
     value = torch.randn(4, 8)
     graph = capture(find_target(network), [value], {}, input_shapes=[(4, 8)], parameter_shapes={})
-    alone = partition(graph, build_mesh(1), input_layouts=[Layout.replicated(2)], strategies={}, output_batch_axes=())
+    alone = partition(
+        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
+    )
     parameters = {alone.parameters[name].node.name: p.detach() for name, p in network.named_parameters()}
     segments = cut_segments(alone, groups_of(alone, names))
     result = run(alone, segments, {**parameters, alone.inputs[0].name: value})
@@ -126,7 +128,9 @@ def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parall
 def test_program_without_collectives_is_one_segment() -> None:
     network = Network()
     graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes={})
-    alone = partition(graph, build_mesh(1), input_layouts=[Layout.replicated(2)], strategies={}, output_batch_axes=())
+    alone = partition(
+        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
+    )
     (segment,) = cut_segments(alone, groups_of(alone, ONE_GROUP))
     assert segment.crossings == []
     assert len(segment.writes) == 1

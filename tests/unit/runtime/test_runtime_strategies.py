@@ -15,7 +15,7 @@ from msrun.runtime import shard
 from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import Layout, build_mesh
+from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.shard import strategies_of
 
 WITH_RULES = [case for case in BINARY if case.labels.strip(".,")]
@@ -37,7 +37,7 @@ def partitioned(case: OperatorCase, strategy: Any, world_size: int) -> LocalProg
     return partition(
         captured(case.name),
         build_mesh(world_size),
-        input_layouts=[Layout.replicated(len(shape)) for shape in given],
+        input_layouts=[TensorLayout.replicated(len(shape)) for shape in given],
         strategies={"op": OperatorStrategy(strategy)},
         output_batch_axes=(),
     )
@@ -137,7 +137,7 @@ def chain(strategies: dict[str, Any], world_size: int = 4, rows: int = 8) -> Loc
     return partition(
         graph,
         mesh,
-        input_layouts=[Layout((mesh.axes, ()))],
+        input_layouts=[TensorLayout((mesh.axes, ()))],
         strategies=strategies_of(network),
         output_batch_axes=mesh.axes,
     )
@@ -179,5 +179,7 @@ def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:
 def test_batch_that_the_world_does_not_divide_is_cut_as_far_as_it_goes() -> None:
     network = nn.Linear(8, 8)
     graph = capture(find_target(network), [torch.ones(6, 8)], {}, input_shapes=[(6, 8)], parameter_shapes={})
-    program = partition(graph, build_mesh(4), input_layouts=[Layout.replicated(2)], strategies={}, output_batch_axes=())
+    program = partition(
+        graph, build_mesh(4), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
+    )
     assert program.operators[0].strategy[0] == (2, 1)

@@ -133,8 +133,8 @@ def weight_difference(network, step, right, rank):
     """Return the largest difference of this rank's parts from one process, relative to each weight's largest value."""
     worst = 0.0
     stored = {}
-    if step._storages:
-        (storage,) = step._storages.values()
+    if step._compilations:
+        storage = next(iter(step._compilations.values())).storage
         stored = {id(item.parameter): item for item in storage.stored.values()}
     for name, parameter in network.named_parameters():
         whole = right[name].detach()

@@ -19,7 +19,7 @@ from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import Layout, build_mesh, plan_redistribution
+from msrun.runtime.layout import TensorLayout, build_mesh, plan_redistribution
 from msrun.runtime.parallel.compiled import build_compiled_call
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -31,7 +31,7 @@ def all_layouts(mesh, shape):
     for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
         for order in itertools.permutations(mesh.axes):
             split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(len(shape)))
-            layout = Layout(split)
+            layout = TensorLayout(split)
             if layout.fits(mesh, shape):
                 found.add(layout)
     return sorted(found, key=lambda layout: layout.split)
@@ -108,10 +108,10 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
 def arrangements(case, mesh, given):
     """Yield how the arguments arrive: whole everywhere, and cut along dimension 0."""
     shapes = [case.shapes[index] for index in given]
-    whole = [Layout.replicated(len(shape)) for shape in shapes]
+    whole = [TensorLayout.replicated(len(shape)) for shape in shapes]
     yield whole
     cut = [
-        Layout((mesh.axes, *((),) * (len(shape) - 1))) if shape and shape[0] % mesh.size == 0 else layout
+        TensorLayout((mesh.axes, *((),) * (len(shape) - 1))) if shape and shape[0] % mesh.size == 0 else layout
         for shape, layout in zip(shapes, whole, strict=True)
     ]
     if cut != whole:

@@ -57,7 +57,7 @@ class AddMatMul(Rule):
         added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
         is_scaled = call.argument("beta", 1) != 1 or call.argument("alpha", 1) != 1
         whole = frozenset({"k"}) if is_scaled else frozenset[str]()
-        return Form((added_labels, ("m", "k"), ("k", "n")), ("m", "n"), sizes, whole, frozenset({0}))
+        return Form((added_labels, ("m", "k"), ("k", "n")), ("m", "n"), sizes, whole, added=frozenset({0}))
 
     def lower(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.layout import Axes, Layout, Mesh
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
 Label = str | None
 Labels = tuple[Label, ...]
@@ -38,6 +38,8 @@ class Form:
     """Global size of every label."""
     whole: frozenset[str] = field(default_factory=frozenset)
     """Labels that must not be split."""
+    others: tuple[Labels, ...] = ()
+    """Dimensions of the second and further results, of an operator with several."""
     added: frozenset[int] = field(default_factory=frozenset)
     """Inputs that join after partial sums were made whole, such as a bias: summed labels do not concern them."""
 
@@ -56,9 +58,9 @@ class Form:
         own = {*self.inputs[index], *(self.summed if index in self.added else ())}
         return tuple(sorted(axis for label, axes in split.items() if label not in own for axis in axes))
 
-    def layout(self, labels: Labels, split: LabelSplit) -> Layout:
+    def layout(self, labels: Labels, split: LabelSplit) -> TensorLayout:
         """Return the layout of a tensor with these labels."""
-        return Layout(tuple(split.get(label, ()) if label is not None else () for label in labels))
+        return TensorLayout(tuple(split.get(label, ()) if label is not None else () for label in labels))
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,14 @@ class OperatorCall:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Global shape of the output."""
-        return tuple(self.node.meta["val"].shape)
+        """Global shape of the output; of the first one, of an operator with several."""
+        return self.output_shapes[0]
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Global shapes of all results."""
+        value = self.node.meta["val"]
+        return [tuple(result.shape) for result in ([value] if isinstance(value, torch.Tensor) else value)]
 
     @property
     def module_path(self) -> str:
@@ -144,7 +152,8 @@ class Rule(ABC):
     ) -> fx.Node:
         """Add the local operator and what makes its result whole; returns the result.
 
-        `inputs` are local and laid out as the form and the split say.
+        `inputs` are local and laid out as the form and the split say. An operator with several results returns the
+        node of all of them; `operator.getitem` takes them out.
         """
         return build.sum_over(self.local_call(call, build, inputs), summed_axes(form, split))
 

@@ -8,11 +8,15 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from job_runner import JobRunner, is_job_variable
 
 WORKERS = Path(__file__).parent / "workers"
 GOLDEN = Path(__file__).parent / "golden"
+
+hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
+hypothesis.settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +32,11 @@ def signals_reach_jobs() -> Iterator[None]:
 
     A handler of ours, unlike the wish to ignore, does not pass to started programs.
     """
-    ignored = [n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.SIG_IGN]
+    ignored = [
+        n
+        for n in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+        if signal.getsignal(n) is signal.SIG_IGN
+    ]
     for signum in ignored:
         signal.signal(signum, lambda *_: None)
     yield

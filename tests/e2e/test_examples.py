@@ -19,6 +19,8 @@ DEADLINE_S = 240.0
 STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 MONITOR_LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
 
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:

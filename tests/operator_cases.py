@@ -243,14 +243,7 @@ BINARY = [
     OperatorCase("nll", lambda x, y: F.nll_loss(x, y), ((8, 4), (8,)), "bc,b", "c", kinds="fc", classes=4),
     OperatorCase("nll-sum", lambda x, y: F.nll_loss(x, y, reduction="sum"), ((8, 4), (8,)), "bc,b", "c", (), "fc", 4),
     OperatorCase("no-rule", lambda x, w: torch.cat([x, w]), ((4, 8), (4, 8)), "..,..", parameters=(1,)),
-    OperatorCase(
-        "layer-norm-without-rule",
-        lambda x, w, b: F.layer_norm(x, (8,), w, b),
-        ((4, 8), (8,), (8,)),
-        "..,.,.",
-        "",
-        (1, 2),
-    ),
+    OperatorCase("bilinear-without-rule", F.bilinear, ((4, 8), (4, 2), (3, 8, 2)), "..,..,...", "", (2,)),
 ]
 """Operators that take a strategy."""
 

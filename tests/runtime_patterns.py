@@ -776,7 +776,7 @@ def illegal_groups_are_refused_with_the_legal_range() -> None:
 def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> None:
     x, _ = batch()
     branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
-    counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16))
+    counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16, momentum=None))
     writing = Calls(lambda s, x: _write_column(s.layer(x)).mean(), layer=nn.Linear(16, 4))
     for network in (branching, counting, writing):
         text = refused(CaptureError, AutoParallel(network), mine(x))

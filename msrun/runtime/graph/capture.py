@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.graph.writes import make_functional
 
 GlobalShape = tuple[int, ...]
 
@@ -40,6 +41,8 @@ class CapturedGraph:
     output_spec: pytree.TreeSpec
     outputs: list[fx.Node | Any]
     """flattened results"""
+    buffer_updates: dict[str, fx.Node] = field(default_factory=dict)
+    """buffer name -> its value after the forward pass, of every buffer that the network changes"""
 
 
 @dataclass(frozen=True)
@@ -194,25 +197,21 @@ def _faked(
 
 def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
     signature = program.graph_signature
-    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if mutated:
-        raise CaptureError(
-            f"the network changes {mutated[0].removeprefix('root.')} in its forward pass, which a captured graph does "
-            'not keep: use parallel_mode="data_parallel", which needs no capture'
-        )
     _refuse_sizes_from_values(program.graph)
-    _make_functional(program.graph)
+    updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)
     canonical = _canonical_names(root)
+    buffers = {k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()}
     output = next(node for node in program.graph.nodes if node.op == "output")
     return CapturedGraph(
         graph=program.graph,
         parameters={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()},
-        buffers={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()},
+        buffers=buffers,
         constants={k: program.constants[v] for k, v in signature.inputs_to_lifted_tensor_constants.items()},
         inputs=[name for name in signature.user_inputs if isinstance(name, str)],
         output_spec=output_spec,
         outputs=list(output.args[0]),
+        buffer_updates={buffers[name]: value for name, value in updates.items()},
     )
 
 
@@ -253,60 +252,6 @@ def _drop_bookkeeping(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.broadcast_tensors.default and not node.users:
             graph.erase_node(node)
-
-
-def _make_functional(graph: fx.Graph) -> None:
-    """Replace operators that write into their first input (`relu_`) by those that return a new tensor.
-
-    Later readers of the written tensor read the new one.
-
-    Raises:
-        CaptureError: an operator that writes and has no such twin, that writes into a buffer or a parameter, or whose
-            written memory is read later under another name.
-    """
-    for node in list(graph.nodes):
-        if (
-            node.op != "call_function"
-            or not getattr(node.target, "_schema", None)
-            or not node.target._schema.is_mutable
-        ):
-            continue
-        name = str(node.target)
-        packet, overload = name.removeprefix("aten.").rsplit(".", 1)
-        twin = getattr(getattr(torch.ops.aten, packet.rstrip("_"), None), overload, None)
-        written = node.args[0] if node.args else None
-        if twin is None or not isinstance(written, fx.Node) or twin._schema.is_mutable:
-            raise _cannot_write(name, "a tensor")
-        memory = _memory(written)
-        if memory.op == "placeholder":
-            raise _cannot_write(name, f"{memory.name.removeprefix('b_root_').removeprefix('p_root_')} of the network")
-        node.target = twin
-        later = list(graph.nodes)[list(graph.nodes).index(node) + 1 :]
-        for reader in later:
-            reader.replace_input_with(written, node)
-        if not _is_view(node) and any(_memory(read) is memory for reader in later for read in reader.all_input_nodes):
-            raise _cannot_write(name, "a part of a tensor that is read again")
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """Return the node whose memory `node` may show: itself unless it is a view."""
-    while node.args and isinstance(node.args[0], fx.Node):
-        if not _is_view(node) and node.target is not operator.getitem:
-            break
-        node = node.args[0]
-    return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
-
-
-def _cannot_write(name: str, what: str) -> CaptureError:
-    return CaptureError(
-        f"{name} changes {what} in the forward pass, which a captured graph does not keep: use the form that "
-        'returns a new tensor, or parallel_mode="data_parallel", which needs no capture'
-    )
 
 
 def _explain(target: Target, error: Exception) -> CaptureError:

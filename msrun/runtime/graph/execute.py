@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from msrun.errors import CaptureError
+from msrun.runtime.graph.buffers import plan_buffers
 from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, PendingGradients
 from msrun.runtime.graph.partition import LocalProgram
@@ -62,6 +64,7 @@ class Executor:
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
+        self._buffer_plan = plan_buffers(program, self._segments)
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -84,15 +87,22 @@ class Executor:
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
         step = Step(self, copies, gathered or self.begin())
+        # Autograd may keep what a segment read, and the module's buffer is written when all is done.
+        step.buffers = {name: self._buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for index, segment in enumerate(self._segments):
-                for group in segment.groups:
+            for span in self._buffer_plan.spans:
+                for group in dict.fromkeys(g for index in span for g in self._segments[index].groups):
                     step.gathered[group].wait()
-                self._prefetch(step, index + 1)
+                self._prefetch(step, span.stop)
                 for copy in copies:
-                    self._run(step, copy, index, segment, needs_grad)
-                self._free_after(step, index)
+                    for index in span:
+                        self._run(step, copy, index, self._segments[index], needs_grad)
+                for index in span:
+                    self._free_after(step, index)
+        with torch.no_grad():
+            for name, value in step.buffers.items():
+                self._buffers[name].copy_(value)
         return step
 
     def _begin(self, batch: Sequence[Tensor], needs_grad: bool) -> _Copy:
@@ -124,11 +134,22 @@ class Executor:
             source = self._read(step, copy, crossing.source)
             pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank)
             copy.arriving[crossing.result] = _WithGradient(pending, source.requires_grad)
+        for update in self._buffer_plan.updates.get(index, ()):
+            value = self._read(step, copy, update.value)
+            if value.requires_grad:
+                names = {node.name: name for name, node in self._program.buffers.items()}
+                raise CaptureError(
+                    f"buffer {names[update.buffer]} is set to a value that gradients flow through, which would reach "
+                    "into the next step: give it value.detach()"
+                )
+            step.buffers[update.buffer] = value
 
     def _read(self, step: Step, copy: _Copy, name: Name) -> Tensor:
         group = self._group_of.get(name)
         if group is not None:
             return step.gathered[group].leaves[name]
+        if name in step.buffers:
+            return step.buffers[name]
         if name in copy.arriving:
             copy.values[name] = copy.arriving.pop(name).wait()
         return copy.values[name]
@@ -249,3 +270,5 @@ class Step:
     executor: Executor
     copies: list[_Copy]
     gathered: list[GatheredGroup]
+    buffers: dict[Name, Tensor] = field(default_factory=dict)
+    """Present values of the buffers that the forward pass changes."""

@@ -71,6 +71,8 @@ class LocalProgram:
     """fx nodes or plain values"""
     operators: list[OperatorPlan]
     notes: list[str] = field(default_factory=list)
+    buffer_updates: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """placeholder of a buffer -> its whole value after the forward pass"""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class _Partition:
             elif node.op == "call_function":
                 self._operator(node)
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
+        self._buffer_updates()
         self._graph.output(tuple(self._program.outputs))
         self._finish_parameters()
         unused = sorted(set(self._strategies) - self._used_strategies)
@@ -197,7 +200,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        strategy = self._strategies.get(path) if not rule.follows or len(call.tensors) > 1 else None
+        is_asked = not rule.follows or rule.takes_strategy or len(call.tensors) > 1
+        strategy = self._strategies.get(path) if is_asked else None
         split, origin = choose_split(
             call, rule, form, self._mesh, strategy, [self._layout_of(tensor) for tensor in call.tensors]
         )
@@ -238,7 +242,10 @@ class _Partition:
         (source, index), value = node.args, node.meta["val"]
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
-        local = self._graph.call_function(operator.getitem, (self._values[source].node, index))
+        packed = self._build.packed.get(self._values[source].node, {})
+        local = (
+            packed[index] if packed else self._graph.call_function(operator.getitem, (self._values[source].node, index))
+        )
         if source in self._differentiable and value.is_floating_point():
             self._differentiable.add(node)
         layouts = (self._values[source].layout, *self._others[source]) if source in self._others else ()
@@ -314,12 +321,17 @@ class _Partition:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
         return self._input(value, wanted, ()) if held.layout != wanted else held.node
 
+    def _buffer_updates(self) -> None:
+        for name, value in self._captured.buffer_updates.items():
+            wanted = TensorLayout.replicated(value.meta["val"].dim())
+            self._program.buffer_updates[self._program.buffers[name]] = self._input(value, wanted, ())
+
     def _record(self, call: OperatorCall, rule: Rule, form: Form, split: LabelSplit, origin: str, before: int) -> None:
         added = list(self._graph.nodes)[before:]
         self._program.operators.append(
             OperatorPlan(
                 name=call.node.name,
-                operator=str(call.node.target).removesuffix(".default"),
+                operator=call.operator.removesuffix(".default"),
                 module_path=call.module_path,
                 strategy=tuple(form.layout(labels, split).numbers(self._mesh) for labels in form.inputs),
                 origin=origin,

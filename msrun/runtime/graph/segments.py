@@ -104,7 +104,7 @@ def _levels(graph: fx.Graph, group_of: Mapping[Name, int]) -> dict[fx.Node, int]
 
 def _read_later(program: LocalProgram, levels: Mapping[fx.Node, int]) -> set[fx.Node]:
     """Return the nodes whose value leaves their segment."""
-    kept = {node for node in program.outputs if isinstance(node, fx.Node)}
+    kept = {node for node in program.outputs if isinstance(node, fx.Node)} | set(program.buffer_updates.values())
     for node in program.graph.nodes:
         if node.op == "call_function":
             kept |= {n for n in node.all_input_nodes if _is_collective(node) or levels[n] != levels[node]}

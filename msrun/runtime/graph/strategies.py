@@ -48,7 +48,7 @@ def choose_split(
 
 
 def _from_user(call: OperatorCall, form: Form, mesh: Mesh, strategy: OperatorStrategy) -> dict[str, Axes]:
-    name = f"{call.node.target} in module {call.module_path or '(top)'}"
+    name = f"{call.operator} in module {call.module_path or '(top)'}"
     if len(strategy.inputs) > len(form.inputs):
         raise StrategyError(
             f"{name}: strategy {strategy.inputs} has {len(strategy.inputs)} tuples for {len(form.inputs)} inputs; "
@@ -101,9 +101,10 @@ def _check_number(
     size = call.shapes[index][dim]
     if not form.can_split(label, number):
         legal = max(parts for parts in range(1, number + 1) if form.can_split(label, parts))
+        limit = form.limits.get(label)
+        why = limit.text if limit and size % number == 0 else f"which {number} does not divide"
         raise StrategyError(
-            f"{name}: dimension {dim} of input {index} has size {size}, which {number} does not divide; "
-            f"the nearest legal number is {legal}"
+            f"{name}: dimension {dim} of input {index} has size {size}, {why}; the nearest legal number is {legal}"
         )
 
 

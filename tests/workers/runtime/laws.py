@@ -1,8 +1,10 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
-usage: laws.py RESULT.json; the file holds, per case and type, how many strategies ran and which went wrong.
+usage: laws.py RESULT.json [CASES]; the file holds, per case and type, how many strategies ran and which went wrong.
+CASES is the module with the cases, operator_cases if left out; redistributions come with those.
 """
 
+import importlib
 import itertools
 import json
 import math
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from operator_cases import BINARY, UNARY, OperatorNetwork
+from operator_cases import OperatorNetwork
 
 from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.graph.capture import capture, find_target
@@ -118,8 +120,11 @@ def arrangements(case, mesh, given):
         yield cut
 
 
-def law_of(case, mesh, rank, dtypes):
-    """Return {"runs": number, "wrong": texts} for every type."""
+def law_of(case, mesh, rank, dtypes, *, follows):
+    """Return {"runs": number, "wrong": texts} for every type.
+
+    follows: try every layout of the one input instead of every strategy.
+    """
     outcome = {}
     for dtype in dtypes:
         serial = Serial(case, dtype)
@@ -129,7 +134,7 @@ def law_of(case, mesh, rank, dtypes):
         captured = capture(
             find_target(network), arguments, {}, input_shapes=[tuple(a.shape) for a in arguments], parameter_shapes={}
         )
-        if len(case.shapes) == 1:
+        if follows:
             plans = [(None, [layout]) for layout in all_layouts(mesh, case.shapes[0])]
         else:
             plans = [(s, list(a)) for s in case.legal(mesh.size) for a in arrangements(case, mesh, given)]
@@ -173,10 +178,12 @@ def main():
     everywhere = mesh.size < 8
     dtypes = (torch.float64, torch.float32) if mesh.size == 2 else (torch.float64,)
     results = {}
-    for case in [*BINARY, *UNARY]:
+    name = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
+    cases = importlib.import_module(name)
+    for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
         if everywhere or case.on_eight:
-            results[case.name] = law_of(case, mesh, rank, dtypes)
-    if everywhere:
+            results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
+    if everywhere and name == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}
     gathered = [None] * mesh.size
     dist.all_gather_object(gathered, results)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from msrun.runtime.graph.operators import elementwise
+from msrun.runtime.graph.operators.batch_norm import BatchNorm
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddMatMul, Linear, MatMul
+from msrun.runtime.graph.operators.norm import GroupNorm, LayerNorm, RmsNorm
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
 from msrun.runtime.graph.operators.shape import Expand, Permute, Reshape, WholeDimension
@@ -76,6 +78,11 @@ def _table() -> dict[Any, Rule]:
                 aten.binary_cross_entropy_with_logits.default,
             ],
         ),
+        (value_by_value, [aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default]),
+        (LayerNorm(), [aten.layer_norm.default]),
+        (RmsNorm(), [aten.rms_norm.default]),
+        (GroupNorm(), [aten.group_norm.default]),
+        (BatchNorm(), [aten.batch_norm.default, aten._native_batch_norm_legit_functional.default]),
         (ClassLoss(), [aten.cross_entropy_loss.default, aten.nll_loss.default, aten.nll_loss_nd.default]),
     ]
     for rule, operators in rules:

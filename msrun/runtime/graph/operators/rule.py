@@ -28,6 +28,15 @@ LabelSplit = Mapping[str, Axes]
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a label's number of parts must be, beyond dividing its size."""
+
+    allows: Callable[[int], bool]
+    text: str
+    """The condition in words, for an error."""
+
+
+@dataclass(frozen=True)
 class Form:
     """The dimensions of one operator call."""
 
@@ -42,6 +51,8 @@ class Form:
     """Dimensions of the second and further results, of an operator with several."""
     added: frozenset[int] = field(default_factory=frozenset)
     """Inputs that join after partial sums were made whole, such as a bias: summed labels do not concern them."""
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """Labels that not every divisor of their size may cut."""
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -51,7 +62,9 @@ class Form:
 
     def can_split(self, label: Label, parts: int) -> bool:
         """Return True when `label` may be cut into this many parts."""
-        return label is not None and label not in self.whole and self.sizes[label] % parts == 0
+        if label is None or label in self.whole or self.sizes[label] % parts:
+            return False
+        return label not in self.limits or self.limits[label].allows(parts)
 
     def entered(self, index: int, split: LabelSplit) -> Axes:
         """Return the axes along which several parts of the work use input `index` in full."""
@@ -88,6 +101,11 @@ class OperatorCall:
         return [tuple(result.shape) for result in ([value] if isinstance(value, torch.Tensor) else value)]
 
     @property
+    def operator(self) -> str:
+        """The operator as the user knows it: that of torch's graph, also where a capture has replaced it."""
+        return str(self.node.meta.get("operator", self.node.target))
+
+    @property
     def module_path(self) -> str:
         """Dotted path of the module that called the operator; empty outside any."""
         paths = [path for path, _ in self.node.meta.get("nn_module_stack", {}).values()]
@@ -117,6 +135,8 @@ class LocalBuilder:
     def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
         self.graph = graph
         self.mesh = mesh
+        self.packed: dict[fx.Node, dict[int, fx.Node]] = {}
+        """first result of an operator -> all of its results, where they are values of their own"""
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Add one local operator."""
@@ -125,6 +145,11 @@ class LocalBuilder:
     def collective(self, collective: Collective, value: fx.Node) -> fx.Node:
         """Add one collective."""
         return self.graph.call_function(apply_collective, (value,), {"collective": collective})  # type: ignore[dict-item]
+
+    def pack(self, results: Mapping[int, fx.Node]) -> fx.Node:
+        """Return the first result; `operator.getitem` of the captured operator will find the others."""
+        self.packed[results[0]] = dict(results)
+        return results[0]
 
     def sum_over(self, value: fx.Node, axes: Axes) -> fx.Node:
         """Make partial sums whole; nothing to do without axes."""
@@ -142,6 +167,8 @@ class Rule(ABC):
     follows = False
     """True for operators that, without a strategy, keep the layout of their first input: those that are cheap beside
     the traffic of a change. The others run data-parallel."""
+    takes_strategy = False
+    """True for followers of one input that take a strategy all the same, such as pooling."""
 
     @abstractmethod
     def form(self, call: OperatorCall) -> Form:

@@ -21,6 +21,8 @@ _HOMES = {
     "parallel.micro_batch": "MicroBatchInterleaved",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
+    "parallel.hybrid": "layerwise_parallel",
+    "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "parallel.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
     "nn.with_loss": "WithLoss",
@@ -64,8 +66,14 @@ if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
+    from msrun.runtime.parallel.communication import all_gather as all_gather
+    from msrun.runtime.parallel.communication import all_reduce as all_reduce
+    from msrun.runtime.parallel.communication import all_to_all as all_to_all
+    from msrun.runtime.parallel.communication import broadcast as broadcast
+    from msrun.runtime.parallel.communication import reduce_scatter as reduce_scatter
     from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
+    from msrun.runtime.parallel.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.shard import shard as shard

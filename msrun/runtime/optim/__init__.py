@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import StrategyError
+from msrun.runtime.nn.replaced import follow
 
 __all__ = ["SGD", "Adam", "AdamW", "Momentum"]
 
@@ -24,6 +25,7 @@ class _TakesGradients:
         Raises:
             StrategyError: another number of gradients, or one of another shape than its parameter.
         """
+        follow(self)  # type: ignore[arg-type]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         gradients = list(gradients)
         if len(gradients) != len(parameters):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,15 @@ from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
-from msrun.runtime.parallel.data_parallel import DataParallelCall
+from msrun.runtime.parallel.data_parallel import Replicas
+from msrun.runtime.parallel.fsdp import Decision
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
+from msrun.runtime.parallel.hybrid import check_no_layerwise
 from msrun.runtime.parallel.micro_batch import current_compat
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
+from msrun.runtime.parallel.replica_plan import build_replica_plan
 from msrun.runtime.parallel.scaling import Compat
-from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
+from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
@@ -43,8 +47,11 @@ class AutoParallel:
 
     Args:
         parallel_mode: "semi_auto": strategies set with `shard`; the rest keeps its input's cut or runs data-parallel.
-            "data_parallel": torch's DDP for a module that cannot be captured; no strategies, no hsdp.
-        compat: "torch": losses of copies are averaged; "mindspore": they are added up.
+            "data_parallel": every rank runs the network as it is, without capture: torch's DDP, with hsdp its FSDP2.
+            "hybrid_parallel": the same around parts cut by hand (`layerwise_parallel`, `all_reduce`, ...).
+            "stand_alone": every rank trains for itself, nothing is exchanged.
+        compat: "torch": losses of copies, and without capture gradients of ranks, are averaged; "mindspore": they are
+            added up.
 
     Every setter returns self and must come before the first call.
 
@@ -61,12 +68,7 @@ class AutoParallel:
         self._compiled: dict[tuple[Any, ...], CompiledCall] = {}
         self._targets: dict[Any, Target] = {}
         self._plan: ParallelPlan | None = None
-        self._data_parallel: DataParallelCall | None = None
-        if parallel_mode == "data_parallel" and not isinstance(network, nn.Module):
-            raise StrategyError(
-                'parallel_mode="data_parallel" takes a module with its loss, not a step function: '
-                "AutoParallel(WithLoss(net, loss_fn), ...)"
-            )
+        self._replicas: Replicas | None = None
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -85,10 +87,31 @@ class AutoParallel:
         parts per dimension for each input."""
         return self._set("dataset_strategy", dataset_strategy=config)
 
+    def enable_gradients_mean(self) -> AutoParallel:
+        """Average the gradients of the ranks in the modes without capture, also with compat="mindspore".
+
+        In semi_auto they are those of the global loss already, and stay so.
+        """
+        return self._set("enable_gradients_mean", gradients_mean=True)
+
+    def parameter_broadcast(self, is_on: bool = True) -> AutoParallel:
+        """Say whether the modes without capture start every rank from rank 0's values.
+
+        The default is yes, and with compat="mindspore" no. Captured networks always start from equal values.
+        """
+        return self._set("parameter_broadcast", parameter_broadcast=is_on)
+
+    def enable_fp32_communication(self) -> AutoParallel:
+        """Add up gradients of 16-bit parameters in float32, which is the default (MindSpore's gradient_fp32_sync)."""
+        return self._set("enable_fp32_communication", gradient_fp32_sync=True)
+
+    def disable_gradient_fp32_sync(self) -> AutoParallel:
+        """Let gradients of 16 bits travel, and be added up, in 16 bits."""
+        return self._set("disable_gradient_fp32_sync", gradient_fp32_sync=False)
+
     def _set(self, name: str, **changes: Any) -> AutoParallel:
-        if self.settings.parallel_mode == "data_parallel":
-            raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
-        if self._compiled:
+        self.settings.check_setter(name, changes)
+        if self._compiled or self._replicas is not None:
             raise StrategyError(f"{name}() came after the first call: the parameters are placed already; set it before")
         self.settings = replace(self.settings, **changes)
         return self
@@ -120,11 +143,13 @@ class AutoParallel:
         target = self._target(key, function)
         if torch.is_grad_enabled():
             progress.begin_step()
-        if world.get_group_size() == 1:
+        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
             return function(*args, **kwargs)
-        if self.settings.parallel_mode == "data_parallel":
-            return self._run_data_parallel(target.root, args, kwargs)
+        if self.settings.parallel_mode in REPLICA_MODES:
+            if self._replicas is None:
+                self._replicas = Replicas(self.settings, self._note_placed)
+            return self._replicas.call(target, args, kwargs)
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         signature = (
@@ -138,11 +163,28 @@ class AutoParallel:
             self._compiled[signature] = self._compile(target, args, kwargs)
         return self._compiled[signature].run(tensors)
 
-    def _run_data_parallel(self, network: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self._data_parallel is None:
-            init_parameters(network)
-            self._data_parallel = DataParallelCall(network, world.device())
-        return self._data_parallel.run(args, kwargs)
+    def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
+        self._plan = build_replica_plan(root, self.settings, decisions, notes)
+        if world.get_rank() == 0:
+            _announce(self._plan)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up the gradients of several backward passes before the ranks reduce them, in the modes without capture.
+
+        As in torch's DDP: the backward pass after the context reduces the sum. With hsdp only level1 waits; level2 and
+        level3 reduce every time, which is what they are for.
+
+        Raises:
+            StrategyError: before the first call, or for a captured network.
+        """
+        if self._replicas is None:
+            raise StrategyError(
+                f"no_sync() with parallel_mode={self.settings.parallel_mode!r}: it is for data_parallel and "
+                "hybrid_parallel, after the first call"
+            )
+        with self._replicas.no_sync():
+            yield
 
     def _target(self, key: Any, function: Callable[..., Any]) -> Target:
         if id(key) not in self._targets:
@@ -152,6 +194,7 @@ class AutoParallel:
     def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall:
         compilation = self._compilations.get(id(target.root))
         if compilation is None:
+            check_no_layerwise(target.root, self.settings.parallel_mode)
             mesh, rank = build_mesh(world.get_group_size()), world.get_rank()
             if self.settings.hsdp is not None:
                 self.settings.hsdp.check_world(mesh.size)

@@ -1,54 +1,251 @@
-"""Data parallel without capture: torch's DistributedDataParallel, with the global loss as the result.
+"""The modes without capture: every rank runs the network as it is, on its own part of the batch.
 
-For networks that cannot be captured. Every rank passes its own part of the batch, parameters stay whole, gradients are
-averaged by DDP while the backward pass still runs.
+data_parallel: torch's DistributedDataParallel, or with hsdp its FSDP2 (`parallel/fsdp.py`). hybrid_parallel: the same,
+save that parameters marked `layerwise_parallel` belong to their rank. A step function's gradients are reduced after its
+backward pass; a module's while it still runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.graph.capture import Target
+from msrun.runtime.graph.collectives import start_all_reduce
+from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.parallel.fsdp import Decision, ShardedNetwork, called_modules
+from msrun.runtime.parallel.fusion import BUCKET_BYTES
+from msrun.runtime.parallel.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
+from msrun.runtime.parallel.plan import user_name
+from msrun.runtime.parallel.scaling import replica_scales
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.storage import equal_everywhere
+from msrun.runtime.progress import waiting_in
 
-class DataParallelCall:
-    """One network under DDP. Made by AutoParallel at its first call; all ranks make it together.
+Placed = Callable[[nn.Module, Mapping[int, Decision], list[str]], None]
+replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called", default=None)
+"""A list while `value_and_grad` runs its function: who must hand out the gradients of what was called."""
 
-    DDP starts every rank from rank 0's parameters and buffers.
+
+class Replicas:
+    """The networks of one AutoParallel in a mode without capture. All ranks make the same calls in the same order.
+
+    Args:
+        placed: called with what was decided and notes when a network's parameters have been put in place.
     """
 
-    def __init__(self, network: nn.Module, device: torch.device) -> None:
-        ids = [device.index] if device.type == "cuda" else None
-        trainable = any(parameter.requires_grad for parameter in network.parameters())
-        self._call: nn.Module = DistributedDataParallel(network, device_ids=ids) if trainable else network
+    def __init__(self, settings: ParallelSettings, placed: Placed) -> None:
+        self._settings = settings
+        self._placed = placed
+        self._ranks = world.get_group_size()
+        self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
+        self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
+        """ids of the modules that are called -> who has them, and their parameters in place"""
+        self._wrapped: dict[int, DistributedDataParallel] = {}
+        self._sharded: dict[int, ShardedNetwork] = {}
+        self.is_running_module = False
 
-    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the network's result; scalar results are means over all ranks, others are this rank's own."""
-        result = self._call(*args, **kwargs)
-        return pytree.tree_map(lambda x: _mean_of_ranks(x) if isinstance(x, Tensor) and x.dim() == 0 else x, result)
+    # -- calling ------------------------------------------------------------------------------------------------
+
+    def call(self, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a module, or a function that closes over modules.
+
+        Scalar results are means over all ranks, others are this rank's own.
+        """
+        self._prepare(target)
+        is_module = isinstance(target.call, nn.Module)
+        run: Callable[..., Any] = target.call
+        if is_module and torch.is_grad_enabled() and not self._sharded:
+            run = self._wrapped.get(id(target.call), target.call)
+        own = self._scales.own
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: _scale_gradient(x, own), (tuple(args), dict(kwargs)))
+        result = run(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            for sharded in self._sharded.values():
+                sharded.reshard()  # else the modules show whole parameters until the next backward pass
+        called = replicas_called.get()
+        if called is not None:
+            self.is_running_module = is_module
+            called.append(self)
+        return pytree.tree_map_only(Tensor, self._leave, result)
+
+    def _leave(self, value: Tensor) -> Tensor:
+        if value.dim() == 0 and value.is_floating_point():
+            mean: Tensor = _MeanOfRanks.apply(value, self._scales.start)
+            return mean
+        return _scale_gradient(value, self._scales.start)
+
+    def _prepare(self, target: Target) -> None:
+        root = target.root
+        key = tuple(map(id, called_modules(target)))
+        if key in self._networks:
+            return
+        if self._settings.parallel_mode != "hybrid_parallel":
+            check_no_layerwise(root, self._settings.parallel_mode)
+        init_parameters(root)
+        notes = _agree(root, broadcasts=self._settings.broadcasts_parameters)
+        decisions: Mapping[int, Decision] = {}
+        if self._settings.hsdp is not None:
+            self._sharded[id(root)] = sharded = ShardedNetwork(target, self._settings.hsdp)
+            decisions = sharded.decisions
+            notes += sharded.notes
+        else:
+            for parameter in filter(is_layerwise, root.parameters()):
+                scale_gradient_of(parameter, self._scales.own)
+            if isinstance(target.call, nn.Module):
+                self._wrap(target.call)
+        self._networks[key] = root, list(root.parameters())
+        self._placed(root, decisions, notes)
+
+    def _wrap(self, network: nn.Module) -> None:
+        own = [name for name, parameter in network.named_parameters() if is_layerwise(parameter)]
+        if all(is_layerwise(parameter) or not parameter.requires_grad for parameter in network.parameters()):
+            return  # nothing to reduce
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, own)
+        device = world.device()
+        ids = [device.index] if device.type == "cuda" else None
+        wrapped = DistributedDataParallel(network, device_ids=ids, init_sync=False)
+        if self._settings.gradient_fp32_sync and any(_is_short(parameter.dtype) for parameter in network.parameters()):
+            wrapped.register_comm_hook(None, _reduce_in_float32)
+        self._wrapped[id(network)] = wrapped
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
+        with contextlib.ExitStack() as stack:
+            for wrapped in self._wrapped.values():
+                stack.enter_context(wrapped.no_sync())
+            for sharded in self._sharded.values():
+                stack.enter_context(sharded.no_sync())
+            yield
+
+    # -- gradients for value_and_grad ---------------------------------------------------------------------------
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Whether torch reduces the gradients of the last call by itself, in `backward()` only."""
+        return self.is_running_module or bool(self._sharded)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of all networks."""
+        for _, parameters in self._networks.values():
+            yield from parameters
+
+    def reduce(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients averaged over the ranks, in messages of at most 25 MB; those of marked weights as they
+        are.
+
+        Raises:
+            StrategyError: a weight that no network of the step function has.
+        """
+        known = {id(parameter) for parameter in self.parameters()}
+        for index, weight in enumerate(weights):
+            if id(weight) not in known:
+                raise StrategyError(
+                    f"value_and_grad: weight {index} of shape {tuple(weight.shape)} belongs to no network that the "
+                    "function calls: give its networks' parameters"
+                )
+        result = list(gradients)
+        for members in _buckets([i for i, weight in enumerate(weights) if not is_layerwise(weight)], gradients):
+            parts = [gradients[i] for i in members]
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            wide = flat.float() if self._settings.gradient_fp32_sync and _is_short(flat.dtype) else flat
+            assert dist.group.WORLD is not None
+            pending = start_all_reduce(wide, dist.group.WORLD, in_place=True)
+            mean = (pending.wait() / self._ranks).to(flat.dtype)
+            for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
+                result[i] = part.view(gradients[i].shape)
+        return result
+
+
+def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[int]]:
+    """Return indexes of gradients that travel together: of one type, last ones first as backward makes them."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
+    for index in reversed(members):
+        size = gradients[index].numel() * gradients[index].element_size()
+        bucket, filled = open_buckets.get(gradients[index].dtype, ([], BUCKET_BYTES))
+        if filled + size > BUCKET_BYTES:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_buckets[gradients[index].dtype] = bucket, filled + size
+    return buckets
+
+
+def _agree(root: nn.Module, *, broadcasts: bool) -> list[str]:
+    """Make every rank start from rank 0's values, or say that they differ; the ranks' own parameters are left alone."""
+    named = {
+        name: tensor for name, tensor in [*root.named_parameters(), *root.named_buffers()] if not is_layerwise(tensor)
+    }
+    equal = equal_everywhere([tensor.detach() for tensor in named.values()])
+    different = [name for name, is_equal in zip(named, equal, strict=True) if not is_equal]
+    if not different:
+        return []
+    found = f"{len(different)} parameters or buffers differed between ranks ({user_name(different[0])}, ...)"
+    if not broadcasts:
+        return [f"{found} and parameter_broadcast is off: the ranks train different networks"]
+    for name in different:
+        value = named[name].detach().contiguous()
+        with waiting_in(lambda: "broadcast of a parameter's values"):
+            dist.broadcast(value, 0)
+        named[name].data.copy_(value)
+    return [f"{found}: rank 0's are used"]
+
+
+def _is_short(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def _reduce_in_float32(_state: None, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Average a bucket of DDP; one of 16 bits travels as float32."""
+    short = bucket.buffer()
+    if not _is_short(short.dtype):
+        return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+    work = dist.all_reduce(short.float().div_(dist.get_world_size()), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: short.copy_(done.value()[0]))
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def _scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return a value whose gradient is multiplied on its way back."""
+    if factor == 1.0 or not value.requires_grad or not torch.is_grad_enabled():
+        return value
+    scaled: Tensor = _ScaleGradient.apply(value, factor)
+    return scaled
 
 
 class _MeanOfRanks(torch.autograd.Function):
-    """Forward: the mean over ranks. Backward: the gradient as it is, because DDP takes the mean of the gradients."""
+    """Forward: the mean over ranks. Backward: the gradient times the factor of every rank's own loss."""
 
     @staticmethod
-    def forward(_ctx: Any, value: Tensor) -> Tensor:
-        total = value.clone()
-        dist.all_reduce(total)
-        return total / dist.get_world_size()
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        assert dist.group.WORLD is not None
+        return start_all_reduce(value, dist.group.WORLD).wait() / dist.get_world_size()
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def _mean_of_ranks(value: Tensor) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    mean: Tensor = _MeanOfRanks.apply(value)
-    return mean
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor if ctx.factor != 1.0 else gradient, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
+from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
+from msrun.runtime.parallel.data_parallel import Replicas, replicas_called
 
 
 def value_and_grad(
@@ -47,14 +49,45 @@ def value_and_grad(
         for i, value in zip(positions, inputs, strict=True):
             full[i] = value
         parallel = current_parallel.get()
-        with torch.enable_grad():
-            result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, fn, full, kwargs)
+        called: list[Replicas] = []
+        token = replicas_called.set(called)
+        try:
+            with torch.enable_grad():
+                result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, fn, full, kwargs)
+        finally:
+            replicas_called.reset(token)
         loss = result[0] if has_aux else result
-        wanted = [*inputs, *(kept or [])]
-        grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+        weights = [current(weight) for weight in kept or []]
+        grads = _gradients(loss, inputs, weights, called)
         of_inputs, of_weights = grads[: len(inputs)], tuple(grads[len(inputs) :])
         given: Any = of_inputs[0] if isinstance(grad_position, int) else tuple(of_inputs)
         gradients = of_weights if not inputs else given if kept is None else (given, of_weights)
         return pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, result), gradients
 
     return run
+
+
+def _gradients(
+    loss: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], called: Sequence[Replicas]
+) -> Sequence[Tensor]:
+    wanted = [*inputs, *weights]
+    if any(replicas.reduces_in_backward for replicas in called):
+        return _by_backward(loss, wanted, [p for replicas in called for p in replicas.parameters()])
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    if not called:
+        return grads
+    return [*grads[: len(inputs)], *called[-1].reduce(weights, grads[len(inputs) :])]
+
+
+def _by_backward(loss: Tensor, wanted: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Take the gradients out of `.grad`: DDP and FSDP2 reduce in `backward()` alone. What was there comes back."""
+    touched = {id(tensor): tensor for tensor in [*wanted, *map(current, parameters)]}
+    before = {key: tensor.grad for key, tensor in touched.items()}
+    for tensor in touched.values():
+        tensor.grad = None
+    try:
+        loss.backward()
+        return [tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in wanted]
+    finally:
+        for key, tensor in touched.items():
+            tensor.grad = before[key]

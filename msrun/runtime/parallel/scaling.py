@@ -7,6 +7,7 @@ then n times as large, which there is left to the learning rate.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from msrun.errors import StrategyError
@@ -34,3 +35,31 @@ def describe(compat: Compat) -> str:
     if compat == "torch":
         return "losses are means over the global batch (torch)"
     return "losses of copies are added up (MindSpore)"
+
+
+@dataclass(frozen=True)
+class ReplicaScales:
+    """Factors of a mode without capture, in which the gradients of whole parameters are averaged over the ranks."""
+
+    start: float
+    """Of the gradient with which every rank's backward pass begins."""
+    own: float
+    """Of gradients that are this rank's alone: of its inputs and of layerwise_parallel parameters."""
+
+
+def replica_scales(compat: Compat, averages: bool, ranks: int) -> ReplicaScales:
+    """Return the factors that make gradients those of the mean (or sum) of the ranks' losses.
+
+    A rank's own gradient counts what its loss, and through communication operators the others', change: it is that of
+    the sum of the losses. MindSpore leaves it so also where it averages the others.
+    """
+    if averages:
+        return ReplicaScales(1.0, 1.0 / ranks if compat == "torch" else 1.0)
+    return ReplicaScales(float(ranks), 1.0 / ranks)
+
+
+def describe_replicas(averages: bool) -> str:
+    """Return in words what happens to the gradients of the ranks, for the first log line."""
+    if averages:
+        return "gradients are means over the ranks (torch)"
+    return "gradients are added up over the ranks (MindSpore's gradients_mean=False)"

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.parallel.hsdp import HsdpSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 
-MODES = ("semi_auto", "data_parallel")
+MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
+REPLICA_MODES = ("data_parallel", "hybrid_parallel")
+"""Modes that run the network as it is, without capture, on every rank's own part of the batch."""
+_OLD_NAMES = {"semi_auto_parallel": "semi_auto"}
+_SEARCHES = ("auto", "auto_parallel", "sharding_propagation", "recursive_programming", "dynamic_programming")
+_PRECISION_SETTERS = ("mixed_precision",)
+_REPLICA_SETTERS = (
+    "enable_gradients_mean",
+    "parameter_broadcast",
+    "enable_fp32_communication",
+    "disable_gradient_fp32_sync",
+)
 DATASET_WORDS = ("data_parallel", "full_batch")
 DatasetStrategy = str | tuple[tuple[int, ...], ...]
 
@@ -26,13 +39,15 @@ class ParallelSettings:
     hsdp: HsdpSpec | None = None
     dataset_strategy: DatasetStrategy = "data_parallel"
     """What each rank passes: its own part of the batch, all of it, or parts per dimension for each input."""
+    gradients_mean: bool | None = None
+    """Gradients of whole parameters: mean over the ranks, or sum. None: what `compat` means by default."""
+    parameter_broadcast: bool | None = None
+    """Start every rank from rank 0's values, in the modes without capture. None: what `compat` means by default."""
+    gradient_fp32_sync: bool = True
+    """Gradients of 16 bits travel and are added up in float32."""
 
     def __post_init__(self) -> None:
-        if self.parallel_mode not in MODES:
-            raise StrategyError(
-                f"parallel_mode={self.parallel_mode!r}{near_miss(str(self.parallel_mode), MODES)}: "
-                f"must be {' or '.join(MODES)}"
-            )
+        object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
         check_compat(self.compat)
         config = self.dataset_strategy
         if isinstance(config, str) and config not in DATASET_WORDS:
@@ -40,3 +55,49 @@ class ParallelSettings:
                 f"dataset_strategy({config!r}){near_miss(config, DATASET_WORDS)}: "
                 "must be data_parallel, full_batch or a tuple of tuples"
             )
+
+    def check_setter(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Refuse a setter that the mode cannot obey.
+
+        Raises:
+            StrategyError: it needs a captured graph, or is about ranks that exchange nothing.
+        """
+        if self.parallel_mode == "semi_auto" or name in _PRECISION_SETTERS:
+            return
+        if self.parallel_mode in REPLICA_MODES:
+            if name in _REPLICA_SETTERS or (name == "hsdp" and self.parallel_mode == "data_parallel"):
+                return
+            if changes == {"dataset_strategy": "data_parallel"}:
+                return
+        elif self.parallel_mode == "stand_alone":
+            raise StrategyError(f'{name}() with parallel_mode="stand_alone": its ranks exchange nothing; leave it out')
+        raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether the modes without capture take the mean of the ranks' gradients; else their sum."""
+        return self.gradients_mean if self.gradients_mean is not None else self.compat == "torch"
+
+    @property
+    def broadcasts_parameters(self) -> bool:
+        """Whether the modes without capture start from rank 0's values; MindSpore does not by default."""
+        return self.parameter_broadcast if self.parameter_broadcast is not None else self.compat == "torch"
+
+
+def check_mode(word: str) -> str:
+    """Return the mode that a word means; MindSpore's old names mean what they meant.
+
+    Raises:
+        StrategyError: an unknown word, or a mode that decides the strategies itself.
+    """
+    if word in _SEARCHES:
+        raise StrategyError(
+            f'parallel_mode={word!r}: strategies are not searched for; use parallel_mode="semi_auto", which runs '
+            "operators without a strategy data-parallel, and set the others with shard"
+        )
+    mode = _OLD_NAMES.get(word, word)
+    if mode not in MODES:
+        raise StrategyError(
+            f"parallel_mode={word!r}{near_miss(str(word), MODES)}: must be {', '.join(MODES[:-1])} or {MODES[-1]}"
+        )
+    return mode

@@ -141,7 +141,7 @@ class ParameterStorage:
         named = [*self._root.named_parameters(), *self._root.named_buffers()]
         present = {n: t for n, t in named if n not in deferred and (n in new or n not in self.stored)}
         states = [torch.cat([seed for seed in tape.seeds if seed is not None]) for tape in tapes]
-        equal = _equal_everywhere([*states, *(tensor.detach() for tensor in present.values())])
+        equal = equal_everywhere([*states, *(tensor.detach() for tensor in present.values())])
         for tape, is_equal in zip(tapes, equal[: len(tapes)], strict=True):
             if not is_equal:
                 of_rank_0 = [tape.seeds]
@@ -165,7 +165,7 @@ class ParameterStorage:
         return notes
 
 
-def _equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
+def equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
     """Return for each tensor whether all ranks hold the same values; one small all-reduce for all of them."""
     if not tensors:
         return []

@@ -1,0 +1,50 @@
+"""Parameters that other objects have taken the place of: optimizers made before follow by themselves.
+
+torch's FSDP2 gives a module new parameter objects (DTensors). An optimizer that holds the old ones would train nobody:
+at its next step it gets the new ones, and its state, if it has any, is cut like them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""old parameter -> the one in its place"""
+
+
+def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
+    """Note that `new` has taken the place of `old`, and give the memory of `old` back."""
+    if not _new_of:
+        register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: follow(optimizer))
+    _new_of[old] = new
+    old.data = old.data.new_empty(0)  # nobody must read, or keep in memory, what is trained no more
+
+
+def current(parameter: Any) -> Any:
+    """Return the object in the place of a parameter: mostly itself."""
+    found = _new_of.get(parameter) if len(_new_of) else None
+    return parameter if found is None else found
+
+
+def follow(optimizer: torch.optim.Optimizer) -> None:
+    """Put the new parameters in the place of the old ones."""
+    for group in optimizer.param_groups:
+        for index, old in enumerate(group["params"]):
+            new = current(old)
+            if new is not old:
+                group["params"][index] = new
+                if old in optimizer.state:
+                    state = optimizer.state.pop(old)
+                    optimizer.state[new] = {key: _cut_like(value, new) for key, value in state.items()}
+
+
+def _cut_like(value: Any, parameter: Tensor) -> Any:
+    if isinstance(value, Tensor) and isinstance(parameter, DTensor) and value.shape == parameter.shape:
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value

@@ -1,0 +1,186 @@
+"""hsdp without capture: torch's FSDP2 (`fully_shard`) under MindSpore's rule and words.
+
+Which parameters are cut is decided as for captured networks (`parallel/hsdp.py`). shard_size below the number of ranks
+is FSDP2's two-dimensional mesh (HSDP). A parameter that is left whole is cut over a mesh of (ranks, 1), so that FSDP2
+reduces its gradient (its `ignored_params` get none). level3 is `reshard_after_forward=True`; level1 keeps whole
+gradients while `no_sync()` adds them up, level2 and level3 reduce them in every backward pass.
+
+FSDP2 puts new parameter objects into the modules; optimizers made before follow them (`nn/replaced.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.graph.capture import Target
+from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.nn.replaced import replace_parameter
+from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+
+try:  # a private place: tests fail loudly when it moves
+    from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
+except ImportError:  # torch before 2.13 shards all parameters of a module alike
+    HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one parameter."""
+
+    shape: tuple[int, ...]
+    shard_ranks: int
+    """1 = left whole."""
+    reason: str
+
+
+class ShardedNetwork:
+    """A network under FSDP2. All ranks make it together.
+
+    Raises:
+        StrategyError: a shard size that the world cannot have, a parameter that is a single number, or a torch that
+            cannot leave single parameters whole.
+    """
+
+    def __init__(self, target: Target, spec: HsdpSpec) -> None:
+        self._spec = spec
+        ranks = world.get_group_size()
+        spec.check_world(ranks)
+        mesh = build_mesh(ranks)
+        root = target.root
+        self.decisions = {id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters()}
+        self._roots = [self._shard(module, ranks) for module in called_modules(target)]
+
+    @property
+    def notes(self) -> list[str]:
+        """For the plan."""
+        return ["FSDP2 has put new parameter objects (DTensors) in place: optimizers made before follow at their step"]
+
+    def _shard(self, root: nn.Module, ranks: int) -> FSDPModule:
+        owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
+        before = dict(self.decisions)
+        size = self._spec.shard_size
+        device = world.device().type
+        is_flat = size == -1 or size >= ranks or not any(d.shard_ranks > 1 for d in before.values())
+        mesh = _mesh(device, (ranks,)) if is_flat else _mesh(device, (ranks // size, size))
+        leaves_whole = any(decision.shard_ranks == 1 for decision in before.values())
+        if leaves_whole and ShardPlacementResult is None:
+            raise StrategyError(
+                f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
+                f'parallel_mode="data_parallel" needs torch 2.13 and this is {torch.__version__}: install it, or use '
+                'parallel_mode="semi_auto"'
+            )
+
+        whole = None
+        if leaves_whole:
+            whole = HSDPMeshInfo(_mesh(device, (ranks, 1)), shard_mesh_dim=1, replicate_mesh_dim=0)
+
+        def place(parameter: nn.Parameter) -> ShardPlacementResult | None:
+            if whole is None or before[id(parameter)].shard_ranks > 1:
+                return None
+            return ShardPlacementResult(None, whole)
+
+        frees = self._spec.optimizer_level == "level3"
+        for module in [*_blocks(root, before), root]:
+            fully_shard(module, mesh=mesh, reshard_after_forward=frees, shard_placement_fn=place)
+        for module, name, old in owners:
+            new = module._parameters[name]
+            if old is None or new is None or new is old:
+                continue
+            if id(new) not in self.decisions:
+                self.decisions[id(new)] = before[id(old)]
+                vars(new).update(vars(old)) if hasattr(new, "__dict__") else None
+                replace_parameter(old, new)
+        assert isinstance(root, FSDPModule)
+        return root
+
+    def reshard(self) -> None:
+        """Free what a forward pass without backward has gathered."""
+        for root in self._roots:
+            for module in root.modules():  # type: ignore[attr-defined]
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """level1: keep whole gradients on every rank for as long as the context lasts."""
+        is_level1 = self._spec.optimizer_level == "level1"
+        for root in self._roots if is_level1 else []:
+            root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for root in self._roots if is_level1 else []:
+                root.set_requires_gradient_sync(True)
+
+
+def called_modules(target: Target) -> list[nn.Module]:
+    """Return the modules that a call runs: the network, or those that a function closes over."""
+    root = target.root
+    is_container = not isinstance(target.call, nn.Module) and type(root) is nn.Module
+    return list(root.children()) if is_container else [root]
+
+
+def _mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def _decide(name: str, parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
+    shape = tuple(parameter.shape)
+    if not shape:
+        raise StrategyError(
+            f"parameter {name} is a single number, which FSDP2 does not take: give it the shape (1,), or use "
+            'parallel_mode="semi_auto"'
+        )
+    axes, reason = choose_shard_axes(
+        spec,
+        mesh,
+        TensorLayout.replicated(len(shape)),
+        shape,
+        parameter.element_size(),
+        opted_out=getattr(parameter, "parallel_optimizer", True) is False,
+        partial_axes=mesh.axes,
+    )
+    return Decision(shape, mesh.extent(axes), reason)
+
+
+def _blocks(root: nn.Module, decisions: dict[int, Decision]) -> list[nn.Module]:
+    """Return the modules that travel on their own: outermost members of lists and sequences that hold cut parameters.
+
+    A parameter that two of them share, or one of them and the rest, travels with the root.
+    """
+    found: list[nn.Module] = []
+
+    def search(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(module, nn.Sequential | nn.ModuleList):
+                found.append(child)
+            else:
+                search(child)
+
+    search(root)
+    holders: dict[int, set[int]] = {}
+    for module in root.modules():
+        block = next((i for i, b in enumerate(found) if any(module is inner for inner in b.modules())), -1)
+        for parameter in module._parameters.values():
+            holders.setdefault(id(parameter), set()).add(block)
+    return [
+        block
+        for block in dict.fromkeys(found)
+        if any(decisions[id(p)].shard_ranks > 1 for p in block.parameters())
+        and all(len(holders[id(p)]) == 1 for p in block.parameters())
+    ]
+
+
+def local_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return the shape of this rank's part."""
+    return tuple(parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape)

@@ -1,0 +1,61 @@
+"""The plan of a mode without capture: what is stored where, and who reduces the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from msrun.runtime import world
+from msrun.runtime.parallel.fsdp import Decision, local_shape
+from msrun.runtime.parallel.hsdp import ZERO_WORDS
+from msrun.runtime.parallel.hybrid import is_layerwise
+from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan, user_name
+from msrun.runtime.parallel.scaling import describe_replicas
+from msrun.runtime.parallel.settings import ParallelSettings
+
+
+def build_replica_plan(
+    root: nn.Module, settings: ParallelSettings, decisions: Mapping[int, Decision], notes: Sequence[str]
+) -> ParallelPlan:
+    """Return the plan of a network that runs as it is.
+
+    Args:
+        decisions: of FSDP2, by id of the parameter; empty without hsdp.
+    """
+    ranks = world.get_group_size()
+    level = settings.hsdp.optimizer_level if settings.hsdp else None
+    return ParallelPlan(
+        mode=settings.parallel_mode,
+        world_size=ranks,
+        mesh=(ranks,),
+        copies=1,
+        losses=describe_replicas(settings.averages_gradients),
+        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
+        dataset_strategy="data_parallel",
+        parameters=tuple(_parameter(name, p, decisions.get(id(p))) for name, p in root.named_parameters()),
+        operators=(),
+        notes=tuple(notes),
+        program="the network as it is, under torch's " + ("FSDP2" if level else "DistributedDataParallel"),
+    )
+
+
+def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) -> ParameterPlan:
+    shape, local = tuple(parameter.shape), local_shape(parameter)
+    item = parameter.element_size()
+    reason = decision.reason if decision else "this rank's own part" if is_layerwise(parameter) else "hsdp is off"
+    ranks = decision.shard_ranks if decision else 1
+    count = 1
+    for size in local:
+        count *= size
+    return ParameterPlan(
+        name=user_name(name),
+        global_shape=shape,
+        local_shape=local,
+        local_bytes=count * item,
+        global_bytes=parameter.numel() * item,
+        layout=(ranks, *(1,) * (len(shape) - 1)) if shape else (),
+        shard_ranks=ranks,
+        reason=reason,
+        group=0,
+    )

@@ -1,0 +1,297 @@
+"""Training steps of the runtime beside torch's, on the same network, data and ranks, taking turns in one job.
+
+    python benchmarks/parallel.py                        all parts
+    python benchmarks/parallel.py --parts dp,tp          some of them
+    python benchmarks/parallel.py --quick                fewer rounds
+
+    dp        data parallel (semi_auto)            beside DistributedDataParallel
+    zero1     hsdp level1                          beside DistributedDataParallel + ZeroRedundancyOptimizer
+    fsdp      hsdp level3, time and peak memory    beside fully_shard(reshard_after_forward=True)
+    tp        Megatron's strategies, transformer   beside parallelize_module (DTensor)
+    copies    MicroBatchInterleaved(net, 2)        beside one copy, over a link limited to 500 Mbit/s (root, Linux)
+    pipeline  idle share of the ranks              beside the schedule's formula
+
+Both ways of a part live in the same processes and take turns round by round, so that a change of the machine's load
+meets both; every round gives one ratio, and the table has the median ratio with its quartiles. Two ranks of one
+thread each. Both must come to the same loss, or the part is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launch import DEADLINE_S, HERE, environment
+from parallel_link import limited_link, run_ranks, why_no_link
+
+JOB = str(HERE / "parallel_job.py")
+PARTS = ("dp", "zero1", "fsdp", "tp", "copies", "pipeline")
+RANKS = 2
+LINK_MBIT_PER_S = 500
+LOSS_TOLERANCE = 1e-3
+"""Relative; fp32 sums in another order drift apart over hundreds of steps."""
+MEMORY_TARGET = 1.05
+COPIES_TARGET = 1.4
+COPIES_BOUND = 1.2
+"""Two copies over the larger of computing and communicating alone."""
+BUBBLE_TARGET = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network of a part."""
+
+    words: str
+    sizes: tuple[int, ...]
+    rounds: int
+    steps: int
+    """In each turn."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A part that is a step of ours beside one of torch's."""
+
+    words: str
+    peer: str
+    target: float
+    """The most that our step may take of the peer's; or, where `is_faster`, the least that the peer's takes of ours."""
+    cases: tuple[Case, ...]
+    is_faster: bool = False
+
+
+COMPARISONS = {
+    "dp": Comparison(
+        "data parallel, SGD with momentum",
+        "DDP",
+        1.05,
+        (
+            Case("8 layers of 1024, batch 64", (1024, 8, 64), 30, 4),
+            Case("4 layers of 1024, batch 64", (1024, 4, 64), 30, 8),
+            Case("24 layers of 128, batch 32", (128, 24, 32), 30, 30),
+        ),
+    ),
+    "zero1": Comparison(
+        "optimizer parallel level1, Adam",
+        "DDP + ZeRO",
+        1.0,
+        (
+            Case("8 layers of 1024, batch 64", (1024, 8, 64), 30, 3),
+            Case("4 layers of 1024, batch 64", (1024, 4, 64), 30, 5),
+        ),
+    ),
+    "fsdp": Comparison(
+        "optimizer parallel level3, AdamW",
+        "FSDP2",
+        1.05,
+        (Case("6 blocks of 512, batch 64", (512, 6, 64), 20, 2),),
+    ),
+    "tp": Comparison(
+        "Megatron's transformer, forward and backward",
+        "DTensor",
+        1.2,
+        (
+            Case("4 blocks of 128, 4 x 32 tokens", (128, 4, 4, 4, 32), 30, 10),
+            Case("4 blocks of 256, 4 x 64 tokens", (256, 4, 4, 4, 64), 30, 5),
+            Case("4 blocks of 512, 4 x 128 tokens", (512, 4, 8, 4, 128), 20, 2),
+        ),
+        is_faster=True,
+    ),
+}
+COPIES_CASES = (Case("4 blocks of 512, 8 x 64 tokens", (512, 4, 8, 8, 64), 12, 2),)
+PIPELINE_CASES = tuple(Case(f"8 blocks of 512, {m} micro batches of 32", (512, 8, 32 * m, m), 12, 2) for m in (4, 8))
+MEMORY_SMALL = (64, 2, 8)
+
+
+def ask(part: str, ways: Sequence[str], case: Case, parent: Path, **more: Any) -> dict[str, Any]:
+    """Run a job of msrun's and return what every way needed."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    options = ["--worker_num", str(RANKS), "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
+    argv = [sys.executable, "-m", "msrun", *options, *job(part, ways, case, folder, **more)]
+    env = environment()
+    if more:  # memory: a freed tensor goes back to the system at once, so that the resident set is what is held
+        env |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, timeout=DEADLINE_S, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{part}, {case.words}: ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
+    return dict(json.loads((folder / "out.json").read_text()))
+
+
+def job(part: str, ways: Sequence[str], case: Case, folder: Path, **more: Any) -> list[str]:
+    """Return the script of a job and its arguments."""
+    asked = {"sizes": case.sizes, "ways": list(ways), "rounds": case.rounds, "steps": case.steps, **more}
+    return [JOB, str(folder / "out.json"), part, json.dumps(asked)]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratios of all rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}..{self.high:.2f}]"
+
+
+def ratio_of(above: dict[str, Any], below: dict[str, Any]) -> Ratio:
+    """Return the seconds of one way divided by those of another, round by round: median and quartiles."""
+    ratios = [a / b for a, b in zip(above["seconds"], below["seconds"], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return Ratio(median, low, high)
+
+
+def median_ms(way: dict[str, Any]) -> float:
+    """Return the milliseconds of a step."""
+    return 1000 * statistics.median(way["seconds"])
+
+
+def check_losses(part: str, found: dict[str, Any]) -> None:
+    """Refuse to compare ways that do not compute the same."""
+    losses = [way["loss"] for way in found.values()]
+    if max(losses) - min(losses) > LOSS_TOLERANCE * max(map(abs, losses)):
+        raise SystemExit(f"{part}: the ways came to different losses: { {n: w['loss'] for n, w in found.items()} }")
+
+
+def row(first: str, *cells: str) -> str:
+    """Return one line of a table."""
+    return f"{first:<38}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def tell_target(text: str, is_met: bool) -> None:
+    """Say whether msrun does what it promises."""
+    print(f"    target, {text}: {'met' if is_met else 'MISSED'}", flush=True)
+
+
+# -- beside torch ---------------------------------------------------------------------------------------------------
+
+
+def compare(part: str, shorten: int, parent: Path) -> None:
+    """Print ours beside torch's for every network of a part."""
+    what = COMPARISONS[part]
+    print(f"\n{part}: {what.words}, beside {what.peer}")
+    print(row("network", "msrun ms", f"{what.peer} ms", "peer / msrun" if what.is_faster else "msrun / peer"))
+    for case in what.cases:
+        found = ask(part, ("msrun", "torch"), shortened(case, shorten), parent)
+        check_losses(part, found)
+        cells = [f"{median_ms(found[way]):.1f}" for way in ("msrun", "torch")]
+        above, below = ("torch", "msrun") if what.is_faster else ("msrun", "torch")
+        ratio = ratio_of(found[above], found[below])
+        print(row(case.words, *cells, str(ratio)), flush=True)
+        if what.is_faster:
+            tell_target(f"at least {what.target:g}x faster than {what.peer}", ratio.median >= what.target)
+        else:
+            tell_target(f"at most {what.target:g}x of {what.peer}", ratio.median <= what.target)
+
+
+def shortened(case: Case, by: int) -> Case:
+    """Return a case of fewer rounds."""
+    return replace(case, rounds=max(4, case.rounds // by))
+
+
+def compare_memory(case: Case, parent: Path) -> None:
+    """Print the peak memory of sharded training; every way has processes of its own."""
+    peaks = {
+        way: ask("fsdp", (way,), case, parent, small=MEMORY_SMALL)[way]["peak_bytes"] / 2**20
+        for way in ("msrun", "torch")
+    }
+    ratio = peaks["msrun"] / peaks["torch"]
+    print(row(f"{case.words}: peak", f"{peaks['msrun']:.0f} MiB", f"{peaks['torch']:.0f} MiB", f"{ratio:.2f}x"))
+    tell_target(f"at most {MEMORY_TARGET:g}x the memory", ratio <= MEMORY_TARGET)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
+
+
+def compare_copies(shorten: int, parent: Path) -> None:
+    """Print one and two copies over a slow link, and what computing and communicating alone take."""
+    print(f"\ncopies: one and two copies of a tensor-parallel transformer, {LINK_MBIT_PER_S} Mbit/s between two ranks")
+    if why := why_no_link():
+        print(f"    left out: {why}")
+        return
+    print(row("network", "1 copy ms", "2 copies ms", "compute | comm. ms", "1 copy / 2 copies"))
+    with limited_link(LINK_MBIT_PER_S) as names:
+        for case in COPIES_CASES:
+            folder = Path(tempfile.mkdtemp(dir=parent))
+            argv = [sys.executable, *job("copies", ("1", "2", "communicate"), shortened(case, shorten), folder)]
+            run_ranks(names, argv, environment(), folder)
+            found = json.loads((folder / "out.json").read_text())
+            check_losses("copies", {way: found[way] for way in ("1", "2")})
+            tell_copies(case, found)
+
+
+def tell_copies(case: Case, found: dict[str, Any]) -> None:
+    """Print one network's line."""
+    one, two, communicate = (median_ms(found[way]) for way in ("1", "2", "communicate"))
+    busy = (statistics.mean(ranks) for ranks in zip(*found["1"]["busy"], strict=True))
+    compute = 1000 * statistics.median(s * share for s, share in zip(found["1"]["seconds"], busy, strict=True))
+    ratio, bound = ratio_of(found["1"], found["2"]), max(compute, communicate)
+    alone = f"{compute:.0f} | {communicate:.0f}"
+    print(row(case.words, f"{one:.0f}", f"{two:.0f}", alone, str(ratio)), flush=True)
+    tell_target(f"two copies at least {COPIES_TARGET:g}x faster than one", ratio.median >= COPIES_TARGET)
+    words = f"two copies within {COPIES_BOUND:g}x of the larger of computing and communicating"
+    tell_target(f"{words} ({two / bound:.2f}x)", two <= COPIES_BOUND * bound)
+
+
+# -- pipeline -------------------------------------------------------------------------------------------------------
+
+
+def compare_pipeline(shorten: int, parent: Path) -> None:
+    """Print the share of a step in which a rank's main thread has nothing to compute, beside the formula's bubble."""
+    print("\npipeline: idle share of a rank in 1f1b with 2 stages; formula (P - 1) / (m + P - 1)")
+    if not has_pipeline():
+        print("    left out: this msrun.runtime has no Pipeline")
+        return
+    print(row("network", "step ms", "idle share", "formula", "difference"))
+    for case in PIPELINE_CASES:
+        found = ask("pipeline", ("1f1b",), shortened(case, shorten), parent)["1f1b"]
+        idle = 1 - statistics.median(statistics.mean(ranks) for ranks in zip(*found["busy"], strict=True))
+        micro_size = case.sizes[-1]
+        formula = (RANKS - 1) / (micro_size + RANKS - 1)
+        difference = idle / formula - 1
+        cells = (f"{median_ms(found):.1f}", f"{idle:.3f}", f"{formula:.3f}", f"{100 * difference:+.0f} %")
+        print(row(case.words, *cells), flush=True)
+        tell_target(f"idle share at most {100 * BUBBLE_TARGET:g} % above the formula", difference <= BUBBLE_TARGET)
+
+
+def has_pipeline() -> bool:
+    """Return whether the runtime exports Pipeline."""
+    code = "import sys, msrun.runtime; sys.exit('Pipeline' not in msrun.runtime.__all__)"
+    return subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="a third of the rounds")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if wrong := set(parts) - set(PARTS):
+        parser.error(f"--parts {', '.join(sorted(wrong))}: give some of {', '.join(PARTS)}")
+    print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors, {RANKS} ranks of one thread")
+    with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as name:
+        folder, shorten = Path(name), 3 if options.quick else 1
+        for part in parts:
+            if part in COMPARISONS:
+                compare(part, shorten, folder)
+            if part == "fsdp":
+                compare_memory(COMPARISONS[part].cases[0], folder)
+        if "copies" in parts:
+            compare_copies(shorten, folder)
+        if "pipeline" in parts:
+            compare_pipeline(shorten, folder)
+
+
+if __name__ == "__main__":
+    main()

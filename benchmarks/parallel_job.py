@@ -1,0 +1,284 @@
+"""The ranks of `parallel.py`: train one network in several ways that take turns, and time every turn.
+
+    parallel_job.py OUT PART '{"sizes": ..., "rounds": ..., ...}'
+
+Every way trains its own copy of the network on the same data. In every round each way does the same number of steps
+between two barriers; the order changes from round to round. Rank 0 writes the seconds per step of the slowest rank,
+and the loss that every way has come to.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from parallel_networks import (
+    Perceptron,
+    Residual,
+    Transformer,
+    classification,
+    parts_of,
+    regression,
+)
+from torch import Tensor, nn
+
+import msrun.runtime as ms
+from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss, set_comm_fusion, shard
+
+Step = Callable[[], Tensor]
+"""One training step; returns the loss, this rank's or the global one."""
+WARM_UP_STEPS = 3
+
+
+# -- data parallel --------------------------------------------------------------------------------------------------
+
+
+def train(call: Callable[..., Tensor], data: tuple[Tensor, ...], optimizer: Any) -> Step:
+    """Return an ordinary training step."""
+
+    def step() -> Tensor:
+        loss = call(*data)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def dp(sizes: list[int], way: str) -> Step:
+    """Momentum SGD; sizes: width, depth, samples per rank."""
+    width, depth, batch = sizes
+    network = WithLoss(parts_of(Perceptron, width, depth), F.cross_entropy)
+    data = classification(batch, width, dist.get_rank())
+    call: Any = AutoParallel(network) if way == "msrun" else nn.parallel.DistributedDataParallel(network)
+    return train(call, data, torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9))
+
+
+def zero1(sizes: list[int], way: str) -> Step:
+    """Adam whose state is cut over the ranks; sizes: width, depth, samples per rank."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    width, depth, batch = sizes
+    network = WithLoss(parts_of(Perceptron, width, depth), F.cross_entropy)
+    data = classification(batch, width, dist.get_rank())
+    if way == "msrun":
+        call: Any = AutoParallel(network).hsdp(optimizer_level="level1")
+        optimizer: Any = torch.optim.Adam(network.parameters(), lr=1e-4)
+    else:
+        call = nn.parallel.DistributedDataParallel(network)
+        optimizer = ZeroRedundancyOptimizer(network.parameters(), torch.optim.Adam, lr=1e-4)
+    return train(call, data, optimizer)
+
+
+def fsdp(sizes: list[int], way: str) -> Step:
+    """AdamW, everything cut over the ranks, one message per block; sizes: width, depth, samples per rank."""
+    from torch.distributed.fsdp import fully_shard
+
+    width, depth, batch = sizes
+    network = parts_of(Residual, width, depth)
+    whole: Any = WithLoss(network, F.cross_entropy)
+    data = classification(batch, width, dist.get_rank())
+    if way == "msrun":
+        for number, block in enumerate(network.blocks):
+            set_comm_fusion(block, number + 1)
+        call: Any = AutoParallel(whole).hsdp(threshold=0, optimizer_level="level3")
+    else:
+        for block in network.blocks:
+            fully_shard(block, reshard_after_forward=True)
+        call = fully_shard(whole, reshard_after_forward=True)
+    return train(call, data, torch.optim.AdamW(network.parameters(), lr=1e-4))
+
+
+# -- tensor parallel ------------------------------------------------------------------------------------------------
+
+
+def shard_transformer(network: Transformer, size: int) -> None:
+    """Cut every block as Megatron does: heads and hidden units over the ranks."""
+    columns, rows, heads = ((1, 1), (size, 1), (size,)), ((1, size), (1, size)), ((1, size, 1, 1), (1, size, 1, 1))
+    for block in network.blocks:
+        for layer in (block.query, block.key, block.value, block.up):
+            shard(layer, columns)
+        for layer in (block.out, block.down):
+            shard(layer, rows)
+        shard(block.attend, heads)
+
+
+def parallel_transformer(network: Transformer, size: int, copies: int = 1) -> AutoParallel:
+    """Return the transformer with its loss, cut as Megatron does."""
+    shard_transformer(network, size)
+    whole: nn.Module = WithLoss(network, shard(nn.MSELoss(), ((1, 1, 1), (1, 1, 1))))
+    whole = MicroBatchInterleaved(whole, copies) if copies > 1 else whole
+    return AutoParallel(whole).dataset_strategy("full_batch")
+
+
+def forward_backward(call: Callable[..., Tensor], data: tuple[Tensor, ...], network: nn.Module) -> Step:
+    """Return a step without an optimizer."""
+
+    def step() -> Tensor:
+        loss = call(*data)
+        loss.backward()
+        network.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def tp(sizes: list[int], way: str) -> Step:
+    """Forward and backward of a transformer; sizes: width, depth, heads, samples, sequence."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    width, depth, heads, batch, sequence = sizes
+    network = parts_of(Transformer, width, depth, heads)
+    data = regression(batch, sequence, width)
+    if way == "msrun":
+        return forward_backward(parallel_transformer(network, dist.get_world_size()), data, network)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()),
+        **dict.fromkeys(("out", "down"), RowwiseParallel()),
+    }
+    for block in network.blocks:
+        parallelize_module(block, mesh, dict(plan))
+    return forward_backward(WithLoss(network, F.mse_loss), data, network)
+
+
+def copies(sizes: list[int], way: str) -> Step:
+    """Forward and backward of a transformer in so many copies as the way says; sizes as for `tp`.
+
+    The way `communicate` only moves what one copy does: four all-reduces of activations per block.
+    """
+    width, depth, heads, batch, sequence = sizes
+    if way == "communicate":
+        return only_all_reduces(4 * depth, torch.zeros(batch, sequence, width))
+    network = parts_of(Transformer, width, depth, heads)
+    call = parallel_transformer(network, dist.get_world_size(), int(way))
+    return forward_backward(call, regression(batch, sequence, width), network)
+
+
+def only_all_reduces(count: int, value: Tensor) -> Step:
+    """Return a step of nothing but all-reduces, one after the other."""
+
+    def step() -> Tensor:
+        for _ in range(count):
+            dist.all_reduce(value)
+        return value.sum()
+
+    return step
+
+
+def pipeline(sizes: list[int], way: str) -> Step:
+    """Forward and backward of blocks in as many stages as ranks; sizes: width, depth, samples, micro batches."""
+    width, depth, batch, micro_size = sizes
+    size = dist.get_world_size()
+    network = parts_of(Residual, width, depth)
+    stages = {f"network.blocks.{index}": index * size // depth for index in range(depth)}
+    stages["network.last"] = size - 1
+    whole = ms.Pipeline(WithLoss(network, F.cross_entropy), micro_size, stages)
+    call = AutoParallel(whole).pipeline(stages=size, scheduler=way).dataset_strategy("full_batch")
+    return forward_backward(call, classification(batch, width, 0), network)
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[list[int], str], Step]] = {
+    "dp": dp,
+    "zero1": zero1,
+    "fsdp": fsdp,
+    "tp": tp,
+    "copies": copies,
+    "pipeline": pipeline,
+}
+
+
+def take_turns(steps: dict[str, Step], rounds: int, count: int) -> dict[str, list[list[float]]]:
+    """Return for every way and round the seconds per step, and the share of them that the main thread computed."""
+    found: dict[str, list[list[float]]] = {name: [] for name in steps}
+    names = list(steps)
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            dist.barrier()
+            begin, begin_busy = time.perf_counter(), time.thread_time()
+            for _ in range(count):
+                steps[name]()
+            busy_s, took_s = time.thread_time() - begin_busy, time.perf_counter() - begin
+            found[name].append([took_s / count, busy_s / took_s])
+    return found
+
+
+def peak_bytes(make: Callable[[], Step], count: int) -> int:
+    """Return how far the memory of this process rose above what it was before the network was made.
+
+    Source: VmHWM of /proc/self/status after a reset by /proc/self/clear_refs.
+    """
+    before = _status_kb("VmRSS")
+    step = make()
+    for _ in range(count):
+        step()
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(count):
+        step()
+    return (_status_kb("VmHWM") - before) * 1024
+
+
+def _status_kb(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def everyone(value: Any) -> list[Any]:
+    """Return the value of every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def measure_memory(make: Callable[[list[int], str], Step], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the peak of one way on the worst rank, after a small network has brought in all code."""
+    (way,) = asked["ways"]
+    small = make(asked["small"], way)
+    small()
+    small()
+    return {way: {"peak_bytes": max(everyone(peak_bytes(lambda: make(asked["sizes"], way), WARM_UP_STEPS)))}}
+
+
+def measure_time(make: Callable[[list[int], str], Step], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return seconds per step of the slowest rank for every round, and where every way has come to."""
+    steps = {way: make(asked["sizes"], way) for way in asked["ways"]}
+    for step in steps.values():
+        for _ in range(WARM_UP_STEPS):
+            step()
+    taken = everyone(take_turns(steps, asked["rounds"], asked["steps"]))
+    losses = everyone({way: float(step()) for way, step in steps.items()})
+    return {
+        way: {
+            "seconds": [max(rank[way][i][0] for rank in taken) for i in range(asked["rounds"])],
+            "busy": [[rank[way][i][1] for i in range(asked["rounds"])] for rank in taken],
+            "loss": sum(rank[way] for rank in losses) / len(losses),
+        }
+        for way in asked["ways"]
+    }
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    out, part, asked = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    torch.set_num_threads(1)
+    ms.init(timeout_s=120)
+    measure = measure_memory if asked.get("small") else measure_time
+    result = measure(PARTS[part], asked)
+    if ms.get_rank() == 0:
+        out.write_text(json.dumps(result))
+    ms.release()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ gradient on the way back. The pairs follow from one convention: the gradient of 
     slice           slice            all-gather
     reduce_scatter  reduce-scatter   all-gather         all_reduce, then slice
     exchange        all-to-all       all-to-all
+    halo            all-to-all       all-to-all         borders of neighbours' parts; their gradients are added
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.runtime.graph.halo import Message, Window, add_gradients, gradient_message, join_window, window_message
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
 from msrun.runtime.progress import begin_collective, waiting_in
@@ -32,7 +34,7 @@ from msrun.runtime.progress import begin_collective, waiting_in
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange"]
+Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange", "halo"]
 
 
 class Traffic:
@@ -143,6 +145,16 @@ def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: 
     return Pending(received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim), _name("all_to_all", group))
 
 
+def start_halo(message: Message, group: dist.ProcessGroup, join: Callable[[list[Tensor]], Tensor]) -> Pending:
+    """Send each rank of the group its piece, of any size, and join what the others sent."""
+    traffic.add("halo", message.flat)
+    received = message.flat.new_empty(sum(message.receive_sizes))
+    work = dist.all_to_all_single(
+        received, message.flat, message.receive_sizes, message.send_sizes, group=group, async_op=True
+    )
+    return Pending(received, work, lambda got: join(message.pieces(got)), _name("halo", group))
+
+
 def _name(operation: str, group: dist.ProcessGroup) -> str:
     return f"{operation} of {dist.get_world_size(group)} ranks"
 
@@ -162,11 +174,15 @@ class Collective:
     axes: Axes
     dim: int = 0
     from_dim: int = 0
+    window: Window | None = None
+    """What each rank reads; of a halo."""
 
     def __str__(self) -> str:
         where = "" if self.kind in ("all_reduce", "enter") else f" dim {self.dim}"
         if self.kind == "exchange":
             where = f" dim {self.from_dim} -> {self.dim}"
+        if self.window is not None:
+            where += f", {self.window.length} rows from {self.window.offset} every {self.window.step}"
         return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
 
     @property
@@ -190,6 +206,10 @@ class Collective:
                 return start_reduce_scatter(value, group, self.dim)
             case "exchange":
                 return start_exchange(value, group, self.dim, self.from_dim)
+            case "halo":
+                place = self._place(mesh, rank)
+                message = window_message(value, *place)
+                return start_halo(message, group, lambda pieces: join_window(value, pieces, *place))
 
     def start_backward(self, grad: Tensor, mesh: Mesh, rank: int) -> Pending:
         """Start what happens to the gradient of the result; gives the gradient of the value."""
@@ -207,6 +227,15 @@ class Collective:
                 return start_gather(grad, group, self.dim)
             case "exchange":
                 return start_exchange(grad, group, self.from_dim, self.dim)
+            case "halo":
+                place = self._place(mesh, rank)
+                message = gradient_message(grad, *place)
+                return start_halo(message, group, lambda pieces: add_gradients(grad, pieces, *place))
+
+    def _place(self, mesh: Mesh, rank: int) -> tuple[int, Window, int, int]:
+        """Return dimension, window, this rank's index and the number of parts."""
+        assert self.window is not None
+        return self.dim, self.window, mesh.index(rank, self.axes), mesh.extent(self.axes)
 
     def _part(self, value: Tensor, mesh: Mesh, rank: int) -> Tensor:
         length = value.shape[self.dim] // mesh.extent(self.axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 
 from msrun.runtime.graph.operators import elementwise
 from msrun.runtime.graph.operators.batch_norm import BatchNorm
+from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolution
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddMatMul, Linear, MatMul
 from msrun.runtime.graph.operators.norm import GroupNorm, LayerNorm, RmsNorm
+from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
+from msrun.runtime.graph.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
 from msrun.runtime.graph.operators.shape import Expand, Permute, Reshape, WholeDimension
 
@@ -83,6 +87,41 @@ def _table() -> dict[Any, Rule]:
         (RmsNorm(), [aten.rms_norm.default]),
         (GroupNorm(), [aten.group_norm.default]),
         (BatchNorm(), [aten.batch_norm.default, aten._native_batch_norm_legit_functional.default]),
+        (
+            Convolution(),
+            [
+                aten.conv1d.default,
+                aten.conv1d.padding,
+                aten.conv2d.default,
+                aten.conv2d.padding,
+                aten.conv3d.default,
+                aten.conv3d.padding,
+            ],
+        ),
+        (
+            TransposedConvolution(),
+            [aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input],
+        ),
+        (Pool(1, fill=-math.inf), [aten.max_pool1d.default]),
+        (Pool(2, fill=-math.inf), [aten.max_pool2d.default]),
+        (Pool(3, fill=-math.inf), [aten.max_pool3d.default]),
+        (Pool(1, fill=0.0), [aten.avg_pool1d.default]),
+        (Pool(2, fill=0.0), [aten.avg_pool2d.default]),
+        (Pool(3, fill=0.0), [aten.avg_pool3d.default]),
+        (AdaptiveAverage(1), [aten.adaptive_avg_pool1d.default]),
+        (AdaptiveAverage(2), [aten.adaptive_avg_pool2d.default]),
+        (AdaptiveAverage(3), [aten.adaptive_avg_pool3d.default]),
+        (PoolWithIndices(1), [aten.adaptive_max_pool1d.default, aten.max_pool1d_with_indices.default]),
+        (PoolWithIndices(2), [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default]),
+        (PoolWithIndices(3), [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default]),
+        (Nearest(1), [aten.upsample_nearest1d.vec, aten._upsample_nearest_exact1d.vec]),
+        (Nearest(2), [aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.vec]),
+        (Nearest(3), [aten.upsample_nearest3d.vec, aten._upsample_nearest_exact3d.vec]),
+        (Interpolation(1), [aten.upsample_linear1d.vec]),
+        (Interpolation(2), [aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec]),
+        (Interpolation(3), [aten.upsample_trilinear3d.vec]),
+        (Padding(), [aten.pad.default, aten.constant_pad_nd.default]),
+        (PixelShuffle(2), [aten.pixel_shuffle.default]),
         (ClassLoss(), [aten.cross_entropy_loss.default, aten.nll_loss.default, aten.nll_loss_nd.default]),
     ]
     for rule, operators in rules:

@@ -192,6 +192,16 @@ class Rule(ABC):
         return build.call(call.node.target, *args, **kwargs)
 
 
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Give an argument of a local operator another value, wherever it was given."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name)
+    if position < len(node.args):
+        node.update_arg(position, value)
+    else:
+        node.update_kwarg(name, value)
+
+
 def summed_axes(form: Form, split: LabelSplit) -> Axes:
     """Return the axes along which the result of a call is a partial sum."""
     return tuple(sorted(axis for label in form.summed for axis in split.get(label, ())))

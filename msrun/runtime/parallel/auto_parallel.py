@@ -20,6 +20,7 @@ from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.data_parallel import Replicas
 from msrun.runtime.parallel.fsdp import Decision
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
@@ -50,8 +51,9 @@ class AutoParallel:
             "data_parallel": every rank runs the network as it is, without capture: torch's DDP, with hsdp its FSDP2.
             "hybrid_parallel": the same around parts cut by hand (`layerwise_parallel`, `all_reduce`, ...).
             "stand_alone": every rank trains for itself, nothing is exchanged.
-        compat: "torch": losses of copies, and without capture gradients of ranks, are averaged; "mindspore": they are
-            added up.
+            None: what `set_auto_parallel_context` says, else "semi_auto".
+        compat: "torch", the default: losses of copies, and without capture gradients of ranks, are averaged;
+            "mindspore": they are added up.
 
     Every setter returns self and must come before the first call.
 
@@ -60,9 +62,11 @@ class AutoParallel:
         CaptureError: at the first call, when the network cannot be captured.
     """
 
-    def __init__(self, network: Callable[..., Any], parallel_mode: str = "semi_auto", *, compat: Compat = "torch"):
+    def __init__(
+        self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
+    ) -> None:
         self.network = network
-        self.settings = ParallelSettings(parallel_mode, compat)
+        self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
         self._compiled: dict[tuple[Any, ...], CompiledCall] = {}

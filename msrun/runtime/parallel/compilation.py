@@ -57,6 +57,7 @@ class Compilation:
         nodes = [describe_node(n) for n in program.graph.nodes]
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
         self._check_ranks_agree("\n".join([*nodes, *inputs]))
+        program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         hsdp = self.settings.hsdp
         compiled = build_compiled_call(

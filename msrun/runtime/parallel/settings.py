@@ -74,6 +74,15 @@ class ParallelSettings:
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
 
     @property
+    def notes(self) -> list[str]:
+        """What the plan of a captured network must say about these settings."""
+        if self.gradients_mean:
+            return [
+                "gradients_mean changes nothing: gradients in semi_auto are those of the mean over the global batch"
+            ]
+        return []
+
+    @property
     def averages_gradients(self) -> bool:
         """Whether the modes without capture take the mean of the ranks' gradients; else their sum."""
         return self.gradients_mean if self.gradients_mean is not None else self.compat == "torch"

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.graph.autocast import inline_autocast
 
 GlobalShape = tuple[int, ...]
 
@@ -200,6 +201,7 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
             f"the network changes {mutated[0].removeprefix('root.')} in its forward pass, which a captured graph does "
             'not keep: use parallel_mode="data_parallel", which needs no capture'
         )
+    inline_autocast(program.graph)
     _refuse_sizes_from_values(program.graph)
     _make_functional(program.graph)
     _drop_bookkeeping(program.graph)

@@ -21,6 +21,10 @@ _HOMES = {
     "parallel.micro_batch": "MicroBatchInterleaved",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
+    "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
+    "parallel.context": (
+        "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context"
+    ),
     "parallel.hybrid": "layerwise_parallel",
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "parallel.fusion": "set_comm_fusion",
@@ -66,11 +70,17 @@ if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
+    from msrun.runtime.parallel.clip import clip_by_global_norm as clip_by_global_norm
+    from msrun.runtime.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from msrun.runtime.parallel.communication import all_gather as all_gather
     from msrun.runtime.parallel.communication import all_reduce as all_reduce
     from msrun.runtime.parallel.communication import all_to_all as all_to_all
     from msrun.runtime.parallel.communication import broadcast as broadcast
     from msrun.runtime.parallel.communication import reduce_scatter as reduce_scatter
+    from msrun.runtime.parallel.context import ParallelMode as ParallelMode
+    from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
+    from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
+    from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
     from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.hybrid import layerwise_parallel as layerwise_parallel

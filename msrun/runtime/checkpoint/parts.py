@@ -13,6 +13,7 @@ from msrun.errors import CheckpointError
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.parallel.hybrid import is_layerwise
 from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.storage import find_placement
 from msrun.runtime.world import world
@@ -84,7 +85,7 @@ def find_network_state(network: Any) -> NetworkState:
     """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names.
 
     Raises:
-        CheckpointError: not a network, or one cut by torch's own FSDP or DTensor.
+        CheckpointError: not a network, or one cut by hand, by torch's own FSDP or by DTensor.
     """
     if isinstance(network, AutoParallel):
         network = network.network
@@ -103,6 +104,11 @@ def find_network_state(network: Any) -> NetworkState:
         name = long_name.removeprefix(before)
         if name in tensors or name in extra:
             raise CheckpointError(f"two parameters are both called {name}: rename the one of the loss function")
+        if is_layerwise(value):
+            raise CheckpointError(
+                f"{name} is marked layerwise_parallel, so no rank knows the whole of it: save every rank's own, "
+                'torch.save(net.state_dict(), f"rank_{get_rank()}.pt")'
+            )
         if isinstance(value, DTensor):
             raise CheckpointError(f"{name} is a DTensor: save such a network with torch.distributed.checkpoint itself")
         if isinstance(value, Tensor) and not name.endswith(_EXTRA_STATE):

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.graph.autocast import inline_autocast
 from msrun.runtime.graph.writes import make_functional
 
 GlobalShape = tuple[int, ...]
@@ -197,6 +198,7 @@ def _faked(
 
 def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
     signature = program.graph_signature
+    inline_autocast(program.graph)
     _refuse_sizes_from_values(program.graph)
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)

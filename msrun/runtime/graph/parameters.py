@@ -63,11 +63,27 @@ class ParameterGroup:
     rank: int
     regathers: bool = False
     """level3: the gathered parts are freed after the forward pass and gathered again before the backward pass."""
+    dtype: torch.dtype | None = None
+    """Type in which they travel and operators read them, in mixed precision; None: their own."""
+    sums_wide: bool = True
+    """Their gradients of 16 bits are added up in float32."""
 
     @property
     def shard_axes(self) -> Axes:
         """The shard axes of all members."""
         return self.members[0].shard_axes
+
+    def read(self, member: StoredParameter) -> Tensor:
+        """Return a member's stored part in the type in which operators read it."""
+        value = member.parameter.detach()
+        return value if self.dtype is None else value.to(self.dtype)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The type in which gradients are added up."""
+        dtype = self.dtype or self.members[0].parameter.dtype
+        is_short = dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if self.sums_wide and is_short else dtype
 
     def local_bytes(self) -> int:
         """Return the bytes of the members' stored parts."""
@@ -87,7 +103,7 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._pending is None and not self._is_present():
-            flat = _flatten([m.parameter.detach() for m in group.members])
+            flat = _flatten([group.read(m) for m in group.members])
             self._pending = start_gather(flat.unsqueeze(0), axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
@@ -97,7 +113,7 @@ class GatheredGroup:
         group = self.group
         if not group.shard_axes:
             self.leaves = {
-                name: m.parameter.detach().requires_grad_(m.parameter.requires_grad)
+                name: group.read(m).requires_grad_(m.parameter.requires_grad)
                 for name, m in zip(group.placeholders, group.members, strict=True)
             }
             return
@@ -135,7 +151,8 @@ class GatheredGroup:
         grads = []
         for name in group.placeholders:
             leaf = self.leaves[name]
-            grads.append(leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape))
+            grad = leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape)
+            grads.append(grad.to(group.sum_dtype))
             leaf.grad = None
         if group.shard_axes:
             return PendingGradients(group, _start_sharded(group, grads))
@@ -186,7 +203,7 @@ class PendingGradients:
             parts = flat.split([m.parameter.numel() for m in members])
             self._ready = [part.view(m.parameter.shape) for part, m in zip(parts, members, strict=True)]
         assert self._ready is not None
-        return {m.name: grad for m, grad in zip(members, self._ready, strict=True)}
+        return {m.name: grad.to(m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
 
 
 def _flatten(tensors: Sequence[Tensor]) -> Tensor:

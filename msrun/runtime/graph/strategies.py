@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msrun.errors import StrategyError
+from msrun.runtime.graph.autocast import IS_CAST
 from msrun.runtime.graph.operators.rule import Form, Labels, OperatorCall, Rule
 from msrun.runtime.layout import Axes, Mesh, TensorLayout, assign_axes
 
@@ -42,7 +43,7 @@ def choose_split(
         return {}, "no rule" if not any(form.inputs) else "follows"
     if rule.follows:
         followed = _follow(form, mesh, layouts)
-        if followed:
+        if followed or IS_CAST in call.node.meta:
             return followed, "follows"
     return _data_parallel(form, mesh, layouts), "data parallel"
 

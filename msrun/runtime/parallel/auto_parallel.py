@@ -20,12 +20,14 @@ from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.data_parallel import Replicas
 from msrun.runtime.parallel.fsdp import Decision
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.hybrid import check_no_layerwise
 from msrun.runtime.parallel.micro_batch import current_compat
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
+from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
 from msrun.runtime.parallel.replica_plan import build_replica_plan
 from msrun.runtime.parallel.scaling import Compat
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
@@ -50,8 +52,9 @@ class AutoParallel:
             "data_parallel": every rank runs the network as it is, without capture: torch's DDP, with hsdp its FSDP2.
             "hybrid_parallel": the same around parts cut by hand (`layerwise_parallel`, `all_reduce`, ...).
             "stand_alone": every rank trains for itself, nothing is exchanged.
-        compat: "torch": losses of copies, and without capture gradients of ranks, are averaged; "mindspore": they are
-            added up.
+            None: what `set_auto_parallel_context` says, else "semi_auto".
+        compat: "torch", the default: losses of copies, and without capture gradients of ranks, are averaged;
+            "mindspore": they are added up.
 
     Every setter returns self and must come before the first call.
 
@@ -60,15 +63,18 @@ class AutoParallel:
         CaptureError: at the first call, when the network cannot be captured.
     """
 
-    def __init__(self, network: Callable[..., Any], parallel_mode: str = "semi_auto", *, compat: Compat = "torch"):
+    def __init__(
+        self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
+    ) -> None:
         self.network = network
-        self.settings = ParallelSettings(parallel_mode, compat)
+        self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
         self._compiled: dict[tuple[Any, ...], CompiledCall] = {}
         self._targets: dict[Any, Target] = {}
         self._plan: ParallelPlan | None = None
         self._replicas: Replicas | None = None
+        self._loss_scale: LossScale | None = None
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -109,6 +115,16 @@ class AutoParallel:
         """Let gradients of 16 bits travel, and be added up, in 16 bits."""
         return self._set("disable_gradient_fp32_sync", gradient_fp32_sync=False)
 
+    def mixed_precision(self, dtype: str = "bfloat16", loss_scale: float | str | None = None) -> AutoParallel:
+        """Compute in 16 bits where torch's autocast does; weights, gradients and optimizer stay in float32.
+
+        Args:
+            dtype: "bfloat16" or "float16".
+            loss_scale: factor of the backward pass, or "dynamic"; gradients come out without it. A step whose
+                gradients are not finite on any rank is skipped by every optimizer on all ranks.
+        """
+        return self._set("mixed_precision", precision=PrecisionSpec(dtype, loss_scale))
+
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         self.settings.check_setter(name, changes)
         if self._compiled or self._replicas is not None:
@@ -143,9 +159,21 @@ class AutoParallel:
         target = self._target(key, function)
         if torch.is_grad_enabled():
             progress.begin_step()
+        if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
+            is_shared = self.settings.parallel_mode != "stand_alone"
+            self._loss_scale = LossScale(self.settings.precision, is_shared=is_shared)
+        if self._loss_scale is None or not torch.is_grad_enabled():
+            return self._run(key, target, args, kwargs)
+        args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
+        result = self._run(key, target, args, kwargs)
+        self._loss_scale.watch(target.root.parameters())
+        return self._loss_scale.leave(result)
+
+    def _run(self, key: Any, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
-            return function(*args, **kwargs)
+            with autocast(self.settings.precision):
+                return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
@@ -219,6 +247,11 @@ class AutoParallel:
         if self._plan is None:
             raise CaptureError("there is no plan yet: it is made at the first call, in a world of several ranks")
         return self._plan
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The present factor of the backward pass in mixed precision; None without one."""
+        return None if self._loss_scale is None else self._loss_scale.value
 
     # -- as a module --------------------------------------------------------------------------------------------
 

@@ -13,13 +13,15 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
-from msrun.runtime import progress
+from msrun.runtime import progress, world
+from msrun.runtime.graph.autocast import apply_autocast
 from msrun.runtime.graph.capture import CapturedGraph, Target, capture
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
+from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import part_scale
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
@@ -57,6 +59,7 @@ class Compilation:
         nodes = [describe_node(n) for n in program.graph.nodes]
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
         self._check_ranks_agree("\n".join([*nodes, *inputs]))
+        program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         hsdp = self.settings.hsdp
         compiled = build_compiled_call(
@@ -69,6 +72,7 @@ class Compilation:
             copies=copies,
             scale=part_scale(self.settings.compat, copies),
             regathers=hsdp is not None and hsdp.optimizer_level == "level3",
+            sums_wide=self.settings.gradient_fp32_sync,
         )
         return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
 
@@ -77,7 +81,11 @@ class Compilation:
     ) -> tuple[CapturedGraph, LocalProgram]:
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, copies) for tensor, layout in zip(tensors, layouts, strict=True)]
-        captured = capture(call, args, kwargs, input_shapes=shapes, parameter_shapes=self.storage.shapes)
+        precision = self.settings.precision
+        with autocast(precision):
+            captured = capture(call, args, kwargs, input_shapes=shapes, parameter_shapes=self.storage.shapes)
+        lower = precision.torch_dtype if precision else None
+        apply_autocast(captured.graph, captured.parameters, world.device().type, lower)
         program = partition(
             captured,
             self.mesh,

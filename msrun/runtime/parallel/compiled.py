@@ -116,19 +116,34 @@ def build_compiled_call(
     copies: int,
     scale: float,
     regathers: bool,
+    sums_wide: bool = True,
 ) -> CompiledCall:
-    """Group the parameters, cut the program into segments and make its executor."""
+    """Group the parameters, cut the program into segments and make its executor.
+
+    Args:
+        sums_wide: gradients of 16 bits travel in float32.
+    """
     order = _order_of_use(program)
     used = [(stored[name], program.parameters[name].partial_axes) for name in order]
     groups = []
     group_of: dict[str, int] = {}
-    for number, members in enumerate(group_parameters(used)):
+    types = [program.parameters[name].dtype for name in order]
+    for number, members in enumerate(_of_one_type(group_parameters(used), types)):
         placeholders = [program.parameters[order[i]].node.name for i in members]
         group_of.update(dict.fromkeys(placeholders, number))
         members_stored = [used[i][0] for i in members]
         is_cut = bool(members_stored[0].shard_axes)
         groups.append(
-            ParameterGroup(members_stored, placeholders, used[members[0]][1], mesh, rank, regathers and is_cut)
+            ParameterGroup(
+                members_stored,
+                placeholders,
+                used[members[0]][1],
+                mesh,
+                rank,
+                regathers and is_cut,
+                dtype=types[members[0]],
+                sums_wide=sums_wide,
+            )
         )
     segments = cut_segments(program, group_of)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
@@ -136,6 +151,12 @@ def build_compiled_call(
     executor = Executor(program, segments, groups, mesh=mesh, rank=rank, buffers=device_buffers)
     trainable = [item for item, _ in used if item.parameter.requires_grad]
     return CompiledCall(program, segments, executor, trainable, groups, captured.output_spec, copies, scale)
+
+
+def _of_one_type(groups: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> list[list[int]]:
+    """Cut groups further, so that the members of each are read in one type."""
+    alike = [[[i for i in members if types[i] == dtype] for dtype in dict.fromkeys(types)] for members in groups]
+    return [members for parts in alike for members in parts if members]
 
 
 def _order_of_use(program: LocalProgram) -> list[str]:

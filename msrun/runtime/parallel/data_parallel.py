@@ -28,7 +28,8 @@ from msrun.runtime.parallel.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.fusion import BUCKET_BYTES
 from msrun.runtime.parallel.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.plan import user_name
-from msrun.runtime.parallel.scaling import replica_scales
+from msrun.runtime.parallel.precision import autocast
+from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.storage import equal_everywhere
 from msrun.runtime.progress import waiting_in
@@ -69,8 +70,9 @@ class Replicas:
         if is_module and torch.is_grad_enabled() and not self._sharded:
             run = self._wrapped.get(id(target.call), target.call)
         own = self._scales.own
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: _scale_gradient(x, own), (tuple(args), dict(kwargs)))
-        result = run(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
+        with autocast(self._settings.precision):
+            result = run(*args, **kwargs)
         if not torch.is_grad_enabled():
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass
@@ -84,7 +86,7 @@ class Replicas:
         if value.dim() == 0 and value.is_floating_point():
             mean: Tensor = _MeanOfRanks.apply(value, self._scales.start)
             return mean
-        return _scale_gradient(value, self._scales.start)
+        return scale_gradient(value, self._scales.start)
 
     def _prepare(self, target: Target) -> None:
         root = target.root
@@ -94,7 +96,8 @@ class Replicas:
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
         init_parameters(root)
-        notes = _agree(root, broadcasts=self._settings.broadcasts_parameters)
+        notes = list(self._settings.precision.notes) if self._settings.precision else []
+        notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
         decisions: Mapping[int, Decision] = {}
         if self._settings.hsdp is not None:
             self._sharded[id(root)] = sharded = ShardedNetwork(target, self._settings.hsdp)
@@ -216,25 +219,6 @@ def _reduce_in_float32(_state: None, bucket: Any) -> torch.futures.Future[Tensor
     work = dist.all_reduce(short.float().div_(dist.get_world_size()), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: short.copy_(done.value()[0]))
-
-
-class _ScaleGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
-
-
-def _scale_gradient(value: Tensor, factor: float) -> Tensor:
-    """Return a value whose gradient is multiplied on its way back."""
-    if factor == 1.0 or not value.requires_grad or not torch.is_grad_enabled():
-        return value
-    scaled: Tensor = _ScaleGradient.apply(value, factor)
-    return scaled
 
 
 class _MeanOfRanks(torch.autograd.Function):

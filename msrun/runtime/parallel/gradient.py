@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
+from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.data_parallel import Replicas, replicas_called
 
 
@@ -59,6 +60,8 @@ def value_and_grad(
         loss = result[0] if has_aux else result
         weights = [current(weight) for weight in kept or []]
         grads = _gradients(loss, inputs, weights, called)
+        for weight, gradient in zip(weights, grads[len(inputs) :], strict=True):
+            note_weight(gradient, weight)
         of_inputs, of_weights = grads[: len(inputs)], tuple(grads[len(inputs) :])
         given: Any = of_inputs[0] if isinstance(grad_position, int) else tuple(of_inputs)
         gradients = of_weights if not inputs else given if kept is None else (given, of_weights)

@@ -8,7 +8,10 @@ then n times as large, which there is left to the learning rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from msrun.errors import StrategyError
 
@@ -63,3 +66,22 @@ def describe_replicas(averages: bool) -> str:
     if averages:
         return "gradients are means over the ranks (torch)"
     return "gradients are added up over the ranks (MindSpore's gradients_mean=False)"
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return a value whose gradient is multiplied on its way back."""
+    if factor == 1.0 or not value.requires_grad or not torch.is_grad_enabled():
+        return value
+    scaled: Tensor = _ScaleGradient.apply(value, factor)
+    return scaled

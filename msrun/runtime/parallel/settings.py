@@ -8,6 +8,7 @@ from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.parallel.hsdp import HsdpSpec
+from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 
 MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
@@ -45,6 +46,8 @@ class ParallelSettings:
     """Start every rank from rank 0's values, in the modes without capture. None: what `compat` means by default."""
     gradient_fp32_sync: bool = True
     """Gradients of 16 bits travel and are added up in float32."""
+    precision: PrecisionSpec | None = None
+    """Mixed precision; None: everything as the network has it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
@@ -72,6 +75,15 @@ class ParallelSettings:
         elif self.parallel_mode == "stand_alone":
             raise StrategyError(f'{name}() with parallel_mode="stand_alone": its ranks exchange nothing; leave it out')
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
+
+    @property
+    def notes(self) -> list[str]:
+        """What the plan of a captured network must say about these settings."""
+        if self.gradients_mean:
+            return [
+                "gradients_mean changes nothing: gradients in semi_auto are those of the mean over the global batch"
+            ]
+        return []
 
     @property
     def averages_gradients(self) -> bool:

@@ -13,12 +13,15 @@ from msrun.errors import ParallelError
 from msrun.runtime import progress
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.parallel.context import has_parallel_mode
 from msrun.runtime.train.callbacks import Callback, RunContext
 from msrun.runtime.train.start import find_start
 
 
 class Model:
     """Train a network.
+
+    A module runs in the mode that `set_auto_parallel_context` has set, if any, as if it came with its AutoParallel.
 
     Args:
         network: a module, or an AutoParallel of one. Without `loss_fn` its result is the loss.
@@ -40,6 +43,8 @@ class Model:
                 "Model(AutoParallel(net), loss_fn): wrap the loss first, AutoParallel(WithLoss(net, loss))"
             )
         self.network: Any = WithLoss(network, loss_fn) if loss_fn is not None else network  # type: ignore[arg-type]
+        if not isinstance(network, AutoParallel) and has_parallel_mode():
+            self.network = AutoParallel(self.network)
         self.optimizer = optimizer
 
     def train(

@@ -1,0 +1,173 @@
+"""Autocast in a captured graph: every cast that torch.autocast would make is an operator of the graph.
+
+torch.export keeps operators and drops the casts that autocast makes inside the dispatcher; what the network itself puts
+under `torch.autocast` becomes one operator that holds a graph. Here that graph is put in its place, and each operator
+is asked, on fake tensors, what torch's own autocast does with it: compute in the lower precision, in float32, or as the
+inputs come. So the rules are torch's, for every device and version. A parameter that operators read in the lower
+precision alone is gathered in it (`ParameterUse.dtype`); the parameter itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+_REGION = "autocast_region"
+"""node.meta key: dtype of the network's own autocast around an operator, None where it is switched off."""
+_OPERATOR = "wrap_with_autocast"
+IS_CAST = "autocast_cast"
+"""node.meta key: the operator is a cast that autocast makes; it keeps its input's layout."""
+Policy = Literal["lower", "float32", "widest", "as it comes"]
+
+
+def inline_autocast(graph: fx.Graph) -> None:
+    """Put the operators of the network's own `with torch.autocast(...)` in the place of those regions."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == _OPERATOR:
+            _inline(graph, node)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+
+
+def _inline(graph: fx.Graph, region: fx.Node) -> None:
+    _, dtype, is_on, _, body, *inputs = region.args
+    module = graph.owning_module
+    assert isinstance(body, fx.Node)
+    assert module is not None
+    inner: fx.Graph = getattr(module, str(body.target)).graph
+    inline_autocast(inner)
+    given = iter(inputs)
+    copies: dict[fx.Node, Any] = {}
+    results: Any = ()
+    with graph.inserting_before(region):
+        for node in inner.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(given)
+            elif node.op == "output":
+                results = fx.node.map_arg(node.args[0], lambda n: copies[n])
+            else:
+                copies[node] = graph.node_copy(node, lambda n: copies[n])
+                copies[node].meta.setdefault(_REGION, dtype if is_on else None)
+    for user in list(region.users):  # getitem
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(region)
+
+
+def apply_autocast(graph: fx.Graph, parameters: Mapping[str, str], device: str, dtype: torch.dtype | None) -> None:
+    """Write the casts of autocast into a captured graph.
+
+    Args:
+        parameters: placeholder name -> parameter name.
+        device: kind of device that computes; autocast has rules for each.
+        dtype: the lower precision of the whole network; None: only where the network says so itself.
+    """
+    if dtype is None and not any(_REGION in node.meta for node in graph.nodes):
+        return
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        lower = node.meta.get(_REGION, dtype)
+        if lower is not None and isinstance(node.target, torch._ops.OpOverload):
+            _cast_inputs(graph, node, _wanted(node, device, lower), casts)
+        node.meta["val"] = _run(node.target, node)
+    _fold(graph, parameters)
+
+
+def _wanted(node: fx.Node, device: str, lower: torch.dtype) -> torch.dtype | None:
+    """Return the type in which autocast hands an operator its inputs; None where it leaves them alone."""
+    policy = _policy(node, device, lower)
+    if policy == "lower":
+        return lower
+    if policy == "float32":
+        return torch.float32
+    types = {n.meta["val"].dtype for n in node.all_input_nodes if _is_float(n.meta.get("val"))}
+    return torch.float32 if policy == "widest" and len(types) > 1 and torch.float64 not in types else None
+
+
+def _policy(node: fx.Node, device: str, lower: torch.dtype) -> Policy:
+    args = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+
+    def result(given: torch.dtype, is_on: bool) -> torch.dtype | None:
+        of_type = pytree.tree_map_only(Tensor, lambda x: x.to(given) if _is_float(x) else x, args)
+        with torch.autocast(device, lower, enabled=is_on):
+            return _float_type(_try(target, of_type))
+
+    with torch.no_grad():
+        if result(torch.float32, is_on=True) == lower != result(torch.float32, is_on=False):
+            return "lower"
+        if result(lower, is_on=True) == torch.float32 != result(lower, is_on=False):
+            return "float32"
+        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{device.upper()}")
+        with torch.autocast(device, enabled=False):
+            return "widest" if has_rule or _try(target, args) is None else "as it comes"
+
+
+def _try(target: Callable[..., Any], args: Any) -> Any:
+    try:
+        return target(*args[0], **args[1])
+    except RuntimeError:  # it does not take inputs of such types
+        return None
+
+
+def _float_type(value: Any) -> torch.dtype | None:
+    return next((x.dtype for x in pytree.tree_leaves(value) if isinstance(x, Tensor) and x.is_floating_point()), None)
+
+
+def _is_float(value: Any) -> bool:
+    """Return whether autocast looks at a value: it leaves integers and float64 alone."""
+    return isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _cast_inputs(
+    graph: fx.Graph,
+    node: fx.Node,
+    wanted: torch.dtype | None,
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node],
+) -> None:
+    if wanted is None:
+        return
+
+    def cast(given: fx.Node) -> fx.Node:
+        value = given.meta.get("val")
+        if not isinstance(value, Tensor) or not _is_float(value) or value.dtype == wanted:
+            return given
+        if (given, wanted) not in casts:
+            with graph.inserting_after(given if given.op != "placeholder" else _last_placeholder(graph)):
+                made = graph.call_function(torch.ops.aten.to.dtype, (given, wanted))
+            made.meta |= {"val": value.to(wanted), IS_CAST: True}
+            casts[given, wanted] = made
+        return casts[given, wanted]
+
+    node.args = fx.node.map_arg(node.args, cast)
+    node.kwargs = fx.node.map_arg(node.kwargs, cast)
+
+
+def _last_placeholder(graph: fx.Graph) -> fx.Node:
+    return next(node for node in reversed(graph.nodes) if node.op == "placeholder")
+
+
+def _run(target: Any, node: fx.Node) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _fold(graph: fx.Graph, parameters: Mapping[str, str]) -> None:
+    """Let a parameter that is only read through one cast arrive in that type."""
+    for node in list(graph.nodes):
+        if node.op != "placeholder" or node.name not in parameters:
+            continue
+        readers = list(node.users)
+        if len(readers) == 1 and readers[0].target is torch.ops.aten.to.dtype and len(readers[0].args) == 2:
+            node.meta["val"] = readers[0].meta["val"]
+            readers[0].replace_all_uses_with(node)
+            graph.erase_node(readers[0])

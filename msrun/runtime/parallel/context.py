@@ -1,0 +1,261 @@
+"""set_auto_parallel_context: MindSpore's older way to say how to run in parallel.
+
+Words set here are the defaults of every AutoParallel made afterwards, and `Model(network, loss_fn, optimizer)` runs its
+network in the mode that is set. They live in a context variable: other threads and tasks have their own. Words and
+ranges are those of `mindspore.context.set_auto_parallel_context`; a word that nothing here obeys is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from msrun.errors import StrategyError, near_miss
+from msrun.runtime import world
+from msrun.runtime.parallel.hsdp import HsdpSpec
+from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.settings import ParallelSettings, check_mode
+
+_chosen: ContextVar[Mapping[str, Any]] = ContextVar("auto_parallel_context", default=MappingProxyType({}))
+
+
+class ParallelMode:
+    """MindSpore's names of the modes, for `set_auto_parallel_context(parallel_mode=...)`."""
+
+    STAND_ALONE = "stand_alone"
+    DATA_PARALLEL = "data_parallel"
+    HYBRID_PARALLEL = "hybrid_parallel"
+    SEMI_AUTO_PARALLEL = "semi_auto_parallel"
+    AUTO_PARALLEL = "auto_parallel"
+
+
+def set_auto_parallel_context(**words: Any) -> None:
+    """Set defaults for every AutoParallel and Model made afterwards; words not named stay as they are.
+
+    Args:
+        words: device_num, global_rank (checked against the world), parallel_mode, gradients_mean, gradient_fp32_sync,
+            parameter_broadcast, dataset_strategy, full_batch, enable_parallel_optimizer, parallel_optimizer_config
+            (gradient_accumulation_shard, parallel_optimizer_threshold, optimizer_weight_shard_size, optimizer_level),
+            optimizer_weight_shard_size, force_fp32_communication; and our own `compat`, "torch" or "mindspore".
+
+    Raises:
+        StrategyError: an unknown word, a value out of its range, or a word that nothing here obeys. Then nothing is
+            changed.
+    """
+    for word, value in words.items():
+        if word in _REFUSED:
+            accepted, remedy = _REFUSED[word]
+            if type(value) is not type(accepted) or value != accepted:
+                raise StrategyError(f"set_auto_parallel_context({word}={value!r}): {remedy}")
+        elif word in _CHECKS:
+            _CHECKS[word](word, value)
+        else:
+            known = [*_CHECKS, *_REFUSED]
+            raise StrategyError(
+                f"set_auto_parallel_context({word}=...): unknown word{near_miss(word, known)}; "
+                f"known are {', '.join(_CHECKS)}"
+            )
+    _chosen.set({**_chosen.get(), **words})
+
+
+def get_auto_parallel_context(name: str) -> Any:
+    """Return what was set for a word, or what is done when nothing was.
+
+    Raises:
+        StrategyError: an unknown word.
+    """
+    chosen = _chosen.get()
+    if name in chosen:
+        return chosen[name]
+    defaults = _defaults()
+    if name not in defaults:
+        raise StrategyError(f"get_auto_parallel_context({name!r}): unknown word{near_miss(str(name), defaults)}")
+    return defaults[name]
+
+
+def reset_auto_parallel_context() -> None:
+    """Forget every word that was set."""
+    _chosen.set(MappingProxyType({}))
+
+
+def default_settings(parallel_mode: str | None, compat: Compat | None) -> ParallelSettings:
+    """Return the settings of a new AutoParallel: what its caller says, else the context, else semi_auto and torch.
+
+    Raises:
+        StrategyError: words that contradict each other, the mode or the world.
+    """
+    chosen = _chosen.get()
+    _check_place(chosen)
+    mode = check_mode(parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto"))
+    settings = ParallelSettings(mode, compat or chosen.get("compat", "torch"))
+    changes = _changes(chosen)
+    for setter, values in changes.items():
+        settings.check_setter(setter, values)
+    return ParallelSettings(
+        settings.parallel_mode, settings.compat, **{key: v for values in changes.values() for key, v in values.items()}
+    )
+
+
+def has_parallel_mode() -> bool:
+    """Return whether the context wants networks to run in parallel."""
+    return check_mode(_chosen.get().get("parallel_mode", "stand_alone")) != "stand_alone"
+
+
+def _changes(chosen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return setter of AutoParallel -> what it would change."""
+    changes: dict[str, dict[str, Any]] = {}
+    if "gradients_mean" in chosen:
+        changes["enable_gradients_mean"] = {"gradients_mean": chosen["gradients_mean"]}
+    if "parameter_broadcast" in chosen:
+        changes["parameter_broadcast"] = {"parameter_broadcast": chosen["parameter_broadcast"]}
+    if "gradient_fp32_sync" in chosen or "force_fp32_communication" in chosen:
+        wide = chosen.get("gradient_fp32_sync", True) or chosen.get("force_fp32_communication", False)
+        changes["enable_fp32_communication"] = {"gradient_fp32_sync": wide}
+    if "dataset_strategy" in chosen or chosen.get("full_batch"):
+        strategy = chosen.get("dataset_strategy", "full_batch")
+        if chosen.get("full_batch") and strategy != "full_batch":
+            raise StrategyError(f"full_batch=True and dataset_strategy={strategy!r}: set one of them")
+        changes["dataset_strategy"] = {"dataset_strategy": strategy}
+    if chosen.get("enable_parallel_optimizer"):
+        changes["hsdp"] = {"hsdp": _hsdp(chosen)}
+    return changes
+
+
+def _hsdp(chosen: Mapping[str, Any]) -> HsdpSpec:
+    config = chosen.get("parallel_optimizer_config", {})
+    level = "level2" if config.get("gradient_accumulation_shard") else "level1"
+    size = config.get("optimizer_weight_shard_size", chosen.get("optimizer_weight_shard_size", -1))
+    return HsdpSpec(size, config.get("parallel_optimizer_threshold", 64), config.get("optimizer_level", level))
+
+
+def _check_place(chosen: Mapping[str, Any]) -> None:
+    for word, actual in (("device_num", world.get_group_size()), ("global_rank", world.get_rank())):
+        if word not in chosen:
+            continue
+        if not world.is_initialized():
+            raise StrategyError(f"{word}={chosen[word]} is checked against the world: call init() before AutoParallel")
+        if chosen[word] != actual:
+            raise StrategyError(f"{word}={chosen[word]}, but in this process it is {actual}: leave it out")
+
+
+def _defaults() -> dict[str, Any]:
+    compat = _chosen.get().get("compat", "torch")
+    return {
+        "device_num": world.get_group_size(),
+        "global_rank": world.get_rank(),
+        "parallel_mode": ParallelMode.STAND_ALONE,
+        "compat": "torch",
+        "gradients_mean": compat == "torch",
+        "gradient_fp32_sync": True,
+        "parameter_broadcast": compat == "torch",
+        "dataset_strategy": "full_batch" if _chosen.get().get("full_batch") else "data_parallel",
+        "full_batch": _chosen.get().get("dataset_strategy") == "full_batch",
+        "enable_parallel_optimizer": False,
+        "parallel_optimizer_config": {},
+        "optimizer_weight_shard_size": -1,
+        "force_fp32_communication": False,
+        **{word: accepted for word, (accepted, _) in _REFUSED.items()},
+    }
+
+
+# -- words and their ranges ---------------------------------------------------------------------------------------
+
+
+def _refuse(word: str, value: Any, constraint: str) -> StrategyError:
+    return StrategyError(f"set_auto_parallel_context({word}={value!r}): must be {constraint}")
+
+
+def _is_switch(word: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _refuse(word, value, "True or False")
+
+
+def _is_number(low: int, high: int) -> Callable[[str, Any], None]:
+    def check(word: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _refuse(word, value, f"a whole number from {low} to {high}")
+
+    return check
+
+
+def _is_shard_size(word: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise _refuse(word, value, "a whole number above 0, or -1 for all ranks")
+
+
+def _is_mode(_word: str, value: Any) -> None:
+    check_mode(value)
+
+
+def _is_compat(_word: str, value: Any) -> None:
+    check_compat(value)
+
+
+def _is_dataset_strategy(_word: str, value: Any) -> None:
+    ParallelSettings(dataset_strategy=value)
+
+
+def _is_optimizer_config(word: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise _refuse(word, value, f"a dict with some of {', '.join(_OPTIMIZER_CONFIG)}")
+    for key, entry in value.items():
+        if key not in _OPTIMIZER_CONFIG:
+            raise _refuse(
+                f"{word}[{key!r}]", entry, f"one of {', '.join(_OPTIMIZER_CONFIG)}{near_miss(key, _OPTIMIZER_CONFIG)}"
+            )
+        _OPTIMIZER_CONFIG[key](f"{word}[{key!r}]", entry)
+
+
+def _is_level(_word: str, value: Any) -> None:
+    HsdpSpec(optimizer_level=value)
+
+
+_OPTIMIZER_CONFIG: dict[str, Callable[[str, Any], None]] = {
+    "gradient_accumulation_shard": _is_switch,
+    "parallel_optimizer_threshold": _is_number(0, 2**31),
+    "optimizer_weight_shard_size": _is_shard_size,
+    "optimizer_level": _is_level,
+}
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "device_num": _is_number(1, 4096),
+    "global_rank": _is_number(0, 4095),
+    "parallel_mode": _is_mode,
+    "compat": _is_compat,
+    "gradients_mean": _is_switch,
+    "gradient_fp32_sync": _is_switch,
+    "parameter_broadcast": _is_switch,
+    "dataset_strategy": _is_dataset_strategy,
+    "full_batch": _is_switch,
+    "enable_parallel_optimizer": _is_switch,
+    "parallel_optimizer_config": _is_optimizer_config,
+    "optimizer_weight_shard_size": _is_shard_size,
+    "force_fp32_communication": _is_switch,
+}
+_SEARCH = "strategies are not searched for: set them with shard"
+_PIPELINE = "the context starts no pipeline: say it to AutoParallel"
+_FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"
+_STRATEGY_FILE = "checkpoints need no strategy file here: load_checkpoint reads them whatever the layout"
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "search_mode": ("recursive_programming", _SEARCH),
+    "auto_parallel_search_mode": ("recursive_programming", _SEARCH),
+    "sharding_propagation": (False, _SEARCH),
+    "pipeline_stages": (1, _PIPELINE),
+    "pipeline_result_broadcast": (False, _PIPELINE),
+    "pipeline_interleave": (False, _PIPELINE),
+    "pipeline_scheduler": ("1f1b", _PIPELINE),
+    "pipeline_config": ({}, _PIPELINE),
+    "auto_pipeline": (False, _PIPELINE),
+    "grad_accumulation_step": (1, "the context accumulates nothing: say it to the network's wrapper"),
+    "comm_fusion": ({}, _FUSION),
+    "all_reduce_fusion_config": ([], _FUSION),
+    "strategy_ckpt_load_file": ("", _STRATEGY_FILE),
+    "strategy_ckpt_save_file": ("", _STRATEGY_FILE),
+    "strategy_ckpt_config": ({}, _STRATEGY_FILE),
+    "group_ckpt_save_file": ("", "groups are not written to a file; plan.explain() shows the layouts"),
+    "loss_repeated_mean": (True, "must be True: a loss that several ranks compute counts once"),
+    "enable_alltoall": (True, "must be True: layouts are changed with all-to-all"),
+    "communi_parallel_mode": ("all_group_parallel", "must be all_group_parallel"),
+}
+"""word -> (the one value that is as things are, what to do instead of another)"""

@@ -1,0 +1,159 @@
+"""Mixed precision: compute in 16 bits under torch's autocast, keep weights, gradients and the optimizer in float32.
+
+A captured network has the casts in its graph (`graph/autocast.py`); its weights are gathered in 16 bits. The other
+modes run under `torch.autocast`. float16 needs a loss scale, or small gradients vanish: backward passes begin with it
+and every gradient is divided by it before anybody sees it. When one of them is infinite on any rank, the optimizer's
+step does nothing on every rank; a dynamic scale is then halved, and doubled after 2000 good steps (torch's GradScaler).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import StrategyError, near_miss
+from msrun.runtime import world
+from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.parallel.scaling import scale_gradient
+from msrun.runtime.progress import waiting_in
+
+_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+INITIAL_SCALE = 2.0**16
+GOOD_STEPS = 2000
+DYNAMIC = "dynamic"
+
+
+@dataclass(frozen=True)
+class PrecisionSpec:
+    """Settings of `AutoParallel.mixed_precision`.
+
+    Raises:
+        StrategyError: an unknown type, or a scale that is none.
+    """
+
+    dtype: str
+    loss_scale: float | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _TYPES:
+            raise StrategyError(
+                f"mixed_precision({self.dtype!r}){near_miss(str(self.dtype), _TYPES)}: must be {' or '.join(_TYPES)}"
+            )
+        scale = self.loss_scale
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf")
+        if scale is not None and scale != DYNAMIC and not is_number:
+            raise StrategyError(
+                f'mixed_precision(loss_scale={scale!r}): must be a number above 0, "{DYNAMIC}", or None for no scale'
+            )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The lower precision."""
+        return _TYPES[self.dtype]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the plan must say."""
+        if self.dtype == "float16" and self.loss_scale is None:
+            return ['float16 without a loss scale: small gradients vanish; give mixed_precision(loss_scale="dynamic")']
+        return []
+
+
+def autocast(spec: PrecisionSpec | None) -> contextlib.AbstractContextManager[Any]:
+    """Return torch's autocast of this rank's device, or nothing."""
+    if spec is None:
+        return contextlib.nullcontext()
+    return torch.autocast(world.device().type, spec.torch_dtype)
+
+
+class LossScale:
+    """The loss scale of one AutoParallel.
+
+    Args:
+        is_shared: the ranks train one network, so that they must skip the same steps.
+    """
+
+    def __init__(self, spec: PrecisionSpec, *, is_shared: bool) -> None:
+        self._is_dynamic = spec.loss_scale == DYNAMIC
+        self.value = INITIAL_SCALE if self._is_dynamic else float(spec.loss_scale or 1.0)
+        self.skipped_steps = 0
+        self._good_steps = 0
+        self._is_shared = is_shared
+
+    def enter(self, arguments: Any) -> Any:
+        """Return a call's arguments; what the caller sees as their gradients is not scaled."""
+        factor = 1.0 / self.value
+        return pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, factor), arguments)
+
+    def leave(self, result: Any) -> Any:
+        """Return a call's results; their backward passes begin with the scale."""
+        factor = self.value
+        return pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, factor), result)
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Divide the gradients that reach these parameters by the scale, and look at them before optimizers step.
+
+        Raises:
+            StrategyError: another AutoParallel scales their loss.
+        """
+        if not len(_scale_of):
+            register_optimizer_step_pre_hook(_before_step)
+        for parameter in parameters:
+            known: LossScale | None = _scale_of.get(parameter)
+            if known is not None and known is not self:
+                raise StrategyError(
+                    f"a parameter of shape {tuple(parameter.shape)} is trained by two AutoParallel with a loss scale: "
+                    "train it with one"
+                )
+            if known is None and parameter.requires_grad:
+                _scale_of[parameter] = self
+                parameter.register_hook(lambda gradient: gradient / self.value)
+
+    def accepts(self, gradients: Sequence[Tensor]) -> bool:
+        """Return whether every gradient is finite on every rank, and adapt the scale. All ranks call it together."""
+        norms = [torch.linalg.vector_norm(g.detach(), float("inf")).float() for g in gradients if g.numel()]
+        is_bad = torch.zeros((), device=world.device())
+        if norms:
+            is_bad = (~torch.stack(norms).isfinite().all()).float()
+        if self._is_shared and world.get_group_size() > 1:
+            traffic.add("all_reduce", is_bad)
+            with waiting_in(lambda: "the comparison of overflows"):
+                dist.all_reduce(is_bad, dist.ReduceOp.MAX)
+        is_good = not bool(is_bad)
+        self._adapt(is_good)
+        return is_good
+
+    def _adapt(self, is_good: bool) -> None:
+        self.skipped_steps += not is_good
+        self._good_steps = self._good_steps + 1 if is_good else 0
+        if not self._is_dynamic:
+            return
+        if not is_good:
+            self.value /= 2.0
+        elif self._good_steps == GOOD_STEPS:
+            self.value *= 2.0
+            self._good_steps = 0
+
+
+_scale_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""parameter -> the loss scale of who trains it"""
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Take an optimizer's gradients away when one of them is not finite: torch's optimizers then do nothing."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    scales = {id(scale): scale for p in parameters if (scale := _scale_of.get(p)) is not None}
+    for scale in scales.values():
+        mine = [p.grad for p in parameters if _scale_of.get(p) is scale and p.grad is not None]
+        if not scale.accepts(mine):
+            for parameter in parameters:
+                parameter.grad = None

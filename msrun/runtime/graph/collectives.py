@@ -186,9 +186,14 @@ class Collective:
         return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
 
     @property
-    def is_local(self) -> bool:
-        """True when nothing moves on the way forward."""
-        return self.kind in ("enter", "slice")
+    def moves_forward(self) -> bool:
+        """True when data moves on the way forward."""
+        return self.kind not in ("enter", "slice")
+
+    @property
+    def moves_backward(self) -> bool:
+        """True when data moves on the way back."""
+        return self.kind not in ("all_reduce", "gather")
 
     def start_forward(self, value: Tensor, mesh: Mesh, rank: int) -> Pending:
         """Start what happens to a value."""

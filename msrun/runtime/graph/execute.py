@@ -1,9 +1,10 @@
 """The executor: runs the segments of a program for one or several copies of the batch, forward and backward.
 
-Issue order (forward): segment k of copy 1, segment k of copy 2, then segment k+1 of copy 1, ... A segment waits for
-the collectives that it reads, computes, and starts the ones that read it; while those of one copy are on their way the
-other copy computes. The way back is the mirror image, one backward call per segment: the autograd engine never
-decides the order. Gradients of a fusion group leave after the last copy's last segment that reads it.
+Issue order (forward): turn k of copy 1, turn k of copy 2, then turn k+1 of copy 1, ...; a turn is a run of segments
+(`turns`). A segment waits for the collectives that it reads, computes, and starts the ones that read it; while those of
+one copy are on their way the other copy computes. The way back is the mirror image, one backward call per segment: the
+autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last segment that reads
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, PendingGradients
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.segments import Name, Segment
+from msrun.runtime.graph.turns import backward_turns, forward_turns, join_turns
 from msrun.runtime.layout import Mesh
 
 AHEAD = 2
@@ -65,6 +67,9 @@ class Executor:
         self._regathers = any(group.regathers for group in self.groups)
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
         self._buffer_plan = plan_buffers(program, self._segments)
+        gathered = {number for number, group in enumerate(self.groups) if group.shard_axes}
+        self._forward_turns = join_turns(forward_turns(self._segments, gathered), self._buffer_plan.spans)
+        self._backward_turns = backward_turns(self._segments, gathered)
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -91,14 +96,13 @@ class Executor:
         step.buffers = {name: self._buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for span in self._buffer_plan.spans:
-                for group in dict.fromkeys(g for index in span for g in self._segments[index].groups):
-                    step.gathered[group].wait()
-                self._prefetch(step, span.stop)
+            for turn in self._forward_turns:
                 for copy in copies:
-                    for index in span:
+                    for index in turn:
+                        if copy is copies[0]:
+                            self._have_parameters(step, index)
                         self._run(step, copy, index, self._segments[index], needs_grad)
-                for index in span:
+                for index in turn:
                     self._free_after(step, index)
         with torch.no_grad():
             for name, value in step.buffers.items():
@@ -111,6 +115,11 @@ class Executor:
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
         copy.values.update(self._buffers)
         return copy
+
+    def _have_parameters(self, step: Step, index: int) -> None:
+        for group in self._segments[index].groups:
+            step.gathered[group].wait()
+        self._prefetch(step, index + 1)
 
     def _prefetch(self, step: Step, index: int) -> None:
         """Start gathers of the groups that come next: all of them, or a few when gathered parts are freed again."""
@@ -173,15 +182,17 @@ class Executor:
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
             self._start_crossings(copy, len(self._segments) - 1)
-        for index in reversed(range(len(self._segments))):
-            segment = self._segments[index]
-            self._regather(step, index)
+        for turn in self._backward_turns:
             for copy in step.copies:
-                self._run_backward(copy, index, segment)
-                if index:
-                    self._start_crossings(copy, index - 1)
-            if reduces:
-                leaving += [step.gathered[group].start_reduce() for group in segment.new_groups]
+                for index in turn:
+                    if copy is step.copies[0]:
+                        self._regather(step, index)
+                    self._run_backward(copy, index, self._segments[index])
+                    if index:
+                        self._start_crossings(copy, index - 1)
+                    if reduces and copy is step.copies[-1]:
+                        new_groups = self._segments[index].new_groups
+                        leaving += [step.gathered[group].start_reduce() for group in new_groups]
         return _arrived(leaving)
 
     def reduce(self, gathered: Sequence[GatheredGroup]) -> dict[str, Tensor]:

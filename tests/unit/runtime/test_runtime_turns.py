@@ -1,0 +1,86 @@
+"""Turns: how far one copy goes before the next one has its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from torch import fx, nn
+
+from msrun.runtime.graph.collectives import Collective, Kind
+from msrun.runtime.graph.segments import Crossing, Segment
+from msrun.runtime.graph.turns import backward_turns, forward_turns
+
+AXES = (0,)
+
+
+def segment(
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    crossings: Sequence[tuple[str, Kind, str]] = (),
+    new_groups: Sequence[int] = (),
+) -> Segment:
+    module = fx.GraphModule(nn.Module(), fx.Graph())
+    made = [Crossing(source, result, Collective(kind, AXES)) for source, kind, result in crossings]
+    return Segment(module, list(reads), list(writes), made, list(new_groups), list(new_groups))
+
+
+MEGATRON = [
+    segment(["x"], ["norm"], [("norm", "enter", "entered")]),
+    segment(["entered"], ["part"], [("part", "all_reduce", "whole")]),
+    segment(["whole"], ["norm2"], [("norm2", "enter", "entered2")]),
+    segment(["entered2"], ["part2"], [("part2", "all_reduce", "whole2")]),
+    segment(["whole2"], ["loss"]),
+]
+"""Two halves of a Megatron block: partial sums move forward, entered values' gradients move back."""
+
+
+def test_forward_turns_end_where_sums_are_waited_for_and_not_where_nothing_moves() -> None:
+    assert forward_turns(MEGATRON, set()) == [[0, 1], [2, 3], [4]]
+
+
+def test_backward_turns_end_where_gradients_of_entered_values_are_waited_for() -> None:
+    """Segment 2 writes norm2, whose gradient is summed; the way back of `whole` moves nothing."""
+    assert backward_turns(MEGATRON, set()) == [[4, 3], [2, 1], [0]]
+
+
+def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
+    chain = [
+        segment(["x"], ["a"], [("a", "reduce_scatter", "b")]),
+        segment([], [], [("b", "gather", "c")]),
+        segment(["c"], ["d"]),
+    ]
+    assert forward_turns(chain, set()) == [[0], [1], [2]]
+    assert backward_turns(chain, set()) == [[2, 1], [0]]
+
+
+def test_data_that_nobody_waits_for_yet_ends_no_turn() -> None:
+    late = [
+        segment(["x"], ["a", "b"], [("a", "all_reduce", "far")]),
+        segment(["b"], ["c"]),
+        segment(["c", "far"], ["d"]),
+    ]
+    assert forward_turns(late, set()) == [[0, 1], [2]]
+
+
+def test_other_copies_had_their_turn_since_an_earlier_turn_so_its_data_ends_none() -> None:
+    two = [
+        segment(["x"], ["a", "b"], [("a", "all_reduce", "A"), ("b", "all_reduce", "B")]),
+        segment(["A"], ["c"]),
+        segment(["B", "c"], ["d"]),
+    ]
+    assert forward_turns(two, set()) == [[0], [1, 2]]
+
+
+def test_gathered_groups_are_used_by_all_copies_before_the_next_ones_come() -> None:
+    layers = [segment(["x"], ["a"], new_groups=[0]), segment(["a"], ["b"], new_groups=[1]), segment(["b"], ["c"])]
+    assert forward_turns(layers, {0, 1}) == [[0], [1, 2]]
+    assert backward_turns(layers, {0, 1}) == [[2, 1], [0]]
+    assert forward_turns(layers, set()) == [[0, 1, 2]], "parameters that are stored as they are used end no turn"
+    assert backward_turns(layers, set()) == [[2, 1, 0]]
+
+
+@pytest.mark.parametrize("turns", [forward_turns, backward_turns])
+def test_a_program_of_nothing_has_no_turns(turns: object) -> None:
+    assert callable(turns)
+    assert turns([], set()) == []

@@ -19,6 +19,8 @@ _HOMES = {
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
     "parallel.micro_batch": "MicroBatchInterleaved",
+    "parallel.accumulation": "GradAccumulation",
+    "parallel.recompute": "recompute",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
     "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
+    from msrun.runtime.parallel.accumulation import GradAccumulation as GradAccumulation
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
     from msrun.runtime.parallel.clip import clip_by_global_norm as clip_by_global_norm
     from msrun.runtime.parallel.clip import clip_grad_norm_ as clip_grad_norm_
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
+    from msrun.runtime.parallel.recompute import recompute as recompute
     from msrun.runtime.parallel.shard import shard as shard
     from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.train.callbacks import Callback as Callback

@@ -25,7 +25,7 @@ from msrun.runtime.graph.capture import Target
 from msrun.runtime.graph.collectives import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.fsdp import Decision, ShardedNetwork, called_modules
-from msrun.runtime.parallel.fusion import BUCKET_BYTES
+from msrun.runtime.parallel.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.plan import user_name
 from msrun.runtime.parallel.precision import autocast

@@ -54,7 +54,7 @@ def value_and_grad(
         token = replicas_called.set(called)
         try:
             with torch.enable_grad():
-                result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, fn, full, kwargs)
+                result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, full, kwargs)
         finally:
             replicas_called.reset(token)
         loss = result[0] if has_aux else result

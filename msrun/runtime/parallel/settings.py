@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime.parallel.fusion_config import FusionConfig
 from msrun.runtime.parallel.hsdp import HsdpSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
@@ -48,6 +49,9 @@ class ParallelSettings:
     """Gradients of 16 bits travel and are added up in float32."""
     precision: PrecisionSpec | None = None
     """Mixed precision; None: everything as the network has it."""
+    comm_fusion: FusionConfig = field(default_factory=FusionConfig)
+    activation_limit_bytes: int | None = None
+    """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))

@@ -19,6 +19,7 @@ _HOMES = {
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
     "parallel.micro_batch": "MicroBatchInterleaved",
+    "parallel.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
     "parallel.fusion": "set_comm_fusion",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
+    from msrun.runtime.parallel.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.shard import shard as shard
     from msrun.runtime.progress import report_progress as report_progress

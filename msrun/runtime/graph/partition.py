@@ -7,9 +7,11 @@ whole. The result is plain local tensors and collectives; no layout is looked at
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, Rule, operator_call
 from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
 from msrun.runtime.layout import Axes, Mesh, TensorLayout, plan_redistribution
+
+ORIGIN = "captured"
+"""Key of a local node's `meta`: the captured operator that it was made for."""
 
 
 @dataclass
@@ -139,10 +144,13 @@ class _Partition:
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
         for node in self._captured.graph.nodes:
+            before = next(reversed(self._graph.nodes), None)
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node)
+            for made in itertools.takewhile(partial(operator.is_not, before), reversed(self._graph.nodes)):
+                made.meta[ORIGIN] = node
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
         self._graph.output(tuple(self._program.outputs))
         self._finish_parameters()

@@ -22,6 +22,8 @@ from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.data_parallel import DataParallelCall
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.micro_batch import current_compat
+from msrun.runtime.parallel.pipeline import PipelineSpec
+from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
 from msrun.runtime.parallel.scaling import Compat
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
@@ -58,7 +60,7 @@ class AutoParallel:
         self.settings = ParallelSettings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
-        self._compiled: dict[tuple[Any, ...], CompiledCall] = {}
+        self._compiled: dict[tuple[Any, ...], CompiledCall | PipelinedCall] = {}
         self._targets: dict[Any, Target] = {}
         self._plan: ParallelPlan | None = None
         self._data_parallel: DataParallelCall | None = None
@@ -84,6 +86,23 @@ class AutoParallel:
         """Say what each rank passes: "data_parallel" its own part of the batch, "full_batch" all of it, or a tuple of
         parts per dimension for each input."""
         return self._set("dataset_strategy", dataset_strategy=config)
+
+    def pipeline(
+        self, stages: int = 1, scheduler: str = "1f1b", interleave: bool = False, output_broadcast: bool = False
+    ) -> AutoParallel:
+        """Divide the ranks into `stages` groups of consecutive ranks; each runs one part of a `Pipeline` network.
+
+        Inside a stage everything works as in a world of its ranks. Ranks of equal place in their stages pass the same
+        part of the batch.
+
+        Args:
+            scheduler: gpipe, 1f1b, zero_bubble, zbv or dualpipev; the order is torch's.
+            interleave: let each rank hold several parts of the network (with 1f1b and zero_bubble); zbv and dualpipev
+                always hold two.
+            output_broadcast: give results that are no scalars to every rank; without it, ranks of other stages than
+                the one that makes them get None.
+        """
+        return self._set("pipeline", pipeline=PipelineSpec(stages, scheduler, interleave, output_broadcast))
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         if self.settings.parallel_mode == "data_parallel":
@@ -149,10 +168,12 @@ class AutoParallel:
             self._targets[id(key)] = find_target(function)
         return self._targets[id(key)]
 
-    def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall:
+    def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall | PipelinedCall:
         compilation = self._compilations.get(id(target.root))
         if compilation is None:
-            mesh, rank = build_mesh(world.get_group_size()), world.get_rank()
+            rank = world.get_rank()
+            size = self.settings.pipeline.ranks_per_stage(world.get_group_size())
+            mesh = build_mesh(size, rank // size * size)
             if self.settings.hsdp is not None:
                 self.settings.hsdp.check_world(mesh.size)
             storage = ParameterStorage(target.root, mesh, rank, self.settings.hsdp)

@@ -19,6 +19,9 @@ from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
+from msrun.runtime.parallel.pipeline import find_pipeline
+from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
+from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.scaling import part_scale
 from msrun.runtime.parallel.settings import ParallelSettings
@@ -38,7 +41,9 @@ class Compilation:
     rank: int
     storage: ParameterStorage
 
-    def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CompiledCall, ParallelPlan]:
+    def compile(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CompiledCall | PipelinedCall, ParallelPlan]:
         """Return the program for arguments of these shapes, and what was decided.
 
         Raises:
@@ -46,17 +51,23 @@ class Compilation:
             StrategyError: an illegal strategy.
         """
         tensors = find_tensors(args, kwargs)
+        pipeline = find_pipeline(self.target.call, self.target.root)
+        if pipeline is not None:
+            return compile_pipeline(self, pipeline, args, kwargs, tensors)
+        if self.settings.pipeline.stages > 1:
+            raise StrategyError(
+                f"pipeline(stages={self.settings.pipeline.stages}) needs a network that says how its batch is divided: "
+                "wrap it in Pipeline(net_with_loss, micro_size)"
+            )
         copies, call = 1, self.target
         if isinstance(call.call, MicroBatchInterleaved):
             copies, call = call.call.interleave_num, Target(call.call.network, call.root)
         try:
-            captured, program = self._capture(call, args, kwargs, tensors, copies)
+            captured, program = self.capture_program(call, args, kwargs, tensors, copies)
         except ParallelError as error:
-            self._check_ranks_agree("", failure=str(error))
+            self.check_ranks_agree("", failure=str(error))
             raise
-        nodes = [describe_node(n) for n in program.graph.nodes]
-        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
-        self._check_ranks_agree("\n".join([*nodes, *inputs]))
+        self.check_ranks_agree(self.describe(program, tensors))
         program.notes += self.storage.place(program)
         hsdp = self.settings.hsdp
         compiled = build_compiled_call(
@@ -72,9 +83,10 @@ class Compilation:
         )
         return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
 
-    def _capture(
+    def capture_program(
         self, call: Target, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], copies: int
     ) -> tuple[CapturedGraph, LocalProgram]:
+        """Return the graph of one copy of one micro batch and its local program; `copies` of them make the batch."""
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, copies) for tensor, layout in zip(tensors, layouts, strict=True)]
         captured = capture(call, args, kwargs, input_shapes=shapes, parameter_shapes=self.storage.shapes)
@@ -113,13 +125,20 @@ class Compilation:
             shape[0] //= copies
         return tuple(shape)
 
-    def _check_ranks_agree(self, program: str, failure: str = "") -> None:
+    @staticmethod
+    def describe(program: LocalProgram, tensors: Sequence[Tensor]) -> str:
+        """Return a program and its inputs as text that is equal on all ranks that run the same."""
+        nodes = [describe_node(n) for n in program.graph.nodes]
+        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
+        return "\n".join([*nodes, *inputs])
+
+    def check_ranks_agree(self, program: str, failure: str = "") -> None:
         """Refuse to start collectives that would not match: the same program must have come out on every rank.
 
         Args:
             failure: why this rank has none; it raises that itself afterwards.
         """
-        everyone: list[Any] = [None] * self.mesh.size
+        everyone: list[Any] = [None] * dist.get_world_size()
         with progress.waiting_in(lambda: f"the comparison of graphs by {len(everyone)} ranks"):
             dist.all_gather_object(everyone, (hash_text(program), failure))
         if failure:

@@ -116,6 +116,7 @@ def build_compiled_call(
     copies: int,
     scale: float,
     regathers: bool,
+    executor_class: type[Executor] = Executor,
 ) -> CompiledCall:
     """Group the parameters, cut the program into segments and make its executor."""
     order = _order_of_use(program)
@@ -133,7 +134,7 @@ def build_compiled_call(
     segments = cut_segments(program, group_of)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
-    executor = Executor(program, segments, groups, mesh=mesh, rank=rank, buffers=device_buffers)
+    executor = executor_class(program, segments, groups, mesh=mesh, rank=rank, buffers=device_buffers)
     trainable = [item for item, _ in used if item.parameter.requires_grad]
     return CompiledCall(program, segments, executor, trainable, groups, captured.output_spec, copies, scale)
 

@@ -29,6 +29,15 @@ def part_scale(compat: Compat, parts: int) -> float:
     return 1.0 / parts if compat == "torch" else 1.0
 
 
+def step_gradient_scale(micro_batches: int) -> float:
+    """Return the factor of every micro batch's gradient in a step of several, whatever its losses become.
+
+    With compat="mindspore" `Pipeline` returns the sum of the losses, but its training step scales the gradient by
+    1 / micro_size (mindspore.nn.wrap.cell_wrapper, train.amp): the gradient is that of the mean either way.
+    """
+    return 1.0 / micro_batches
+
+
 def describe(compat: Compat) -> str:
     """Return the choice in words, for the first log line."""
     if compat == "torch":

@@ -21,6 +21,7 @@ _HOMES = {
     "parallel.micro_batch": "MicroBatchInterleaved",
     "parallel.accumulation": "GradAccumulation",
     "parallel.recompute": "recompute",
+    "parallel.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
     "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
+    from msrun.runtime.parallel.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recompute import recompute as recompute
     from msrun.runtime.parallel.shard import shard as shard

@@ -40,20 +40,23 @@ def create_group(group: str, rank_ids: Sequence[int]) -> None:
     _named[group] = (ranks, _new_group(ranks))
 
 
-def _new_group(ranks: tuple[int, ...]) -> Any:
+def _new_group(ranks: tuple[int, ...], *, by_members: bool = False) -> Any:
     """Make torch's group with its ranks in this very order; torch sorts them unless told not to.
+
+    Args:
+        by_members: only the members call; otherwise all ranks of the world do.
 
     Raises:
         WorldError: an order that is not ascending, with a torch that cannot keep it.
     """
     if list(ranks) == sorted(ranks):
-        return dist.new_group(list(ranks))
+        return dist.new_group(list(ranks), use_local_synchronization=by_members)
     if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         raise WorldError(
             f"a group of ranks in the order {list(ranks)} is needed, and torch {torch.__version__} can only sort them: "
             "install torch 2.13, or give the ranks in ascending order"
         )
-    return dist.new_group(list(ranks), sort_ranks=False)
+    return dist.new_group(list(ranks), use_local_synchronization=by_members, sort_ranks=False)
 
 
 def destroy_group(group: str) -> None:
@@ -111,10 +114,16 @@ def process_group(group: str) -> dist.ProcessGroup:
 def axes_group(mesh: Mesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the group of ranks that differ from this one only along `axes`, most significant axis first.
 
-    All ranks make all groups of the same axes together, at the first call; later calls only look them up.
+    All ranks make all groups of the same axes together, at the first call; later calls only look them up. In the mesh
+    of a pipeline stage only the members make their group: other stages may have other ones.
     """
     if (mesh, axes) in _by_axes:
         return _by_axes[mesh, axes]
+    if mesh.size < world().world_size:
+        own = next((ranks for ranks in mesh.groups(axes) if world().global_rank in ranks), None)
+        if own is None:
+            raise WorldError(f"rank {world().global_rank} is not in the mesh {mesh.shape} from {mesh.first_rank}")
+        return _by_axes.setdefault((mesh, axes), ranks_group(own))
     mine: dist.ProcessGroup | None = None
     for ranks in mesh.groups(axes):
         if ranks not in _by_ranks:
@@ -128,6 +137,18 @@ def axes_group(mesh: Mesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
         raise WorldError(f"rank {world().global_rank} is not in the mesh {mesh.shape}")
     _by_axes[mesh, axes] = mine
     return mine
+
+
+def ranks_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """Return the group of these ranks, in this order, made by its members alone at their first call.
+
+    Members of several such groups make them in the same order.
+    """
+    if ranks not in _by_ranks:
+        made = dist.group.WORLD if ranks == tuple(range(world().world_size)) else _new_group(ranks, by_members=True)
+        assert made is not None
+        _by_ranks[ranks] = made
+    return _by_ranks[ranks]
 
 
 def forget_groups() -> None:

@@ -19,14 +19,20 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """All ranks as a grid, row-major: the last axis changes fastest."""
+    """Ranks as a grid, row-major: the last axis changes fastest. All of the world, or those of a pipeline stage."""
 
     shape: tuple[int, ...]
+    first_rank: int = 0
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return math.prod(self.shape)
+
+    @property
+    def ranks(self) -> range:
+        """The world ranks of it."""
+        return range(self.first_rank, self.first_rank + self.size)
 
     @property
     def axes(self) -> Axes:
@@ -36,8 +42,9 @@ class Mesh:
     def coordinates(self, global_rank: int) -> tuple[int, ...]:
         """Return the place of a rank on every axis."""
         place = []
+        rest = global_rank - self.first_rank
         for size in reversed(self.shape):
-            global_rank, index = divmod(global_rank, size)
+            rest, index = divmod(rest, size)
             place.append(index)
         return tuple(reversed(place))
 
@@ -56,14 +63,18 @@ class Mesh:
     def groups(self, axes: Axes) -> list[tuple[int, ...]]:
         """Return every group of ranks that differ only along `axes`, each ordered by `index`."""
         found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.size):
+        for rank in self.ranks:
             place = self.coordinates(rank)
             found.setdefault(tuple(p for axis, p in enumerate(place) if axis not in axes), []).append(rank)
         return [tuple(sorted(ranks, key=lambda rank: self.index(rank, axes))) for ranks in found.values()]
 
 
-def build_mesh(world_size: int) -> Mesh:
-    """Return the mesh of prime factors, largest first: 12 -> 3 x 2 x 2; 1 -> no axis."""
+def build_mesh(world_size: int, first_rank: int = 0) -> Mesh:
+    """Return the mesh of prime factors, largest first: 12 -> 3 x 2 x 2; 1 -> no axis.
+
+    Args:
+        world_size: number of ranks, from `first_rank` on.
+    """
     factors = []
     rest, factor = world_size, 2
     while rest > 1:
@@ -71,7 +82,7 @@ def build_mesh(world_size: int) -> Mesh:
             factors.append(factor)
             rest //= factor
         factor += 1
-    return Mesh(tuple(sorted(factors, reverse=True)))
+    return Mesh(tuple(sorted(factors, reverse=True)), first_rank)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from msrun.runtime.checkpoint.random_state import State, choose_random_state, pu
 from msrun.runtime.checkpoint.save import STATE_FILE
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, TensorReader
 from msrun.runtime.nn.deferred_init import defer_values
+from msrun.runtime.parallel.storage import is_held
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -188,7 +189,7 @@ def _load_network(path: Path, reader: TensorReader, network: NetworkState, *, st
     deferred: dict[str, Callable[[], Tensor]] = {}
     seen: set[int] = set()
     for name, tensor in fitting.items():
-        if id(tensor) in seen:  # tied
+        if id(tensor) in seen or not is_held(tensor):  # tied, or in another stage of a pipeline
             continue
         seen.add(id(tensor))
         if tensor.is_meta:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box
 from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
-from msrun.runtime.parallel.storage import find_placement
+from msrun.runtime.parallel.storage import find_placement, find_stages, is_held
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]
@@ -39,6 +40,8 @@ def find_optimizer_state(
     parts: dict[TensorKey, Part] = {}
     state: dict[str, Any] = {}
     for parameter, name in names.items():
+        if not is_held(parameter):
+            continue
         cut: list[str] = []
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -57,6 +60,14 @@ def find_optimizer_state(
         for group in optimizer.param_groups
     ]
     return parts, {"groups": groups, "state": state}
+
+
+def complete_state(network: NetworkState, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with what other stages of a pipeline hold of it. All ranks call it together."""
+    if not any(find_stages(tensor) for tensor in network.tensors.values()):
+        return state
+    everyone = gather(state["state"])
+    return {**state, "state": {name: values for of_rank in everyone for name, values in of_rank.items()}}
 
 
 def _names(optimizer: torch.optim.Optimizer, network: NetworkState) -> dict[Tensor, str]:
@@ -112,6 +123,8 @@ def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping
         state: dict[int, dict[str, Any]] = {}
         parts: dict[TensorKey, Part] = {}
         for index, (parameter, name) in enumerate(parameters):
+            if not is_held(parameter):
+                continue
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
             values = dict(of_parameter["values"])
             for key in of_parameter["parts"]:

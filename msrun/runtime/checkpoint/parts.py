@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
-from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.hybrid import is_layerwise
 from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
-from msrun.runtime.parallel.storage import find_placement
+from msrun.runtime.parallel.pipeline import Pipeline
+from msrun.runtime.parallel.storage import find_placement, is_held
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"
@@ -65,6 +65,8 @@ def whole(tensor: Tensor) -> Box:
 def find_box(tensor: Tensor) -> Box:
     """Return which part of the whole tensor this rank holds; the whole of it before AutoParallel has placed it.
 
+    The box of a parameter that other stages of a pipeline hold is empty.
+
     Raises:
         CheckpointError: the tensor was placed in a world that this process has left.
     """
@@ -72,7 +74,9 @@ def find_box(tensor: Tensor) -> Box:
     if placed is None:
         return whole(tensor)
     shape, layout, mesh = placed
-    if mesh != build_mesh(world().world_size):
+    if not is_held(tensor):
+        return Box(shape, (0,) * len(shape), (0,) * len(shape))
+    if mesh.ranks.stop > world().world_size:
         raise CheckpointError(
             f"a parameter of shape {shape} is cut over {mesh.size} ranks, but this process has left their world: "
             "call save_checkpoint and load_checkpoint before release()"
@@ -95,7 +99,7 @@ def find_network_state(network: Any) -> NetworkState:
             "trained; for an AutoParallel of a step function that is the network that it closes over"
         )
     outer, before = network, ""
-    while isinstance(network, WithLoss | MicroBatchInterleaved | DistributedDataParallel):
+    while isinstance(network, WithLoss | MicroBatchInterleaved | Pipeline | DistributedDataParallel):
         inner = "module" if isinstance(network, DistributedDataParallel) else "network"
         network, before = getattr(network, inner), f"{before}{inner}."
     tensors: dict[str, Tensor] = {}
@@ -126,7 +130,7 @@ def set_extra_state(state: NetworkState, extra: dict[str, Any]) -> None:
 
 
 def find_parts(state: NetworkState) -> dict[str, Part]:
-    """Return this rank's part of every tensor.
+    """Return this rank's part of every tensor that it holds.
 
     Raises:
         CheckpointError: a parameter that has no value yet.
@@ -136,4 +140,5 @@ def find_parts(state: NetworkState) -> dict[str, Part]:
             raise CheckpointError(
                 f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before"
             )
-    return {name: Part(tensor.detach(), find_box(tensor)) for name, tensor in state.tensors.items()}
+    held = {name: tensor for name, tensor in state.tensors.items() if is_held(tensor)}
+    return {name: Part(tensor.detach(), find_box(tensor)) for name, tensor in held.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.agreement import attempt, decide, gather
 from msrun.runtime.checkpoint.directory import Position, finish_writing, recover, start_writing
-from msrun.runtime.checkpoint.optimizer_state import find_optimizer_state
+from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
 from msrun.runtime.checkpoint.parts import Part, find_network_state, find_parts
 from msrun.runtime.checkpoint.random_state import State, take_random_state
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, write_tensors
@@ -75,6 +75,8 @@ def write_checkpoint(
         epoch_random: the random generators as they were when the current epoch began.
     """
     parts, state = attempt(lambda: _collect(network, optimizer, appended))
+    if state["optimizer"] is not None:
+        state["optimizer"] = complete_state(find_network_state(network), state["optimizer"])
     random = gather({"now": take_random_state(), "epoch": epoch_random})
     state["random"] = {when: [of_rank[when] for of_rank in random] for when in ("now", "epoch")}
     final = decide(lambda: Path(path).absolute())

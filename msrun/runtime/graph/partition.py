@@ -7,9 +7,11 @@ whole. The result is plain local tensors and collectives; no layout is looked at
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from msrun.runtime.layout import Axes, Mesh, TensorLayout, plan_redistribution
 
 MODULE_PATH = "module_path"
 """Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
+ORIGIN = "captured"
+"""Key of a local node's `meta`: the captured operator that it was made for."""
 
 
 @dataclass
@@ -144,11 +148,12 @@ class _Partition:
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
         for node in self._captured.graph.nodes:
+            before = next(reversed(self._graph.nodes), None)
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node)
-                self._stamp(operator_call(node).module_path)
+            self._stamp(node, before)
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
         self._buffer_updates()
         self._graph.output(tuple(self._program.outputs))
@@ -190,12 +195,12 @@ class _Partition:
             use.name = self._captured.parameters[node.name]
             self._program.parameters[use.name] = use
 
-    def _stamp(self, path: str) -> None:
-        """Write the module on the newest local nodes: those after the last one that has one."""
-        for node in reversed(self._graph.nodes):
-            if node.op != "call_function" or MODULE_PATH in node.meta:
-                return
-            node.meta[MODULE_PATH] = path
+    def _stamp(self, captured: fx.Node, before: fx.Node | None) -> None:
+        """Write on the local nodes after `before` what they were made for."""
+        for made in itertools.takewhile(partial(operator.is_not, before), reversed(self._graph.nodes)):
+            made.meta[ORIGIN] = captured
+            if made.op == "call_function":
+                made.meta[MODULE_PATH] = operator_call(captured).module_path
 
     # -- operators ----------------------------------------------------------------------------------------------
 

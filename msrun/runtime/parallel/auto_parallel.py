@@ -20,7 +20,7 @@ from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.agreement import agreement
-from msrun.runtime.parallel.compilation import Compilation, find_tensors
+from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.data_parallel import Replicas
@@ -29,6 +29,9 @@ from msrun.runtime.parallel.function_key import FunctionKey
 from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.hybrid import check_no_layerwise
+from msrun.runtime.parallel.parts import find_tensors
+from msrun.runtime.parallel.pipeline import PipelineSpec
+from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
 from msrun.runtime.parallel.recompute_search import check_limit
@@ -74,7 +77,7 @@ class AutoParallel:
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
-        self._compiled: dict[tuple[Any, ...], CompiledCall] = {}
+        self._compiled: dict[tuple[Any, ...], CompiledCall | PipelinedCall] = {}
         self._targets: dict[FunctionKey | int, Target] = {}
         self._plan: ParallelPlan | None = None
         self._replicas: Replicas | None = None
@@ -147,6 +150,23 @@ class AutoParallel:
             StrategyError: at capture, when nothing fits; with the bytes that are needed.
         """
         return self._set("recompute", activation_limit_bytes=check_limit(mode, memory_limit_mb))
+
+    def pipeline(
+        self, stages: int = 1, scheduler: str = "1f1b", interleave: bool = False, output_broadcast: bool = False
+    ) -> AutoParallel:
+        """Divide the ranks into `stages` groups of consecutive ranks; each runs one part of a `Pipeline` network.
+
+        Inside a stage everything works as in a world of its ranks. Ranks of equal place in their stages pass the same
+        part of the batch.
+
+        Args:
+            scheduler: gpipe, 1f1b, zero_bubble, zbv or dualpipev; the order is torch's.
+            interleave: let each rank hold several parts of the network (with 1f1b and zero_bubble); zbv and dualpipev
+                always hold two.
+            output_broadcast: give results that are no scalars to every rank; without it, ranks of other stages than
+                the one that makes them get None.
+        """
+        return self._set("pipeline", pipeline=PipelineSpec(stages, scheduler, interleave, output_broadcast))
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         self.settings.check_setter(name, changes)
@@ -244,11 +264,13 @@ class AutoParallel:
             self._targets[key] = find_target(function)
         return self._targets[key]
 
-    def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall:
+    def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall | PipelinedCall:
         compilation = self._compilations.get(id(target.root))
         if compilation is None:
             check_no_layerwise(target.root, self.settings.parallel_mode)
-            mesh, rank = build_mesh(world.get_group_size()), world.get_rank()
+            rank = world.get_rank()
+            size = self.settings.pipeline.ranks_per_stage(world.get_group_size())
+            mesh = build_mesh(size, rank // size * size)
             if self.settings.hsdp is not None:
                 self.settings.hsdp.check_world(mesh.size)
             storage = ParameterStorage(target.root, mesh, rank, self.settings.hsdp)
@@ -293,7 +315,10 @@ class AutoParallel:
         """
         if not self._compiled:
             raise CaptureError("there is no estimate yet: it is made after the first call, in a world of several ranks")
-        return list(self._compiled.values())[-1].activations()
+        newest = list(self._compiled.values())[-1]
+        if isinstance(newest, PipelinedCall):
+            raise CaptureError("there is no estimate for a pipeline, whose stages hold several micro batches at once")
+        return newest.activations()
 
     # -- as a module --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
@@ -21,7 +20,9 @@ from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
-from msrun.runtime.parallel.parts import BatchParts
+from msrun.runtime.parallel.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
+from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
@@ -44,7 +45,9 @@ class Compilation:
     rank: int
     storage: ParameterStorage
 
-    def compile(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CompiledCall, ParallelPlan]:
+    def compile(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CompiledCall | PipelinedCall, ParallelPlan]:
         """Return the program for arguments of these shapes, and what was decided.
 
         Raises:
@@ -53,16 +56,16 @@ class Compilation:
         """
         tensors = find_tensors(args, kwargs)
         wrappers = find_wrappers(self.target.root)
+        if self.settings.pipeline.stages > 1:
+            return compile_pipeline(self, wrappers, args, kwargs)
         parts = find_parts(wrappers)
         try:
             recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
-            captured, program = self._capture(args, kwargs, tensors, parts, Tracing(wrappers))
+            captured, program = self.capture_program(args, kwargs, parts, Tracing(wrappers))
         except ParallelError as error:
-            self._check_ranks_agree("", failure=str(error))
+            self.check_ranks_agree("", failure=str(error))
             raise
-        nodes = [describe_node(n) for n in program.graph.nodes]
-        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
-        self._check_ranks_agree("\n".join([*nodes, *inputs]))
+        self.check_ranks_agree(self.describe(program, tensors))
         program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
@@ -96,14 +99,11 @@ class Compilation:
             sums_wide=self.settings.gradient_fp32_sync,
         )
 
-    def _capture(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: Sequence[Tensor],
-        parts: BatchParts,
-        tracing: Tracing,
+    def capture_program(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, tracing: Tracing
     ) -> tuple[CapturedGraph, LocalProgram]:
+        """Return the graph of one copy of one micro batch and its local program."""
+        tensors = find_tensors(args, kwargs)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
         precision = self.settings.precision
@@ -152,13 +152,20 @@ class Compilation:
             shape[0] //= parts.total
         return tuple(shape)
 
-    def _check_ranks_agree(self, program: str, failure: str = "") -> None:
+    @staticmethod
+    def describe(program: LocalProgram, tensors: Sequence[Tensor]) -> str:
+        """Return a program and its inputs as text that is equal on all ranks that run the same."""
+        nodes = [describe_node(n) for n in program.graph.nodes]
+        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
+        return "\n".join([*nodes, *inputs])
+
+    def check_ranks_agree(self, program: str, failure: str = "") -> None:
         """Refuse to start collectives that would not match: the same program must have come out on every rank.
 
         Args:
             failure: why this rank has none; it raises that itself afterwards.
         """
-        everyone: list[Any] = [None] * self.mesh.size
+        everyone: list[Any] = [None] * dist.get_world_size()
         with progress.waiting_in(lambda: f"the comparison of graphs by {len(everyone)} ranks"):
             dist.all_gather_object(everyone, (hash_text(program), failure))
         if failure:
@@ -172,11 +179,6 @@ class Compilation:
                 f"rank {different[0]} captured another network than rank 0: give every rank the same network and "
                 "equal batch shapes"
             )
-
-
-def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors among the arguments of a call, in order."""
-    return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
 def describe_node(node: fx.Node) -> str:

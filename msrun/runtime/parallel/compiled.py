@@ -185,6 +185,7 @@ def build_compiled_call(
     fusion: FusionConfig | None = None,
     recompute: Mapping[str, RecomputeSpec] | None = None,
     sums_wide: bool = True,
+    executor_class: type[Executor] = Executor,
 ) -> CompiledCall:
     """Group the parameters, cut the program into segments and make its executor.
 
@@ -195,6 +196,7 @@ def build_compiled_call(
         gradient_scale: factor of a part's gradient; None: `scale`.
         recompute: module path -> how it is recomputed.
         sums_wide: gradients of 16 bits travel and are added up in float32.
+        executor_class: what runs it.
     """
     order = _order_of_use(program)
     used = [(stored[name], program.parameters[name].partial_axes) for name in order]
@@ -222,7 +224,7 @@ def build_compiled_call(
     segments = cut_segments(program, group_of, region_of)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
-    executor = Executor(
+    executor = executor_class(
         program,
         segments,
         groups,

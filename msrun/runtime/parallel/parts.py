@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,6 +80,11 @@ class BatchParts:
         """Return what the parts are, for messages."""
         kinds = {kind for kind, number in self.divisions if number > 1}
         return kinds.pop() if len(kinds) == 1 else "parts"
+
+
+def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors among the arguments of a call, in order."""
+    return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
 def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> list[tuple[Any, ...]]:

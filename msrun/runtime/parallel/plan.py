@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from msrun.errors import StrategyError
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import OperatorPlan
 from msrun.runtime.graph.segments import render_segments
@@ -14,8 +15,14 @@ from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.scaling import describe
+from msrun.runtime.parallel.schedule import Schedule
+from msrun.runtime.parallel.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.storage import ParameterStorage
+from msrun.runtime.parallel.storage import ParameterStorage, find_stages
+
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.pipeline_plan import PipelinePlan
+    from msrun.runtime.parallel.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,9 @@ class ParameterPlan:
     """Ranks that optimizer parallel cut it over; 1 = left whole."""
     reason: str
     group: int
-    """Parameters of one group travel in one message; -1 when the graph does not use it."""
+    """Parameters of one group travel in one message; -1 when this rank's graph does not use it."""
+    stages: tuple[int, ...] = ()
+    """Stages of a pipeline that hold it; () when every rank does."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class ParallelPlan:
     notes: tuple[str, ...]
     program: str
     """The local program as text: every operator and every collective."""
+    pipeline: PipelinePlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
@@ -71,8 +81,9 @@ class ParallelPlan:
         """Return the first log line."""
         mesh = " x ".join(map(str, self.mesh)) or "1"
         copies = f", {self.copies} copies" if self.copies > 1 else ""
+        stages = f" in {self.pipeline.summary()} of {mesh}" if self.pipeline else f" as {mesh}"
         return (
-            f"{self.world_size} ranks as {mesh}, {self.mode}, {self.optimizer_parallel}{copies}; {self.losses}; "
+            f"{self.world_size} ranks{stages}, {self.mode}, {self.optimizer_parallel}{copies}; {self.losses}; "
             f"parameters {self.local_bytes / 1024:.0f} KB of {self.global_bytes / 1024:.0f} KB on this rank"
         )
 
@@ -82,15 +93,38 @@ class ParallelPlan:
         width = max((len(p.name) for p in self.parameters), default=4)
         for p in self.parameters:
             shape = f"{_shape(p.global_shape)} -> {_shape(p.local_shape)}"
-            where = f"message {p.group}" if p.group >= 0 else "unused"
+            where = f"message {p.group}" if p.group >= 0 else "unused" if not p.stages else "elsewhere"
+            where = f"stage {','.join(map(str, p.stages))}, {where}" if p.stages else where
             lines.append(f"  {p.name:<{width}}  {shape:<28} {p.local_bytes:>10} B  {where:<10}  {p.reason}")
         lines += ["", "operators"]
         for o in self.operators:
             strategy = ", ".join(str(numbers) for numbers in o.strategy)
             lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}")
             lines += [f"      {collective}" for collective in o.collectives]
+        lines += ["", *self.pipeline.lines()] if self.pipeline else []
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def schedule_text(self) -> str:
+        """Return the order of a pipeline's step as a table: a row for each stage of ranks, a column for each time.
+
+        Raises:
+            StrategyError: the network is no Pipeline.
+        """
+        return render_text(self._schedule())
+
+    def schedule_svg(self) -> str:
+        """Return the order of a pipeline's step as a picture in SVG.
+
+        Raises:
+            StrategyError: the network is no Pipeline.
+        """
+        return render_svg(self._schedule())
+
+    def _schedule(self) -> Schedule:
+        if self.pipeline is None:
+            raise StrategyError("there is no schedule: the network is no Pipeline(net_with_loss, micro_size)")
+        return self.pipeline.build_schedule()
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -98,7 +132,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def build_parallel_plan(
-    compiled: CompiledCall,
+    compiled: CompiledCall | PipelinedCall,
     storage: ParameterStorage,
     *,
     settings: ParallelSettings,
@@ -134,6 +168,7 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int) -> ParameterPlan
         shard_ranks=mesh.extent(stored.shard_axes),
         reason=stored.reason,
         group=group,
+        stages=find_stages(stored.parameter),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.parallel.fusion_config import FusionConfig
 from msrun.runtime.parallel.hsdp import HsdpSpec
+from msrun.runtime.parallel.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 
@@ -52,6 +53,7 @@ class ParallelSettings:
     comm_fusion: FusionConfig = field(default_factory=FusionConfig)
     activation_limit_bytes: int | None = None
     """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))

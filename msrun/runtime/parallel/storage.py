@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.errors import StrategyError
+from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.parameters import StoredParameter, layout_at_rest
 from msrun.runtime.graph.partition import LocalProgram, ParameterUse
@@ -31,6 +31,11 @@ class _Placement:
     shard_axes: Axes
     reason: str
     mesh: Mesh
+    world_size: int
+    stages: tuple[int, ...] = ()
+    """Stages of the pipeline that hold it; () when every rank does."""
+    is_held: bool = True
+    """False on the ranks of other stages: their parameter object is empty."""
 
     @property
     def stored(self) -> TensorLayout:
@@ -48,6 +53,44 @@ def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Me
     return None if placed is None else (placed.shape, placed.stored, placed.mesh)
 
 
+def find_stages(parameter: Tensor) -> tuple[int, ...]:
+    """Return the stages of a pipeline that hold a parameter; () when every rank does."""
+    placed: _Placement | None = _placements.get(parameter)
+    return () if placed is None else placed.stages
+
+
+def is_held(parameter: Tensor) -> bool:
+    """Return False when a parameter is empty here because other stages of a pipeline hold it.
+
+    Raises:
+        ParallelError: it was placed in a world that this process has left.
+    """
+    placed: _Placement | None = _placements.get(parameter)
+    if placed is None or not placed.stages:
+        return True
+    if placed.world_size != world.get_group_size():
+        raise ParallelError(
+            f"a parameter of shape {placed.shape} is in stage {placed.stages[0]} of a pipeline, but this process has "
+            "left its world: call save_checkpoint and load_checkpoint before release()"
+        )
+    return placed.is_held
+
+
+@dataclass(frozen=True)
+class StageHolders:
+    """Which stages of a pipeline hold which parameters."""
+
+    holders: Mapping[str, tuple[int, ...]]
+    """parameter name -> stages that read it"""
+    own: tuple[int, ...]
+    """Stages of this rank."""
+
+    def is_held(self, name: str) -> bool:
+        """Return whether this rank holds a parameter; those that no stage reads are everywhere."""
+        stages = self.holders.get(name, ())
+        return not stages or bool(set(stages) & set(self.own))
+
+
 class ParameterStorage:
     """Knows how every parameter is stored and has put its part into the user's own parameter object."""
 
@@ -56,6 +99,7 @@ class ParameterStorage:
         self._mesh = mesh
         self._rank = rank
         self._hsdp = hsdp
+        self._stages = StageHolders({}, ())
         self.stored: dict[str, StoredParameter] = {}
 
     @property
@@ -64,17 +108,31 @@ class ParameterStorage:
         named = self._root.named_parameters()
         return {name: _placements[value].shape for name, value in named if value in _placements}
 
-    def place(self, program: LocalProgram) -> list[str]:
+    @property
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """Stages of every parameter that a pipeline has placed already."""
+        named = self._root.named_parameters()
+        return {
+            n: _placements[value].stages for n, value in named if value in _placements and _placements[value].stages
+        }
+
+    def place(self, program: LocalProgram, stages: StageHolders | None = None) -> list[str]:
         """Store the parameters that `program` uses, and check those that are stored already.
 
         Returns notes for the plan. All ranks call it together.
+
+        Args:
+            stages: of a pipeline; parameters of other stages than this rank's lose their memory.
 
         Raises:
             StrategyError: a later program wants a parameter in another layout than the first one.
         """
         if self.stored:
             self._check_same(program, self.stored)
+            self._check_stages(stages)
             return []
+        self._check_stages(stages)
+        self._stages = stages or self._stages
         stored = {
             name: self._decide(name, parameter, program.parameters.get(name))
             for name, parameter in self._root.named_parameters()
@@ -86,12 +144,26 @@ class ParameterStorage:
         self._fill(new)
         for name in new:
             item = stored[name]
-            _placements[item.parameter] = _Placement(item.shape, item.used, item.shard_axes, item.reason, self._mesh)
+            _placements[item.parameter] = _Placement(
+                item.shape,
+                item.used,
+                item.shard_axes,
+                item.reason,
+                self._mesh,
+                world.get_group_size(),
+                self._stages.holders.get(name, ()),
+                self._stages.is_held(name),
+            )
         return notes
 
     def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
         placed: _Placement | None = _placements.get(parameter)
         if placed is not None:
+            if placed.mesh.ranks != self._mesh.ranks:
+                raise StrategyError(
+                    f"parameter {name} is placed already, by another AutoParallel with another number of stages: give "
+                    "both the same pipeline(stages=...)"
+                )
             return StoredParameter(
                 name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
             )
@@ -118,19 +190,35 @@ class ParameterStorage:
                     f"{stored[name].used.numbers(self._mesh)} since the first call; use it alike in every call"
                 )
 
+    def _check_stages(self, stages: StageHolders | None) -> None:
+        """Refuse a later program that reads parameters elsewhere than where the first one has put them."""
+        for name, parameter in self._root.named_parameters():
+            wanted = stages.holders.get(name, ()) if stages is not None else ()
+            placed: _Placement | None = _placements.get(parameter)
+            if placed is not None and not set(wanted) <= set(placed.stages):
+                where = f"stages {placed.stages}" if placed.stages else "no stage, as the first call did not use it"
+                raise StrategyError(
+                    f"parameter {name}: this call reads it in stages {wanted} but it is in {where}; make the first "
+                    "call one that uses every parameter where training does"
+                )
+
     def _fill(self, new: Set[str]) -> None:
         """Replace every parameter's whole value, or its missing one, by this rank's part."""
         deferred = deferred_tensors(self._root)
         for name, value in list(replay_deferred(self._root, self._cut)):
             put_value(deferred[name], value)
         for name, stored in self.stored.items():
-            if name in new and name not in deferred and any(stored.stored.split):
+            if name not in new or name in deferred:
+                continue
+            if any(stored.stored.split) or not self._stages.is_held(name):
                 put_value(stored.parameter, self._cut(name, stored.parameter.detach()).clone())
 
     def _cut(self, name: str, whole: Tensor) -> Tensor:
         stored = self.stored.get(name)
         if stored is None:  # a buffer: whole on every rank
             return whole
+        if not self._stages.is_held(name):
+            return whole.new_empty(0)
         return whole[stored.stored.slices(self._mesh, stored.shape, self._rank)]
 
     def _agree(self, new: Set[str]) -> list[str]:

@@ -289,7 +289,10 @@ def test_network_is_whole_again_after_a_capture_that_failed() -> None:
 
 def test_unknown_words_are_refused_with_the_nearest_one() -> None:
     network = nn.Linear(2, 2)
-    with pytest.raises(StrategyError, match=r"did you mean semi_auto\?.*must be semi_auto, data_parallel, hybrid_parallel or stand_alone"):
+    with pytest.raises(
+        StrategyError,
+        match=r"did you mean semi_auto\?.*must be semi_auto, data_parallel, hybrid_parallel or stand_alone",
+    ):
         AutoParallel(network, "semi-auto")
     with pytest.raises(StrategyError, match=r"compat='tensorflow': must be torch \(means\) or mindspore \(sums\)"):
         AutoParallel(network, compat="tensorflow")  # type: ignore[arg-type]

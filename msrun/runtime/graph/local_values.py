@@ -1,0 +1,91 @@
+"""Shapes of the local program: what every value of it will be on this rank, found without computing any.
+
+The program runs once on fake tensors with autograd on, so which values carry a gradient is what it will be in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.graph.operators.rule import apply_collective
+from msrun.runtime.graph.partition import ORIGIN, LocalProgram
+from msrun.runtime.layout import Mesh, TensorLayout
+
+
+@dataclass(frozen=True)
+class LocalValue:
+    """What a value of the local program is on one rank."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one such tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def infer_local_values(
+    program: LocalProgram, *, trainable: Mapping[str, bool], differentiable_inputs: frozenset[int]
+) -> dict[fx.Node, LocalValue]:
+    """Return what every tensor of the program is; values that are no tensors are left out.
+
+    Args:
+        trainable: parameter name -> whether it requires a gradient.
+        differentiable_inputs: indexes of the user's tensors that require one.
+    """
+    values: dict[fx.Node, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        for name, use in program.parameters.items():
+            values[use.node] = _empty(use.node, use.layout, program.mesh, requires_grad=trainable[name])
+        for index, (node, layout) in enumerate(zip(program.inputs, program.input_layouts, strict=True)):
+            values[node] = _empty(node, layout, program.mesh, requires_grad=index in differentiable_inputs)
+        for node in [*program.buffers.values(), *(node for node, _ in program.constants.values())]:
+            whole = TensorLayout.replicated(node.meta[ORIGIN].meta["val"].dim())
+            values[node] = _empty(node, whole, program.mesh, requires_grad=False)
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                values[node] = _run(node, values, program.mesh)
+    return {
+        node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad)
+        for node, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _empty(node: fx.Node, layout: TensorLayout, mesh: Mesh, *, requires_grad: bool) -> Tensor:
+    given = node.meta[ORIGIN].meta["val"]
+    shape = layout.local_shape(mesh, given.shape)
+    return torch.empty(shape, dtype=given.dtype, device=given.device, requires_grad=requires_grad)
+
+
+def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
+    filled: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+    args, kwargs = filled
+    if node.target is apply_collective:
+        return _after(args[0], kwargs["collective"], mesh)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _after(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
+    """Return the result of a collective: of another size, with a gradient where the value has one."""
+    shape = list(value.shape)
+    extent = mesh.extent(collective.axes)
+    match collective.kind:
+        case "gather" | "gather_enter":
+            shape[collective.dim] *= extent
+        case "slice" | "reduce_scatter":
+            shape[collective.dim] //= extent
+        case "exchange":
+            shape[collective.dim] //= extent
+            shape[collective.from_dim] *= extent
+    return value.new_empty(shape).requires_grad_(value.requires_grad)

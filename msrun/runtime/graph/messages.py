@@ -1,0 +1,54 @@
+"""Messages between the stages of a pipeline: started now, waited for later, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from msrun.runtime.graph.collectives import Pending, traffic
+
+
+def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Callable[[], str]) -> Pending:
+    """Send a tensor to one rank of the group. Nobody may write to it before `wait` has returned.
+
+    Args:
+        to_rank: world rank.
+        what: name of the message, for whoever asks what this rank waits for.
+    """
+    traffic.add("send", value)
+    value = value.contiguous()
+    return _Message(value, dist.isend(value, to_rank, group=group), lambda: f"send of {what()} to rank {to_rank}")
+
+
+def start_receive(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    from_rank: int,
+    group: dist.ProcessGroup,
+    what: Callable[[], str],
+) -> Pending:
+    """Receive a tensor of known shape from one rank of the group.
+
+    Args:
+        from_rank: world rank.
+        what: name of the message.
+    """
+    value = torch.empty(shape, dtype=dtype, device=device)
+    traffic.add("receive", value)
+    work = dist.irecv(value, from_rank, group=group)
+    return _Message(value, work, lambda: f"receive of {what()} from rank {from_rank}")
+
+
+class _Message(Pending):
+    """A message whose name is made only when somebody waits for it."""
+
+    def __init__(self, value: Tensor, work: dist.Work | None, describe: Callable[[], str]) -> None:
+        super().__init__(value, work)
+        self._describe_message = describe
+
+    def _describe(self) -> str:
+        return self._describe_message()

@@ -1,0 +1,184 @@
+"""Compiling a pipeline: the captured graph of one micro batch becomes the stages of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from msrun.errors import ParallelError, StrategyError
+from msrun.runtime import world
+from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
+from msrun.runtime.graph.stage_execution import StageExecutor
+from msrun.runtime.graph.stages import cut_stages, holders_of
+from msrun.runtime.groups import axes_group
+from msrun.runtime.layout import Mesh
+from msrun.runtime.parallel.compiled import build_compiled_call
+from msrun.runtime.parallel.divided_batch import DividedBatch, Tracing, find_parts
+from msrun.runtime.parallel.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.pipeline import Pipeline, find_pipeline
+from msrun.runtime.parallel.pipeline_plan import build_pipeline_plan
+from msrun.runtime.parallel.pipelined import PipelinedCall
+from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
+from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.scaling import scales
+from msrun.runtime.parallel.schedule import Schedule, build_schedule, choose_schedule, default_chunks
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.stage_modules import pin_modules, pin_parameters
+from msrun.runtime.parallel.stage_runner import Line
+from msrun.runtime.parallel.storage import StageHolders
+
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.compilation import Compilation
+
+
+def compile_pipeline(
+    compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[PipelinedCall, ParallelPlan]:
+    """Return this rank's stages for arguments of these shapes, and what was decided. All ranks call it together.
+
+    Args:
+        wrappers: those of the network that divide its batch, outermost first; all micro batches go through the stages.
+
+    Raises:
+        CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
+        StrategyError: an illegal strategy, schedule or assignment of stages.
+    """
+    settings, root = compilation.settings, compilation.target.root
+    tensors = find_tensors(args, kwargs)
+    parts = find_parts(wrappers)
+    try:
+        pipeline = find_pipeline(wrappers, settings.pipeline.stages)
+        schedule = _schedule(compilation, pipeline, parts)
+        recompute = recomputed_in(root)
+        captured, program = compilation.capture_program(args, kwargs, parts, Tracing(wrappers))
+        _check_supported(settings, program)
+        assignment = _assign(compilation, pipeline, captured, program, schedule)
+        values = infer_local_values(
+            program,
+            trainable={name: p.requires_grad for name, p in root.named_parameters()},
+            differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
+        )
+    except ParallelError as error:
+        compilation.check_ranks_agree("", failure=str(error))
+        raise
+    loss = _find_loss(program, values)
+    stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
+    division = sorted(f"{node.name} {stage}" for node, stage in assignment.stage_of.items())
+    compilation.check_ranks_agree(f"{compilation.describe(program, tensors)}\n{schedule}\n{division}")
+    holders = holders_of(program, stages)
+    line = _line(compilation.mesh, schedule.ranks)
+    own = schedule.stages_of(line.own)
+    program.notes += settings.notes
+    program.notes += compilation.storage.place(program, StageHolders(holders, own))
+    placed = compilation.storage.holders
+    tied = {
+        name: compilation.storage.stored[name]
+        for name, stages_of_it in placed.items()
+        if name in program.parameters
+        and compilation.storage.stored[name].parameter.requires_grad
+        and line.ranks[line.own] in (sharing := line.ranks_of(schedule, stages_of_it))
+        and len(sharing) > 1
+    }
+    level = settings.hsdp.optimizer_level if settings.hsdp else "level1"
+    buffers = dict(root.named_buffers())
+    factors = scales(settings.compat, parts.copies, parts.micro_batches)
+    compiled = {
+        stage: build_compiled_call(
+            captured,
+            stages[stage].program,
+            compilation.storage.stored,
+            buffers,
+            mesh=compilation.mesh,
+            rank=compilation.rank,
+            copies=parts.copies,
+            scale=factors.loss,
+            regathers=level == "level3",
+            scatters=level != "level1",
+            parts=parts,
+            gradient_scale=factors.gradient,
+            fusion=settings.comm_fusion,
+            recompute=recompute,
+            sums_wide=settings.gradient_fp32_sync,
+            executor_class=StageExecutor,
+        )
+        for stage in own
+    }
+    result = PipelinedCall(
+        program=program,
+        schedule=schedule,
+        line=line,
+        stages=stages,
+        own=compiled,
+        tied=tied,
+        holders=placed,
+        values=values,
+        loss=loss,
+        trains=any(value.requires_grad for value in values.values()),
+        parts=parts,
+        loss_scale=factors.loss,
+        gradient_scale=factors.gradient,
+        output_broadcast=settings.pipeline.output_broadcast,
+        output_spec=captured.output_spec,
+    )
+    plan = build_parallel_plan(result, compilation.storage, settings=settings, mesh=compilation.mesh)
+    return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+
+
+def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:
+    if settings.activation_limit_bytes is not None:
+        raise StrategyError(
+            'recompute("auto") does not know how many micro batches the stages of a pipeline hold: name the modules, '
+            "recompute(module)"
+        )
+    if program.buffer_updates:
+        name = next(name for name, node in program.buffers.items() if node in program.buffer_updates)
+        raise StrategyError(
+            f"the network changes buffer {name} in its forward pass, which the other stages of a pipeline would not "
+            "see: use normalisation without running statistics, or no stages"
+        )
+
+
+def _schedule(compilation: Compilation, pipeline: Pipeline, parts: BatchParts) -> Schedule:
+    spec = compilation.settings.pipeline
+    name = choose_schedule(spec.scheduler, spec.interleave)
+    chunks = default_chunks(name, spec.interleave)
+    if spec.interleave and name in ("interleaved", "zero_bubble"):
+        named = max(pipeline.stage_config.values(), default=0) + 1
+        chunks = max(chunks, -(-named // spec.stages))
+    return build_schedule(name, spec.stages, chunks, parts.micro_batches)
+
+
+def _assign(
+    compilation: Compilation, pipeline: Pipeline, captured: CapturedGraph, program: LocalProgram, schedule: Schedule
+) -> StageAssignment:
+    placed = compilation.storage.holders
+    if placed:
+        return assign_stages(captured, schedule.stages, pin_parameters(captured, placed), "parameters placed before")
+    if not pipeline.stage_config:
+        return assign_stages(captured, schedule.stages, {}, "equal cost")
+    pins, notes = pin_modules(captured, compilation.target.root, pipeline, schedule.stages)
+    program.notes += notes
+    return assign_stages(captured, schedule.stages, pins, "stage_config")
+
+
+def _find_loss(program: LocalProgram, values: Mapping[fx.Node, LocalValue]) -> fx.Node | None:
+    """Return the one scalar result that has a gradient; None when there is none, or not one alone."""
+    scalars = {
+        node: None
+        for node in program.outputs
+        if isinstance(node, fx.Node) and not values[node].shape and values[node].requires_grad
+    }
+    return next(iter(scalars)) if len(scalars) == 1 else None
+
+
+def _line(mesh: Mesh, pipeline_ranks: int) -> Line:
+    place = world.get_rank() - mesh.first_rank
+    ranks = tuple(stage * mesh.size + place for stage in range(pipeline_ranks))
+    group = axes_group(Mesh((pipeline_ranks, mesh.size)), (0,))
+    return Line(ranks, mesh.first_rank // mesh.size, group, world.device())

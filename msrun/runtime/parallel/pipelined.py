@@ -1,0 +1,215 @@
+"""PipelinedCall: one network for one shape of input, cut into stages, with this rank's stages ready to run.
+
+The whole step, backward passes included, runs inside the forward call, because a schedule mixes both. The gradients are
+kept, and `backward()` hands them out times the gradient that comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.graph.collectives import start_all_reduce, traffic
+from msrun.runtime.graph.local_values import LocalValue
+from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.segments import Segment
+from msrun.runtime.graph.stage_execution import StageExecutor
+from msrun.runtime.graph.stages import StageProgram
+from msrun.runtime.groups import ranks_group
+from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.parts import BatchParts, join_values
+from msrun.runtime.parallel.schedule import Schedule
+from msrun.runtime.parallel.stage_runner import Line, StepRun
+from msrun.runtime.progress import waiting_in
+
+
+@dataclass
+class PipelinedCall:
+    """Runs one captured call through the stages of a pipeline. Made by AutoParallel; lives as long as it."""
+
+    program: LocalProgram
+    """Of all stages."""
+    schedule: Schedule
+    line: Line
+    stages: list[StageProgram]
+    """All of them."""
+    own: dict[int, CompiledCall]
+    """stage -> its program on this rank, for the stages that it holds"""
+    tied: dict[str, StoredParameter]
+    """Trainable parameters that this rank shares with other ranks of its line, and that this call uses somewhere."""
+    holders: dict[str, tuple[int, ...]]
+    """parameter name -> stages that hold it"""
+    values: dict[fx.Node, LocalValue]
+    loss: fx.Node | None
+    """The result that gradients start from."""
+    trains: bool
+    """Whether anything requires a gradient."""
+    parts: BatchParts
+    loss_scale: float
+    """Factor of the loss of every copy of every micro batch."""
+    gradient_scale: float
+    """Factor of its gradient."""
+    output_broadcast: bool
+    output_spec: pytree.TreeSpec
+
+    @property
+    def copies(self) -> int:
+        """Copies of every micro batch."""
+        return self.parts.copies
+
+    @property
+    def groups(self) -> list[ParameterGroup]:
+        """Messages of this rank's parameters."""
+        return [group for call in self.own.values() for group in call.groups]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Segments of this rank's stages."""
+        return [segment for call in self.own.values() for segment in call.segments]
+
+    @property
+    def stored(self) -> list[StoredParameter]:
+        """Trainable parameters that this rank holds: their gradients come back in this order."""
+        return list(({item.name: item for call in self.own.values() for item in call.stored} | self.tied).values())
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Run one step, or without gradients the forward passes alone.
+
+        Raises:
+            StrategyError: gradients are wanted and the network returns no loss, or several.
+        """
+        needs_grad = torch.is_grad_enabled() and self.trains
+        if needs_grad and self.loss is None:
+            raise StrategyError(
+                "Pipeline(net): in training net must return one scalar loss, such as Pipeline(WithLoss(net, loss_fn), "
+                "micro_size); call it under torch.no_grad() for other results"
+            )
+        parameters = [stored.parameter for stored in self.stored]
+        anchor = torch.zeros((), requires_grad=needs_grad)  # every rank's loss has a graph, also without parameters
+        flat = _RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters)
+        return pytree.tree_unflatten(list(flat), self.output_spec)
+
+    def step(self, tensors: Sequence[Tensor], *, needs_grad: bool) -> StepRun:
+        """Run all actions of one step on this rank."""
+        run = StepRun(
+            self.schedule,
+            self.line,
+            {stage: (self.stages[stage], cast(StageExecutor, call.executor)) for stage, call in self.own.items()},
+            self.parts.split(tensors),
+            needs_grad=needs_grad,
+            loss=self.loss.name if self.loss is not None else None,
+            seed=self.gradient_scale,
+        )
+        run.run()
+        return run
+
+    # -- results ------------------------------------------------------------------------------------------------
+
+    def results(self, run: StepRun) -> list[Any]:
+        """Return the network's results: scalars on every rank, others where they are made unless broadcast."""
+        return [
+            self._result(run, index, node) if isinstance(node, fx.Node) else node
+            for index, node in enumerate(self.program.outputs)
+        ]
+
+    def _result(self, run: StepRun, index: int, node: fx.Node) -> Tensor | None:
+        stage = next(stage.index for stage in self.stages if index in stage.results)
+        holder = self.schedule.holder[stage]
+        value = self.values[node]
+        is_scalar = not value.shape
+        if self.line.own == holder:
+            in_order = self.parts.in_order(run.results[index])
+            joined: Tensor = join_values(in_order, self.loss_scale)
+        elif not is_scalar and not self.output_broadcast:
+            return None
+        else:
+            meta = [torch.empty(value.shape, dtype=value.dtype, device="meta")] * self.parts.total
+            empty = join_values(meta, self.loss_scale)
+            joined = torch.empty(empty.shape, dtype=empty.dtype, device=self.line.device)
+        return self._broadcast(joined, holder) if is_scalar or self.output_broadcast else joined
+
+    def _broadcast(self, value: Tensor, holder: int) -> Tensor:
+        if len(self.line.ranks) > 1:
+            value = value.contiguous()
+            traffic.add("broadcast", value)
+            work = dist.broadcast(value, self.line.ranks[holder], group=self.line.group, async_op=True)
+            with waiting_in(lambda: f"broadcast of a result from rank {self.line.ranks[holder]}"):
+                work.wait()
+        return value
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+
+    def gradients(self, run: StepRun) -> dict[str, Tensor]:
+        """Return parameter name -> gradient of its stored part: reduced in each stage, then over the stages of tied
+        parameters."""
+        total: dict[str, Tensor] = {}
+        for stage, call in self.own.items():
+            for name, gradient in call.executor.reduce(run.gathered[stage]).items():
+                total[name] = total[name] + gradient if name in total else gradient
+        for name, stored in sorted(self.tied.items()):
+            part = total.get(name)
+            part = torch.zeros_like(stored.parameter) if part is None else part
+            total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
+        return total
+
+    def ranks_of(self, name: str) -> tuple[int, ...]:
+        """Return the ranks of this line that hold a parameter."""
+        return self.line.ranks_of(self.schedule, self.holders[name])
+
+    def input_gradients(self, run: StepRun) -> list[Tensor | None]:
+        """Return the gradient of every tensor of the user, summed over the stages that read it."""
+        return [
+            self._input_gradient(run, index) if index in self._differentiable else None
+            for index in range(len(self.program.inputs))
+        ]
+
+    @property
+    def _differentiable(self) -> set[int]:
+        return {i for i, node in enumerate(self.program.inputs) if self.values[node].requires_grad}
+
+    def _input_gradient(self, run: StepRun, index: int) -> Tensor:
+        value = self.values[self.program.inputs[index]]
+        found = run.input_gradients.get(index, {})
+        zeros = torch.zeros(value.shape, dtype=value.dtype, device=self.line.device)
+        per_micro_batch = [found.get(number, [None] * self.copies) for number in range(self.schedule.micro_size)]
+        parts = [part if part is not None else zeros for part in self.parts.in_order(per_micro_batch)]
+        total = torch.cat(parts) if value.shape else torch.stack(parts).sum()
+        return start_all_reduce(total, self.line.group).wait() if len(self.line.ranks) > 1 else total
+
+
+class _RunPipeline(torch.autograd.Function):
+    """One whole step as one step of the user's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: PipelinedCall, needs_grad: bool, count: int, _anchor: Tensor, *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        run = call.step(tensors[:count], needs_grad=needs_grad)
+        ctx.gradients = None
+        if needs_grad:
+            by_name = call.gradients(run)
+            inputs = call.input_gradients(run)
+            ctx.loss = call.program.outputs.index(call.loss)
+            ctx.gradients = [*inputs, *(by_name.get(stored.name) for stored in call.stored)]
+        results = call.results(run)
+        fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and (not needs_grad or i != ctx.loss)]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+        factor = incoming[ctx.loss]
+        scaled = [g.mul_(factor) if g is not None and factor is not None else None for g in gradients]
+        return (None, None, None, None, *scaled)

@@ -70,7 +70,7 @@ CONV = [
     ),
     OperatorCase("conv2d-depthwise", _conv(groups=4, padding=1), ((2, 4, 4, 5), (8, 1, 3, 3)), "bgh.,g...", "", (1,)),
     OperatorCase("conv1d", _conv(padding=2), ((4, 4, 8), (4, 4, 5), (4,)), "bis,oi.,o", parameters=(1, 2)),
-    OperatorCase("conv1d-valid", _conv(), ((2, 2, 12), (2, 2, 5)), "bis,oi.", parameters=(1,)),
+    OperatorCase("conv1d-valid", _conv(), ((2, 2, 8), (2, 2, 5)), "bis,oi.", parameters=(1,)),
     OperatorCase("conv1d-one-sample", _conv(padding=1), ((4, 8), (4, 4, 3)), "is,oi.", parameters=(1,)),
     OperatorCase(
         "conv-transpose2d",

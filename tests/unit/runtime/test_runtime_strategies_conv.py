@@ -105,7 +105,12 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case:
         ("avg-pool1d-ceil", ((1, 1, 2),), 4, "dimension 2 of input 0 must stay whole but is cut into 2; give 1"),
         ("adaptive-average", ((1, 1, 8, 1),), 8, "but its output has size 4, which must be cut into as many parts"),
         ("pixel-shuffle", ((1, 8, 1, 1),), 8, "but its output has size 4, which must be cut into as many parts"),
-        ("batch-norm-2d", ((1, 4, 1, 1), (4,), (4,)), 4, "has size 2, which 4 does not divide; the nearest legal number is 2"),
+        (
+            "batch-norm-2d",
+            ((1, 4, 1, 1), (4,), (4,)),
+            4,
+            "has size 2, which 4 does not divide; the nearest legal number is 2",
+        ),
     ],
 )
 def test_message_says_what_is_wrong_and_what_is_legal(name: str, strategy: Any, world_size: int, text: str) -> None:

@@ -59,18 +59,18 @@ CONV = [
         "bihw,oi..,o",
         parameters=(1, 2),
     ),
-    OperatorCase("conv2d-strided", _conv(stride=2, padding=1), ((2, 2, 8, 8), (2, 2, 3, 3)), "bihw,oi..", "", (1,)),
-    OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 2, 8, 8), (4, 2, 1, 1)), "bihw,oi..", "", (1,)),
+    OperatorCase("conv2d-strided", _conv(stride=2, padding=1), ((2, 1, 8, 8), (2, 1, 3, 3)), "b.hw,o...", "", (1,)),
+    OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 1, 8, 8), (4, 1, 1, 1)), "b.hw,o...", "", (1,)),
     OperatorCase("conv2d-7x7-strided", _conv(stride=2, padding=3), ((2, 1, 8, 8), (2, 1, 7, 7)), "b.hw,o...", "", (1,)),
     OperatorCase("conv2d-dilated", _conv(dilation=2, padding=2), ((1, 2, 4, 8), (2, 2, 3, 3)), ".ihw,oi..", "", (1,)),
-    OperatorCase("conv2d-same-even", _conv(padding="same"), ((2, 2, 4, 4), (2, 2, 2, 4)), "bihw,oi..", "", (1,)),
+    OperatorCase("conv2d-same-even", _conv(padding="same"), ((1, 1, 4, 4), (2, 1, 2, 4)), "..hw,o...", "", (1,)),
     OperatorCase("conv2d-of-arguments", _conv(padding=(0, 1)), ((2, 2, 5, 4), (2, 2, 3, 3)), "bi.w,oi.."),
     OperatorCase(
         "conv2d-groups", _conv(groups=4, padding=1), ((2, 8, 5, 4), (4, 2, 3, 3), (4,)), "bg.w,g...,g", "", (1, 2)
     ),
     OperatorCase("conv2d-depthwise", _conv(groups=4, padding=1), ((2, 4, 4, 5), (8, 1, 3, 3)), "bgh.,g...", "", (1,)),
     OperatorCase("conv1d", _conv(padding=2), ((4, 4, 8), (4, 4, 5), (4,)), "bis,oi.,o", parameters=(1, 2)),
-    OperatorCase("conv1d-valid", _conv(), ((2, 2, 12), (2, 2, 5)), "bis,oi.", parameters=(1,)),
+    OperatorCase("conv1d-valid", _conv(), ((2, 2, 8), (2, 2, 5)), "bis,oi.", parameters=(1,)),
     OperatorCase("conv1d-one-sample", _conv(padding=1), ((4, 8), (4, 4, 3)), "is,oi.", parameters=(1,)),
     OperatorCase(
         "conv-transpose2d",
@@ -111,6 +111,12 @@ POOL = [
 
 BINARY = [*NORM, *CONV, *POOL]
 """Operators that take a strategy."""
+
+MORE_TYPES = {
+    **dict.fromkeys(["layer-norm", "rms-norm", "group-norm", "batch-norm-2d"], ("float32", "bfloat16")),
+    **dict.fromkeys(["conv2d", "conv-transpose2d", "global-average"], ("float32",)),
+}
+"""Types other than float64 in which cases run."""
 
 UNARY: list[Any] = [
     OperatorCase("layer-norm-without-weight", _layer_norm(8), ((4, 8),), "bn"),

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.autocast import inline_autocast
-from msrun.runtime.graph.writes import make_functional
+from msrun.runtime.graph.gradient_modes import inline_gradient_modes
+from msrun.runtime.graph.writes import assignments_as_writes, make_functional
 
 GlobalShape = tuple[int, ...]
 
@@ -143,7 +144,8 @@ def capture(
             given = iter(tensors)
             filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
-            result = target.call(*call_args, **call_kwargs)
+            with assignments_as_writes(target.root):
+                result = target.call(*call_args, **call_kwargs)
             flat, box["output_spec"] = pytree.tree_flatten(result)
             return flat
 
@@ -201,6 +203,7 @@ def _faked(
 def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
     signature = program.graph_signature
     inline_autocast(program.graph)
+    inline_gradient_modes(program.graph_module, signature.inputs_to_buffers)
     _refuse_sizes_from_values(program.graph)
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)

@@ -6,17 +6,45 @@ last new value becomes a result of the graph, which the executor puts into the m
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from msrun.errors import CaptureError
 from msrun.runtime.graph.operators.rule import operator_call
 
 aten = torch.ops.aten
 BATCH_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+
+
+@contextlib.contextmanager
+def assignments_as_writes(root: nn.Module) -> Iterator[None]:
+    """While a network is traced, let `self.buffer = value` write into the buffer; torch.export forgets the value.
+
+    Raises:
+        CaptureError: the value has another shape or type than the buffer.
+    """
+    before = [(path, module, dict(module._buffers)) for path, module in root.named_modules()]
+    yield
+    for path, module, buffers in before:
+        for name, old in buffers.items():
+            new = module._buffers.get(name)
+            if new is old:
+                continue
+            if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
+                raise CaptureError(
+                    f"buffer {'.'.join(filter(None, [path, name]))} is {_describe(old)} before the forward pass and "
+                    f"{_describe(new)} after it; give it its final shape and type when the network is made"
+                )
+            old.copy_(new)
+            module._buffers[name] = old
+
+
+def _describe(value: Tensor | None) -> str:
+    return "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
 
 
 def make_functional(graph: fx.Graph, buffers: Collection[str]) -> dict[str, fx.Node]:

@@ -1,7 +1,8 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
 usage: laws.py RESULT.json [CASES]; the file holds, per case and type, how many strategies ran and which went wrong.
-CASES is the module with the cases, operator_cases if left out; redistributions come with those.
+CASES is the module with the cases, operator_cases if left out; redistributions come with those. Two ranks compute in
+other types too: all cases in float32, or each in what the module says in MORE_TYPES.
 """
 
 import importlib
@@ -24,7 +25,7 @@ from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh, plan_redistribution
 from msrun.runtime.parallel.compiled import build_compiled_call
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 def all_layouts(mesh, shape):
@@ -176,12 +177,13 @@ def main():
     init(timeout_s=30)
     mesh, rank = build_mesh(get_group_size()), get_rank()
     everywhere = mesh.size < 8
-    dtypes = (torch.float64, torch.float32) if mesh.size == 2 else (torch.float64,)
     results = {}
     name = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
     cases = importlib.import_module(name)
     for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
         if everywhere or case.on_eight:
+            more = cases.MORE_TYPES.get(case.name, ()) if hasattr(cases, "MORE_TYPES") else ("float32",)
+            dtypes = [torch.float64, *(getattr(torch, name) for name in more if mesh.size == 2)]
             results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
     if everywhere and name == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}

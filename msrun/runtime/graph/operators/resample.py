@@ -68,10 +68,12 @@ class PixelShuffle(SpaceRule):
 
 
 class Padding(Rule):
-    """pad with a constant, by reflection or replication: dimensions that are padded stay whole."""
+    """pad with a constant, by reflection or replication: dimensions that are padded stay whole.
+
+    It takes no strategy: that of its module is the convolution's (`padding_mode`).
+    """
 
     follows = True
-    takes_strategy = True
 
     def form(self, call: OperatorCall) -> Form:
         """Return equal labels; the padding is listed from the last dimension on, two numbers each."""

@@ -64,7 +64,7 @@ class Form:
         """Return True when `label` may be cut into this many parts."""
         if label is None or label in self.whole or self.sizes[label] % parts:
             return False
-        return label not in self.limits or self.limits[label].allows(parts)
+        return parts == 1 or label not in self.limits or self.limits[label].allows(parts)
 
     def entered(self, index: int, split: LabelSplit) -> Axes:
         """Return the axes along which several parts of the work use input `index` in full."""

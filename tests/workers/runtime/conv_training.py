@@ -1,0 +1,128 @@
+"""Trains the networks of conv_networks in every way and, on this very process, without any parallelism.
+
+usage: conv_training.py RESULT.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from conv_networks import BATCH, CLASSES, NETWORKS, SCENARIOS, WORLD_SIZE
+
+from msrun.runtime import (
+    AutoParallel,
+    MicroBatchInterleaved,
+    WithLoss,
+    get_rank,
+    init,
+    no_init_parameters,
+    release,
+    shard,
+)
+from msrun.runtime.parallel.storage import find_placement
+
+
+def make(scenario):
+    """Return the network and what computes its loss."""
+    torch.manual_seed(1)
+    torch.set_default_dtype(getattr(torch, scenario.dtype))
+    network = NETWORKS[scenario.network][0]()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    loss = WithLoss(network, F.cross_entropy)
+    return network, optimizer, MicroBatchInterleaved(loss, scenario.copies) if scenario.copies > 1 else loss
+
+
+def batches(scenario, count):
+    generator = torch.Generator().manual_seed(2)
+    size = NETWORKS[scenario.network][1]
+    for _ in range(count):
+        images = torch.randn(BATCH, 3, size, size, generator=generator, dtype=torch.float64)
+        yield images.to(getattr(torch, scenario.dtype)), torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def train(scenario, network, optimizer, step, part):
+    """Return the losses of training, and at the end that of evaluation."""
+    losses = []
+    *given, last = batches(scenario, scenario.steps + 1)
+    for images, labels in given:
+        loss = step(part(images), part(labels))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    network.eval()
+    with torch.no_grad():
+        losses.append(float(step(*map(part, last))))
+    return losses
+
+
+def in_copies(scenario, tensor):
+    """Return the rows in the order in which one process must see them to make the same copies: every rank cuts its
+    own part of the batch, so a copy has rows of all ranks."""
+    if scenario.full_batch:
+        return tensor
+    parts = [part.chunk(scenario.copies) for part in tensor.chunk(WORLD_SIZE)]
+    return torch.cat([part[index] for index in range(scenario.copies) for part in parts])
+
+
+def relative(mine, right):
+    return float((mine - right).abs().max() / right.abs().max().clamp_min(1e-3))
+
+
+def run(scenario, rank):
+    """Return what both ways gave."""
+    serial, optimizer, whole = make(scenario)
+    right = train(scenario, serial, optimizer, whole, lambda tensor: in_copies(scenario, tensor))
+    if scenario.deferred:
+        with no_init_parameters():
+            network, optimizer, whole = make(scenario)
+    else:
+        network, optimizer, whole = make(scenario)
+    for path, strategy in scenario.strategies.items():
+        shard(network.get_submodule(path), strategy)
+    step = AutoParallel(whole)
+    if scenario.full_batch:
+        step.dataset_strategy("full_batch")
+    if scenario.hsdp is not None:
+        step.hsdp(**scenario.hsdp)
+    losses = train(
+        scenario,
+        network,
+        optimizer,
+        step,
+        (lambda tensor: tensor) if scenario.full_batch else lambda tensor: tensor.chunk(WORLD_SIZE)[rank],
+    )
+    weights = 0.0
+    for (_, mine), (_, value) in zip(network.named_parameters(), serial.named_parameters(), strict=True):
+        shape, layout, mesh = find_placement(mine)
+        weights = max(weights, relative(mine.detach(), value.detach()[layout.slices(mesh, shape, rank)]))
+    values = dict(serial.named_buffers())
+    buffers = {name: relative(mine.double(), values[name].double()) for name, mine in network.named_buffers()}
+    return {
+        "right": right,
+        "losses": losses,
+        "weights": weights,
+        "buffers": buffers,
+        "counted": [int(v) for n, v in network.named_buffers() if n.endswith("num_batches_tracked")],
+        "operators": [(o.operator, o.module_path, o.origin, o.strategy) for o in step.plan.operators],
+        "notes": list(step.plan.notes),
+    }
+
+
+def main():
+    init(timeout_s=60)
+    rank = get_rank()
+    results = {}
+    for scenario in SCENARIOS:
+        everyone = [None] * WORLD_SIZE
+        dist.all_gather_object(everyone, run(scenario, rank))
+        results[scenario.name] = everyone
+    if rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    release()
+
+
+main()

@@ -19,6 +19,8 @@ _HOMES = {
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
     "parallel.micro_batch": "MicroBatchInterleaved",
+    "parallel.accumulation": "GradAccumulation",
+    "parallel.recompute": "recompute",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
     "parallel.fusion": "set_comm_fusion",
@@ -63,11 +65,13 @@ if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
+    from msrun.runtime.parallel.accumulation import GradAccumulation as GradAccumulation
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
     from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
+    from msrun.runtime.parallel.recompute import recompute as recompute
     from msrun.runtime.parallel.shard import shard as shard
     from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.train.callbacks import Callback as Callback

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, ParallelError
 
 GlobalShape = tuple[int, ...]
 
@@ -146,6 +146,8 @@ def capture(
     with _faked(target.root, parameter_shapes, fake, device):
         try:
             program = torch.export.export(Call(), tuple(samples), strict=False)
+        except ParallelError:  # says already what is wrong
+            raise
         except Exception as error:
             raise _explain(target, error) from error
     return _read(program, box["output_spec"], target.root)

@@ -5,40 +5,31 @@ Issue order (forward): turn k of copy 1, turn k of copy 2, then turn k+1 of copy
 one copy are on their way the other copy computes. The way back is the mirror image, one backward call per segment: the
 autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last segment that reads
 it.
+
+A recomputed region runs twice: forward, forgetting what only it needs, and again before its backward pass (`replay`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from msrun.runtime.graph.collectives import Pending
-from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, PendingGradients
+from msrun.runtime.graph.gradients import GradientGroup, PendingGradients, StepParameters
+from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.segments import Name, Segment
+from msrun.runtime.graph.regions import Region
+from msrun.runtime.graph.replay import Replay, SavedResults, forgetting, plan_replays
+from msrun.runtime.graph.segments import Crossing, Name, Segment
+from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.graph.turns import backward_turns, forward_turns
 from msrun.runtime.layout import Mesh
 
 AHEAD = 2
-"""Groups gathered ahead of their use when gathered parts are freed (level3)."""
-
-
-@dataclass
-class _Copy:
-    """What one copy of the batch holds during a step."""
-
-    values: dict[Name, Tensor] = field(default_factory=dict)
-    """What segments read: detached, so that every segment has an autograd graph of its own."""
-    arriving: dict[Name, Pending] = field(default_factory=dict)
-    """Results of collectives, not yet waited for."""
-    written: dict[int, list[Tensor]] = field(default_factory=dict)
-    """segment -> what it wrote, with its autograd graph."""
-    gradients: dict[Name, list[Tensor | Pending]] = field(default_factory=dict)
-    """Parts of a value's gradient that do not come through its leaf."""
+"""Groups gathered ahead of their use when gathered parts are freed again (level3)."""
 
 
 class Executor:
@@ -53,10 +44,20 @@ class Executor:
         mesh: Mesh,
         rank: int,
         buffers: Mapping[Name, Tensor],
+        gradient_groups: Sequence[GradientGroup] | None = None,
+        regions: Sequence[Region] = (),
     ) -> None:
+        """Make an executor.
+
+        Args:
+            gradient_groups: parameters whose gradients travel together; None: those that are gathered together.
+            regions: what is recomputed; `segments` are cut at their borders.
+        """
         self._program = program
         self._segments = list(segments)
         self.groups = list(groups)
+        self.gradient_groups = list(gradient_groups or map(GradientGroup.of, self.groups))
+        self.replays = plan_replays(self._segments, regions, program.outputs)
         self._mesh = mesh
         self._rank = rank
         self._buffers = dict(buffers)
@@ -64,22 +65,34 @@ class Executor:
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
+        self._leaving = self._leaving_gradients()
         gathered = {number for number, group in enumerate(self.groups) if group.shard_axes}
         self._forward_turns = forward_turns(self._segments, gathered)
-        self._backward_turns = backward_turns(self._segments, gathered)
+        self._backward_turns = backward_turns(self._segments, gathered, {r.last for r in self.replays if r.segments})
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> list[GatheredGroup]:
+    def _leaving_gradients(self) -> dict[int, list[int]]:
+        """Return segment -> gradient groups that are complete once its backward pass is done."""
+        first: dict[Name, int] = {}
+        for index, segment in enumerate(self._segments):
+            for name in [*segment.reads, *(crossing.source for crossing in segment.crossings)]:
+                first.setdefault(name, index)
+        leaving: dict[int, list[int]] = {}
+        for number, group in enumerate(self.gradient_groups):
+            leaving.setdefault(min(first[name] for name in group.placeholders), []).append(number)
+        return leaving
+
+    def begin(self) -> StepParameters:
         """Return the parameters of one training step, for all its micro batches."""
-        return [GatheredGroup(group) for group in self.groups]
+        return StepParameters(self.groups, self.gradient_groups)
 
     def forward(
         self,
         batches: Sequence[Sequence[Tensor]],
         *,
         needs_grad: bool,
-        gathered: list[GatheredGroup] | None = None,
+        gathered: StepParameters | None = None,
     ) -> Step:
         """Run the forward pass of every copy.
 
@@ -95,51 +108,70 @@ class Executor:
                 for copy in copies:
                     for index in turn:
                         if copy is copies[0]:
-                            self._have_parameters(step, index)
+                            self._wait_for_parameters(step, index)
+                            self._prefetch(step, index + 1)
                         self._run(step, copy, index, self._segments[index], needs_grad)
                 for index in turn:
                     self._free_after(step, index)
         return step
 
-    def _begin(self, batch: Sequence[Tensor], needs_grad: bool) -> _Copy:
-        copy = _Copy()
+    def _begin(self, batch: Sequence[Tensor], needs_grad: bool) -> Copy:
+        copy = Copy()
         for name, value in zip(self._input_names, batch, strict=True):
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
         copy.values.update(self._buffers)
         return copy
 
-    def _have_parameters(self, step: Step, index: int) -> None:
-        for group in self._segments[index].groups:
-            step.gathered[group].wait()
-        self._prefetch(step, index + 1)
-
     def _prefetch(self, step: Step, index: int) -> None:
         """Start gathers of the groups that come next: all of them, or a few when gathered parts are freed again."""
         upcoming = [g for segment in self._segments[index:] for g in segment.new_groups]
         for group in upcoming[:AHEAD] if self._regathers else upcoming:
-            step.gathered[group].start_gather()
+            step.parameters.gathered[group].start_gather()
+
+    def _wait_for_parameters(self, step: Step, index: int) -> None:
+        for group in self._segments[index].groups:
+            step.parameters.gathered[group].wait()
 
     def _free_after(self, step: Step, index: int) -> None:
         for number, last in self._last_reader.items():
             if last == index and self.groups[number].regathers:
-                step.gathered[number].free()
+                step.parameters.gathered[number].free()
 
-    def _run(self, step: Step, copy: _Copy, index: int, segment: Segment, needs_grad: bool) -> None:
+    def _run(self, step: Step, copy: Copy, index: int, segment: Segment, needs_grad: bool) -> None:
         if not segment.is_empty:
-            written = segment.module(*[self._read(step, copy, name) for name in segment.reads])
-            if needs_grad:
-                copy.written[index] = list(written)
+            inputs = [self._read(step, copy, name) for name in segment.reads]
+            if needs_grad and segment.region is not None:
+                written = self._run_forgetting(copy, index, segment, inputs)
+            else:
+                written = segment.module(*inputs)
+                if needs_grad:
+                    copy.written[index] = list(written)
             for name, value in zip(segment.writes, written, strict=True):
                 copy.values[name] = value.detach().requires_grad_(value.requires_grad) if needs_grad else value
         for crossing in segment.crossings:
-            source = self._read(step, copy, crossing.source)
-            pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank)
-            copy.arriving[crossing.result] = _WithGradient(pending, source.requires_grad)
+            self._start_crossing(step, copy, crossing)
+        if needs_grad and segment.region is not None and index == self.replays[segment.region].last:
+            for name in self.replays[segment.region].dropped:
+                copy.values.pop(name, None)
 
-    def _read(self, step: Step, copy: _Copy, name: Name) -> Tensor:
+    def _run_forgetting(self, copy: Copy, index: int, segment: Segment, inputs: list[Tensor]) -> Sequence[Tensor]:
+        assert segment.region is not None
+        policy = self.replays[segment.region].save
+        with forgetting():
+            if policy is None:
+                return tuple(segment.module(*inputs))
+            copy.saved[index] = SavedResults(policy)
+            return tuple(copy.saved[index].run(segment.module, inputs, again=False))
+
+    def _start_crossing(self, step: Step, copy: Copy, crossing: Crossing) -> None:
+        source = self._read(step, copy, crossing.source)
+        pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank)
+        copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
+
+    def _read(self, step: Step, copy: Copy, name: Name) -> Tensor:
         group = self._group_of.get(name)
         if group is not None:
-            return step.gathered[group].leaves[name]
+            return step.parameters.leaf(name)
         if name in copy.arriving:
             copy.values[name] = copy.arriving.pop(name).wait()
         return copy.values[name]
@@ -152,8 +184,8 @@ class Executor:
         """Run the backward pass; `gradients` holds per copy the gradient of every result that has one.
 
         Args:
-            reduces: False leaves the gradients of whole parameters where they are, for the next micro batch to add
-                to; the last one, or `reduce`, sends them off.
+            reduces: False when more micro batches of this step follow: gradients are added up, at level2 and level3
+                those of the stored part only; the last one, or `reduce`, gives them.
 
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`.
@@ -167,28 +199,66 @@ class Executor:
             for copy in step.copies:
                 for index in turn:
                     if copy is step.copies[0]:
-                        self._regather(step, index)
+                        self._have_values_again(step, index)
                     self._run_backward(copy, index, self._segments[index])
+                    self._give_to_parameters(step, copy, self._segments[index])
                     if index:
                         self._start_crossings(copy, index - 1)
-                    if reduces and copy is step.copies[-1]:
-                        new_groups = self._segments[index].new_groups
-                        leaving += [step.gathered[group].start_reduce() for group in new_groups]
+                    if copy is step.copies[-1]:
+                        leaving += self._give_back(step, index, reduces=reduces)
         return _arrived(leaving)
 
-    def reduce(self, gathered: Sequence[GatheredGroup]) -> dict[str, Tensor]:
+    def _give_back(self, step: Step, index: int, *, reduces: bool) -> list[PendingGradients]:
+        """Send off the gradients that no earlier segment adds to, and give gathered parts back."""
+        leaving = []
+        for number in self._leaving.get(index, []):
+            group = step.parameters.sums[number]
+            if reduces:
+                leaving.append(group.finish(step.parameters.leaf))
+            else:
+                group.add(step.parameters.leaf)
+        for number in self._segments[index].new_groups:
+            if self.groups[number].regathers:
+                step.parameters.gathered[number].free()
+        return leaving
+
+    def reduce(self, gathered: StepParameters) -> dict[str, Tensor]:
         """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""
-        return _arrived([group.start_reduce() for group in gathered])
+        return _arrived([group.finish(gathered.leaf) for group in gathered.sums])
+
+    def _have_values_again(self, step: Step, index: int) -> None:
+        """Gather and compute again what the forward pass has forgotten."""
+        self._regather(step, index)
+        region = self._segments[index].region
+        if region is not None and index == self.replays[region].last:
+            self._run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
         wanted = [g for segment in reversed(self._segments[: index + 1]) for g in segment.groups]
         again = list(dict.fromkeys(g for g in wanted if self.groups[g].regathers))
         for group in again[:AHEAD]:
-            step.gathered[group].start_gather()
-        for group in self._segments[index].groups:
-            step.gathered[group].wait()
+            step.parameters.gathered[group].start_gather()
+        self._wait_for_parameters(step, index)
 
-    def _run_backward(self, copy: _Copy, index: int, segment: Segment) -> None:
+    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    def _run_again(self, step: Step, replay: Replay) -> None:
+        """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
+        for index in replay.steps:
+            segment = self._segments[index]
+            self._wait_for_parameters(step, index)
+            for copy in step.copies:
+                if index in replay.segments:
+                    inputs = [self._read(step, copy, name) for name in segment.reads]
+                    saved = copy.saved.pop(index, None)
+                    written = saved.run(segment.module, inputs, again=True) if saved else segment.module(*inputs)
+                    copy.written[index] = list(written)
+                    for name, value in zip(segment.writes, written, strict=True):
+                        if name in replay.dropped:
+                            copy.values[name] = value.detach().requires_grad_(value.requires_grad)
+                for crossing in replay.crossings.get(index, []):
+                    self._start_crossing(step, copy, crossing)
+
+    def _run_backward(self, copy: Copy, index: int, segment: Segment) -> None:
         written = copy.written.pop(index, [])
         outputs, gradients = [], []
         for name, value in zip(segment.writes, written, strict=True):
@@ -199,7 +269,16 @@ class Executor:
         if outputs:
             torch.autograd.backward(outputs, gradients)
 
-    def _start_crossings(self, copy: _Copy, index: int) -> None:
+    def _give_to_parameters(self, step: Step, copy: Copy, segment: Segment) -> None:
+        """Add to a parameter's gradient what comes back through collectives that read it directly."""
+        for crossing in segment.crossings:
+            if crossing.source in self._group_of:
+                leaf = step.parameters.leaf(crossing.source)
+                for part in copy.gradients.pop(crossing.source, []):
+                    given = part.wait() if isinstance(part, Pending) else part
+                    leaf.grad = given if leaf.grad is None else leaf.grad + given
+
+    def _start_crossings(self, copy: Copy, index: int) -> None:
         """Start the way back of the collectives of one level: everything that read their results is done."""
         for crossing in self._segments[index].crossings:
             gradient = self._take_gradient(copy, crossing.result)
@@ -208,7 +287,7 @@ class Executor:
                 copy.gradients.setdefault(crossing.source, []).append(pending)
 
     @staticmethod
-    def _take_gradient(copy: _Copy, name: Name) -> Tensor | None:
+    def _take_gradient(copy: Copy, name: Name) -> Tensor | None:
         """Return the whole gradient of a value: from its leaf, from results, from collectives."""
         parts = [p.wait() if isinstance(p, Pending) else p for p in copy.gradients.pop(name, [])]
         leaf = copy.values.pop(name, None)
@@ -241,24 +320,3 @@ def _arrived(leaving: Sequence[PendingGradients]) -> dict[str, Tensor]:
     for pending in leaving:
         result.update(pending.wait())
     return result
-
-
-class _WithGradient(Pending):
-    """A value on its way that becomes a leaf on arrival."""
-
-    def __init__(self, pending: Pending, requires_grad: bool) -> None:
-        self._pending = pending
-        self._requires_grad = requires_grad
-
-    def wait(self) -> Tensor:
-        """Return the arrived value as a leaf."""
-        return self._pending.wait().detach().requires_grad_(self._requires_grad)
-
-
-@dataclass
-class Step:
-    """One forward pass, waiting for its backward pass."""
-
-    executor: Executor
-    copies: list[_Copy]
-    gathered: list[GatheredGroup]

@@ -1,8 +1,7 @@
-"""Parameters as the program stores and uses them: gathered before use, gradients reduced after, fused in groups.
+"""Parameters as the program stores and uses them: gathered before use, in groups that travel in one message.
 
 At rest a rank holds the part that `stored` says. Before the first operator that reads it, a parameter is gathered over
-its shard axes to the part that `used` says; afterwards its gradient is summed over the axes along which it is partial
-and cut back to the stored part. Parameters of one fusion group travel in one message each way.
+its shard axes to the part that `used` says. How gradients come back to the stored parts is in `gradients`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from msrun.runtime.graph.collectives import Pending, start_all_reduce, start_gather, start_reduce_scatter
+from msrun.runtime.graph.collectives import Pending, start_gather
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
@@ -53,7 +52,7 @@ def layout_at_rest(used: TensorLayout, shard_axes: Axes) -> TensorLayout:
 
 @dataclass
 class ParameterGroup:
-    """Parameters that are gathered, and whose gradients are reduced, in one message. One per program."""
+    """Parameters that are gathered in one message. One per program."""
 
     members: list[StoredParameter]
     placeholders: list[str]
@@ -62,7 +61,8 @@ class ParameterGroup:
     mesh: Mesh
     rank: int
     regathers: bool = False
-    """level3: the gathered parts are freed after the forward pass and gathered again before the backward pass."""
+    """The gathered parts are freed after the forward pass and gathered again before the backward pass: level3, and
+    modules recomputed with `parallel_optimizer_comm_recompute`."""
 
     @property
     def shard_axes(self) -> Axes:
@@ -73,10 +73,14 @@ class ParameterGroup:
         """Return the bytes of the members' stored parts."""
         return sum(m.parameter.numel() * m.parameter.element_size() for m in self.members)
 
+    def gathered_bytes(self) -> int:
+        """Return the bytes that gathering takes on top of the stored parts; 0 when they are used as they are stored."""
+        return self.local_bytes() * self.mesh.extent(self.shard_axes) if self.shard_axes else 0
+
 
 @dataclass
 class GatheredGroup:
-    """A group during one step, from the first gather to the last gradient."""
+    """A group during one training step, from the first gather to the last backward pass."""
 
     group: ParameterGroup
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -87,7 +91,7 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._pending is None and not self._is_present():
-            flat = _flatten([m.parameter.detach() for m in group.members])
+            flat = flatten([m.parameter.detach() for m in group.members])
             self._pending = start_gather(flat.unsqueeze(0), axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
@@ -116,7 +120,8 @@ class GatheredGroup:
     def _fill(self, name: str, value: Tensor, requires_grad: bool) -> None:
         leaf = self.leaves.get(name)
         if leaf is None:
-            own = value.clone() if self.group.regathers else value  # its storage must be its own to be freed
+            is_own = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+            own = value.clone() if self.group.regathers and not is_own else value  # to be freed, it must be its own
             self.leaves[name] = own.requires_grad_(requires_grad)
             return
         # Operators saved this very storage for the backward pass: fill it again without counting a new version.
@@ -124,72 +129,21 @@ class GatheredGroup:
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(leaf):  # type: ignore[attr-defined]
             leaf.copy_(value)
 
+    def held_bytes(self) -> int:
+        """Return the bytes of gathered parts that are held or on their way now."""
+        if not self.group.shard_axes:
+            return 0
+        storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in self.leaves.values()}
+        return sum(storages.values()) + (self.group.gathered_bytes() if self._pending is not None else 0)
+
     def free(self) -> None:
-        """level3: give the gathered memory back until the backward pass."""
+        """Give the gathered memory back until the parameters are read again; gradients stay."""
         for leaf in self.leaves.values():
             leaf.untyped_storage().resize_(0)
 
-    def start_reduce(self) -> PendingGradients:
-        """Start summing the leaves' gradients into the stored parts."""
-        group = self.group
-        grads = []
-        for name in group.placeholders:
-            leaf = self.leaves[name]
-            grads.append(leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape))
-            leaf.grad = None
-        if group.shard_axes:
-            return PendingGradients(group, _start_sharded(group, grads))
-        if group.partial_axes:
-            axes = axes_group(group.mesh, group.partial_axes)
-            return PendingGradients(group, start_all_reduce(_flatten(grads), axes, in_place=True))
-        return PendingGradients(group, None, grads)
 
-
-def _start_sharded(group: ParameterGroup, grads: Sequence[Tensor]) -> Pending:
-    """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
-
-    Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
-    one slice and one reduce-scatter do.
-    """
-    count = group.mesh.extent(group.shard_axes)
-    rows = torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
-    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
-    summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
-    rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
-    if group.shard_axes != same + summed:  # stored for another program: sum everything, then cut
-        pending = start_all_reduce(rows, axes_group(group.mesh, tuple(sorted(summed + rest))))
-        index = group.mesh.index(group.rank, group.shard_axes)
-        return Pending(rows, None, lambda _: pending.wait()[index : index + 1])
-    if same:
-        length = group.mesh.extent(summed)
-        rows = rows.narrow(0, group.mesh.index(group.rank, same) * length, length)
-    pending = start_reduce_scatter(rows, axes_group(group.mesh, summed)) if summed else Pending(rows)
-    if not rest:
-        return pending
-    others = axes_group(group.mesh, rest)
-    return Pending(rows, None, lambda _: start_all_reduce(pending.wait(), others, in_place=True).wait())
-
-
-class PendingGradients:
-    """Gradients of one group on their way to the stored parts."""
-
-    def __init__(self, group: ParameterGroup, pending: Pending | None, ready: list[Tensor] | None = None) -> None:
-        self._group = group
-        self._pending = pending
-        self._ready = ready
-
-    def wait(self) -> dict[str, Tensor]:
-        """Return parameter name -> gradient of its stored part."""
-        members = self._group.members
-        if self._pending is not None:
-            flat = self._pending.wait().reshape(-1)
-            parts = flat.split([m.parameter.numel() for m in members])
-            self._ready = [part.view(m.parameter.shape) for part, m in zip(parts, members, strict=True)]
-        assert self._ready is not None
-        return {m.name: grad for m, grad in zip(members, self._ready, strict=True)}
-
-
-def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all tensors in one row."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

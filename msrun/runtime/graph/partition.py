@@ -23,6 +23,9 @@ from msrun.runtime.graph.operators.rule import Form, LabelSplit, LocalBuilder, O
 from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
 from msrun.runtime.layout import Axes, Mesh, TensorLayout, plan_redistribution
 
+MODULE_PATH = "module_path"
+"""Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
+
 
 @dataclass
 class ParameterUse:
@@ -143,6 +146,7 @@ class _Partition:
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node)
+                self._stamp(operator_call(node).module_path)
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
         self._graph.output(tuple(self._program.outputs))
         self._finish_parameters()
@@ -182,6 +186,13 @@ class _Partition:
                 use = ParameterUse("", tuple(value.shape), value.dtype, layout, (), self._values[node].node)
             use.name = self._captured.parameters[node.name]
             self._program.parameters[use.name] = use
+
+    def _stamp(self, path: str) -> None:
+        """Write the module on the newest local nodes: those after the last one that has one."""
+        for node in reversed(self._graph.nodes):
+            if node.op != "call_function" or MODULE_PATH in node.meta:
+                return
+            node.meta[MODULE_PATH] = path
 
     # -- operators ----------------------------------------------------------------------------------------------
 

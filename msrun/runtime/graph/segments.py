@@ -20,6 +20,8 @@ from msrun.runtime.graph.partition import LocalProgram
 
 Name = str
 """Name of a value: that of its node in the local graph."""
+_Place = tuple[int, int | None]
+"""Level and recomputed region."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Crossing:
     source: Name
     result: Name
     collective: Collective
+    region: int | None = None
+    """Recomputed region that it belongs to."""
 
 
 @dataclass
 class Segment:
-    """The operators of one level."""
+    """The operators of one level; of one recomputed region, where there are some."""
 
     module: fx.GraphModule
     reads: list[Name]
@@ -45,6 +49,8 @@ class Segment:
     """Fusion groups of parameters that this segment reads."""
     new_groups: list[int] = field(default_factory=list)
     """Those that no earlier segment reads."""
+    region: int | None = None
+    """Recomputed region that all its operators belong to."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,27 +58,38 @@ class Segment:
         return not self.writes
 
 
-def cut_segments(program: LocalProgram, group_of: Mapping[Name, int]) -> list[Segment]:
+def cut_segments(
+    program: LocalProgram, group_of: Mapping[Name, int], region_of: Mapping[Name, int] | None = None
+) -> list[Segment]:
     """Cut a program.
 
     Args:
         group_of: placeholder name of a parameter -> its fusion group.
+        region_of: name of a node -> the recomputed region that it belongs to; a segment never holds nodes of two.
     """
-    levels = _levels(program.graph, group_of)
-    count = 1 + max(levels.values(), default=0)
-    kept = _read_later(program, levels)
+    region_of = region_of or {}
+    places = _places(program.graph, group_of, region_of)
+    kept = _read_later(program, places)
+    count = 1 + max((level for level, _ in places.values()), default=0)
+    inside: dict[_Place, list[fx.Node]] = {(level, None): [] for level in range(count)}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            inside.setdefault(places[node], []).append(node)
     seen: set[int] = set()
     segments = []
-    for level in range(count):
-        nodes = [n for n in program.graph.nodes if levels.get(n) == level and n.op == "call_function"]
-        segment = _segment([n for n in nodes if not _is_collective(n)], kept, group_of)
+    for place in sorted(inside, key=lambda p: (p[0], -1 if p[1] is None else p[1])):
+        nodes = inside[place]
+        segment = _segment([n for n in nodes if not _is_collective(n)], kept)
+        read = {n.name for node in nodes for n in node.all_input_nodes}
+        segment.groups = sorted({group_of[name] for name in read if name in group_of})
+        segment.region = place[1]
         segment.new_groups = [group for group in segment.groups if group not in seen]
         seen |= set(segment.groups)
         for node in nodes:
             if _is_collective(node):
                 source = node.args[0]
                 assert isinstance(source, fx.Node)
-                segment.crossings.append(Crossing(source.name, node.name, _collective(node)))
+                segment.crossings.append(Crossing(source.name, node.name, _collective(node), region_of.get(node.name)))
         segments.append(segment)
     return segments
 
@@ -85,33 +102,44 @@ def _collective(node: fx.Node) -> Collective:
     return cast(Collective, node.kwargs["collective"])
 
 
-def _levels(graph: fx.Graph, group_of: Mapping[Name, int]) -> dict[fx.Node, int]:
-    levels: dict[fx.Node, int] = {}
+def _places(graph: fx.Graph, group_of: Mapping[Name, int], region_of: Mapping[Name, int]) -> dict[fx.Node, _Place]:
+    """Return the level and region of every node; a collective stands where its source was computed."""
+    places: dict[fx.Node, _Place] = {}
     group_levels: dict[int, int] = {}
     for node in graph.nodes:
+        region = region_of.get(node.name)
         if node.op == "placeholder":
-            levels[node] = 0
+            places[node] = (0, None)
         elif node.op == "call_function":
-            level = max((levels[n] + _is_collective(n) for n in node.all_input_nodes), default=0)
+            if _is_collective(node) and not _is_collective(node.all_input_nodes[0]):
+                level, region = places[node.all_input_nodes[0]]
+            else:
+                waits = [places[n][0] + _begins_level(n, region, region_of) for n in node.all_input_nodes]
+                level = max(waits, default=0)
             for group in sorted({group_of[n.name] for n in node.all_input_nodes if n.name in group_of}):
                 if group not in group_levels:
                     newest = max(group_levels.values(), default=-1)
                     group_levels[group] = max(level, newest + 1)
                 level = max(level, group_levels[group])
-            levels[node] = level
-    return levels
+            places[node] = (level, region)
+    return places
 
 
-def _read_later(program: LocalProgram, levels: Mapping[fx.Node, int]) -> set[fx.Node]:
+def _begins_level(read: fx.Node, region: int | None, region_of: Mapping[Name, int]) -> bool:
+    """Return True when a reader of `read` must stand on a later level: one that waits, or lies in another region."""
+    return _is_collective(read) or (read.op == "call_function" and region_of.get(read.name) != region)
+
+
+def _read_later(program: LocalProgram, places: Mapping[fx.Node, _Place]) -> set[fx.Node]:
     """Return the nodes whose value leaves their segment."""
     kept = {node for node in program.outputs if isinstance(node, fx.Node)}
     for node in program.graph.nodes:
         if node.op == "call_function":
-            kept |= {n for n in node.all_input_nodes if _is_collective(node) or levels[n] != levels[node]}
+            kept |= {n for n in node.all_input_nodes if _is_collective(node) or places[n] != places[node]}
     return kept
 
 
-def _segment(nodes: list[fx.Node], kept: set[fx.Node], group_of: Mapping[Name, int]) -> Segment:
+def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:
     graph = fx.Graph()
     inside = set(nodes)
     mapping: dict[fx.Node, fx.Node] = {}
@@ -125,9 +153,8 @@ def _segment(nodes: list[fx.Node], kept: set[fx.Node], group_of: Mapping[Name, i
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
     writes = [node for node in nodes if node in kept]
     graph.output(tuple(mapping[node] for node in writes))
-    groups = sorted({group_of[node.name] for node in reads if node.name in group_of})
     module = fx.GraphModule(nn.Module(), graph)
-    return Segment(module, [n.name for n in reads], [n.name for n in writes], groups=groups)
+    return Segment(module, [n.name for n in reads], [n.name for n in writes])
 
 
 def render_segments(segments: list[Segment]) -> str:

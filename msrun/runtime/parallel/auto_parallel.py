@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -20,10 +20,10 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.data_parallel import DataParallelCall
+from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
-from msrun.runtime.parallel.micro_batch import current_compat
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
-from msrun.runtime.parallel.scaling import Compat
+from msrun.runtime.parallel.scaling import Compat, current_compat
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage
 
@@ -84,6 +84,14 @@ class AutoParallel:
         """Say what each rank passes: "data_parallel" its own part of the batch, "full_batch" all of it, or a tuple of
         parts per dimension for each input."""
         return self._set("dataset_strategy", dataset_strategy=config)
+
+    def comm_fusion(self, config: Mapping[str, Any] | None) -> AutoParallel:
+        """Say which messages of parameters and gradients are joined; see `fusion_config.parse_comm_fusion`.
+
+        Parameters with a number of their own (`set_comm_fusion`) keep to it, unless openstate is False: then nothing is
+        joined.
+        """
+        return self._set("comm_fusion", comm_fusion=parse_comm_fusion(config))
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         if self.settings.parallel_mode == "data_parallel":

@@ -18,9 +18,11 @@ from msrun.runtime.graph.capture import CapturedGraph, Target, capture
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
-from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
+from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.parts import BatchParts
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
-from msrun.runtime.parallel.scaling import part_scale
+from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.storage import ParameterStorage
@@ -46,11 +48,11 @@ class Compilation:
             StrategyError: an illegal strategy.
         """
         tensors = find_tensors(args, kwargs)
-        copies, call = 1, self.target
-        if isinstance(call.call, MicroBatchInterleaved):
-            copies, call = call.call.interleave_num, Target(call.call.network, call.root)
+        wrappers = find_wrappers(self.target.root)
+        parts = find_parts(wrappers)
         try:
-            captured, program = self._capture(call, args, kwargs, tensors, copies)
+            recompute = recomputed_in(self.target.root)
+            captured, program = self._capture(args, kwargs, tensors, parts, Tracing(wrappers))
         except ParallelError as error:
             self._check_ranks_agree("", failure=str(error))
             raise
@@ -58,7 +60,8 @@ class Compilation:
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
         self._check_ranks_agree("\n".join([*nodes, *inputs]))
         program.notes += self.storage.place(program)
-        hsdp = self.settings.hsdp
+        level = self.settings.hsdp.optimizer_level if self.settings.hsdp else "level1"
+        factors = scales(self.settings.compat, parts.copies, parts.micro_batches)
         compiled = build_compiled_call(
             captured,
             program,
@@ -66,23 +69,43 @@ class Compilation:
             dict(self.target.root.named_buffers()),
             mesh=self.mesh,
             rank=self.rank,
-            copies=copies,
-            scale=part_scale(self.settings.compat, copies),
-            regathers=hsdp is not None and hsdp.optimizer_level == "level3",
+            copies=parts.copies,
+            scale=factors.loss,
+            regathers=level == "level3",
+            scatters=level != "level1",
+            parts=parts,
+            gradient_scale=factors.gradient,
+            fusion=self.settings.comm_fusion,
+            recompute=recompute,
         )
         return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
 
     def _capture(
-        self, call: Target, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], copies: int
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[Tensor],
+        parts: BatchParts,
+        tracing: Tracing,
     ) -> tuple[CapturedGraph, LocalProgram]:
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
-        shapes = [self._global_shape(tensor, layout, copies) for tensor, layout in zip(tensors, layouts, strict=True)]
-        captured = capture(call, args, kwargs, input_shapes=shapes, parameter_shapes=self.storage.shapes)
+        shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
+        current = current_tracing.set(tracing)
+        try:
+            captured = capture(
+                Target(tracing.watch(self.target.call), self.target.root),
+                args,
+                kwargs,
+                input_shapes=shapes,
+                parameter_shapes=self.storage.shapes,
+            )
+        finally:
+            current_tracing.reset(current)
         program = partition(
             captured,
             self.mesh,
             input_layouts=layouts,
-            strategies=strategies_of(call.root),
+            strategies=strategies_of(self.target.root),
             output_batch_axes=self.mesh.axes if self.settings.dataset_strategy == "data_parallel" else (),
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
         )
@@ -102,15 +125,11 @@ class Compilation:
             )
         return TensorLayout(assign_axes(self.mesh, strategy[index], what=f"dataset_strategy of input {index}"))  # type: ignore[arg-type]
 
-    def _global_shape(self, tensor: Tensor, layout: TensorLayout, copies: int) -> tuple[int, ...]:
+    def _global_shape(self, tensor: Tensor, layout: TensorLayout, parts: BatchParts) -> tuple[int, ...]:
         shape = [size * self.mesh.extent(axes) for size, axes in zip(tensor.shape, layout.split, strict=True)]
-        if copies > 1 and shape:
-            if tensor.shape[0] % copies:
-                raise StrategyError(
-                    f"a batch of {tensor.shape[0]} rows on this rank cannot be cut into {copies} equal copies; "
-                    f"give a batch that {copies} divides"
-                )
-            shape[0] //= copies
+        if shape:
+            parts.check(tensor.shape[0])
+            shape[0] //= parts.total
         return tuple(shape)
 
     def _check_ranks_agree(self, program: str, failure: str = "") -> None:

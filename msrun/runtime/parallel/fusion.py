@@ -1,21 +1,23 @@
 """Communication fusion: which parameters travel in one message.
 
 `set_comm_fusion(module, id)` writes a number on the module's parameters; equal numbers travel together and 0 means
-"never fuse" (MindSpore's `Cell.set_comm_fusion`). Parameters without a number are fused by size, in order of use.
+"never fuse" (MindSpore's `Cell.set_comm_fusion`). Parameters without a number are fused in order of use, by size or as
+`AutoParallel.comm_fusion` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.parameters import NEVER_FUSE, StoredParameter
 from msrun.runtime.layout import Axes
+from msrun.runtime.parallel.fusion_config import FusionConfig, MessageRule
 
-BUCKET_BYTES = 25 * 1024 * 1024
-"""A message carries at most this much of parameters without a number; DDP's default bucket."""
 _ATTRIBUTE = "comm_fusion"
 
 
@@ -40,24 +42,40 @@ def fusion_id_of(parameter: nn.Parameter) -> int | None:
     return getattr(parameter, _ATTRIBUTE, None)
 
 
-def group_parameters(parameters: Sequence[tuple[StoredParameter, Axes]]) -> list[list[int]]:
+def group_parameters(
+    parameters: Sequence[tuple[StoredParameter, Axes]],
+    way: Literal["gather", "reduce"] = "gather",
+    config: FusionConfig | None = None,
+    *,
+    regathered: Collection[str] = (),
+) -> list[list[int]]:
     """Return lists of indexes that travel together, in order of first use.
 
     Only parameters that are cut alike, summed alike and of one type can share a message.
 
     Args:
         parameters: in order of use, each with the axes along which its gradient is a partial sum.
+        way: to their use, or their gradients back from it.
+        regathered: names of those whose gathered parts are freed and gathered again.
     """
+    config = config or FusionConfig()
     groups: list[list[int]] = []
     open_groups: dict[tuple[object, ...], int] = {}
     sizes: dict[int, int] = {}
+    reduced = 0
     for index, (stored, partial_axes) in enumerate(parameters):
         value = stored.parameter
         size = value.numel() * value.element_size()
-        key = (stored.shard_axes, partial_axes, value.dtype, value.requires_grad, stored.fusion_id)
+        rule = _rule_of(stored, way, config)
+        is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE
+        fused_by = bisect_right(rule.boundaries, reduced) if stored.fusion_id is None else ("id", stored.fusion_id)
+        if not stored.shard_axes and partial_axes and value.requires_grad:
+            reduced += 1
+        is_regathered = stored.name in regathered
+        key = (stored.shard_axes, partial_axes, value.dtype, value.requires_grad, fused_by, is_regathered)
         number = open_groups.get(key)
-        fits = number is not None and (stored.fusion_id is not None or sizes[number] + size <= BUCKET_BYTES)
-        if number is None or not fits or stored.fusion_id == NEVER_FUSE:
+        is_small = number is not None and (rule.most_bytes is None or sizes[number] + size <= rule.most_bytes)
+        if number is None or is_alone or not (is_small or stored.fusion_id is not None):
             number = len(groups)
             groups.append([])
             sizes[number] = 0
@@ -65,3 +83,9 @@ def group_parameters(parameters: Sequence[tuple[StoredParameter, Axes]]) -> list
         groups[number].append(index)
         sizes[number] += size
     return groups
+
+
+def _rule_of(stored: StoredParameter, way: Literal["gather", "reduce"], config: FusionConfig) -> MessageRule:
+    if not stored.shard_axes:
+        return config.allreduce
+    return config.allgather if way == "gather" else config.reducescatter

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime.parallel.fusion_config import FusionConfig
 from msrun.runtime.parallel.hsdp import HsdpSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 
@@ -26,6 +27,7 @@ class ParallelSettings:
     hsdp: HsdpSpec | None = None
     dataset_strategy: DatasetStrategy = "data_parallel"
     """What each rank passes: its own part of the batch, all of it, or parts per dimension for each input."""
+    comm_fusion: FusionConfig = field(default_factory=FusionConfig)
 
     def __post_init__(self) -> None:
         if self.parallel_mode not in MODES:

@@ -1,0 +1,176 @@
+"""Gradients on their way from the parts that operators read to the parts that a rank stores.
+
+A gradient is summed over the axes along which it is partial and cut back to the stored part; parameters of one group
+travel in one message. Over the micro batches of a step gradients are added up: whole (level1), and sent once at the
+end; or of the stored part only (level2 and level3), and sent after every micro batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.graph.collectives import Pending, start_all_reduce, start_reduce_scatter
+from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten
+from msrun.runtime.groups import axes_group
+from msrun.runtime.layout import Axes, Mesh
+
+
+@dataclass
+class GradientGroup:
+    """Parameters whose gradients are summed in one message. One per program."""
+
+    members: list[StoredParameter]
+    placeholders: list[str]
+    """Names of the members in the local graph."""
+    partial_axes: Axes
+    mesh: Mesh
+    rank: int
+    scatters_each: bool = False
+    """level2 and level3: only the gradient of the stored part is kept between micro batches."""
+
+    @staticmethod
+    def of(group: ParameterGroup) -> GradientGroup:
+        """Return the group whose members are gathered together too."""
+        return GradientGroup(group.members, group.placeholders, group.partial_axes, group.mesh, group.rank)
+
+    @property
+    def shard_axes(self) -> Axes:
+        """The shard axes of all members."""
+        return self.members[0].shard_axes
+
+    @property
+    def is_sent(self) -> bool:
+        """True when its sum is a message; False when every rank has the whole gradient already."""
+        return bool(self.shard_axes or self.partial_axes)
+
+    def start(self, grads: Sequence[Tensor]) -> Pending:
+        """Start summing the members' gradients; gives those of the stored parts in one row."""
+        if self.shard_axes:
+            return _start_sharded(self, grads)
+        if self.partial_axes:
+            return start_all_reduce(flatten(grads), axes_group(self.mesh, self.partial_axes), in_place=True)
+        return Pending(flatten(grads))
+
+
+class GradientSum:
+    """The gradients of one group during one training step."""
+
+    def __init__(self, group: GradientGroup) -> None:
+        self.group = group
+        self._total: Tensor | None = None
+        self._pending: Pending | None = None
+
+    def add(self, leaf_of: Callable[[str], Tensor]) -> None:
+        """Between micro batches: send off what must not be kept whole; the rest stays with the leaves."""
+        if self.group.scatters_each and self.group.shard_axes:
+            self._settle()
+            self._pending = self.group.start(self._take(leaf_of))
+
+    def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
+        """Send off what the leaves hold and return the whole sum, which may still be on its way."""
+        self._settle()
+        leaves = [leaf_of(name) for name in self.group.placeholders]
+        if self._total is not None and all(leaf.grad is None for leaf in leaves):
+            return PendingGradients(self.group, Pending(self._total))
+        if not self.group.is_sent:
+            return PendingGradients(self.group, None, self._take(leaf_of))
+        return PendingGradients(self.group, self.group.start(self._take(leaf_of)), before=self._total)
+
+    def kept_bytes(self, leaf_of: Callable[[str], Tensor]) -> int:
+        """Return the bytes of gradients that are held now."""
+        grads = [leaf_of(name).grad for name in self.group.placeholders]
+        kept = [*grads, self._total, self._pending.wait() if self._pending is not None else None]
+        return sum(grad.numel() * grad.element_size() for grad in kept if grad is not None)
+
+    def _settle(self) -> None:
+        """Add what was sent off before."""
+        if self._pending is not None:
+            part = self._pending.wait()
+            self._total = part if self._total is None else self._total.add_(part)
+            self._pending = None
+
+    def _take(self, leaf_of: Callable[[str], Tensor]) -> list[Tensor]:
+        grads = []
+        for name in self.group.placeholders:
+            leaf = leaf_of(name)
+            grads.append(leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape))
+            leaf.grad = None
+        return grads
+
+
+class PendingGradients:
+    """Gradients of one group on their way to the stored parts."""
+
+    def __init__(
+        self,
+        group: GradientGroup,
+        pending: Pending | None,
+        ready: list[Tensor] | None = None,
+        before: Tensor | None = None,
+    ) -> None:
+        self._group = group
+        self._pending = pending
+        self._ready = ready
+        self._before = before
+        """Sum of earlier micro batches, in one row."""
+
+    def wait(self) -> dict[str, Tensor]:
+        """Return parameter name -> gradient of its stored part."""
+        members = self._group.members
+        if self._pending is not None:
+            flat = self._pending.wait()
+            flat = (flat if self._before is None else flat + self._before).reshape(-1)
+            parts = flat.split([m.parameter.numel() for m in members])
+            self._ready = [part.view(m.parameter.shape) for part, m in zip(parts, members, strict=True)]
+        assert self._ready is not None
+        return {m.name: grad for m, grad in zip(members, self._ready, strict=True)}
+
+
+class StepParameters:
+    """The parameters of one training step, shared by its micro batches: gathered parts, and sums of gradients."""
+
+    def __init__(self, groups: Sequence[ParameterGroup], gradient_groups: Sequence[GradientGroup]) -> None:
+        self.gathered = [GatheredGroup(group) for group in groups]
+        self.sums = [GradientSum(group) for group in gradient_groups]
+        self._of = {name: gathered for gathered in self.gathered for name in gathered.group.placeholders}
+
+    def leaf(self, name: str) -> Tensor:
+        """Return the part that operators read, by its placeholder."""
+        return self._of[name].leaves[name]
+
+    def gathered_bytes(self) -> int:
+        """Return the bytes of gathered parts that are held now, without parameters that are used as they are stored."""
+        return sum(gathered.held_bytes() for gathered in self.gathered)
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of gradients that are held now."""
+        return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
+
+
+def _start_sharded(group: GradientGroup, grads: Sequence[Tensor]) -> Pending:
+    """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
+
+    Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
+    one slice and one reduce-scatter do.
+    """
+    count = group.mesh.extent(group.shard_axes)
+    rows = torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
+    summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
+    rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
+    if group.shard_axes != same + summed:  # stored for another program: sum everything, then cut
+        pending = start_all_reduce(rows, axes_group(group.mesh, tuple(sorted(summed + rest))))
+        index = group.mesh.index(group.rank, group.shard_axes)
+        return Pending(rows, None, lambda _: pending.wait()[index : index + 1])
+    if same:
+        length = group.mesh.extent(summed)
+        rows = rows.narrow(0, group.mesh.index(group.rank, same) * length, length)
+    pending = start_reduce_scatter(rows, axes_group(group.mesh, summed)) if summed else Pending(rows)
+    if not rest:
+        return pending
+    others = axes_group(group.mesh, rest)
+    return Pending(rows, None, lambda _: start_all_reduce(pending.wait(), others, in_place=True).wait())

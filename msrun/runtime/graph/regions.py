@@ -1,0 +1,77 @@
+"""Regions: the parts of a program that are computed again before their backward pass instead of being remembered.
+
+A region is one call of one recomputed module: a run of nodes of the local graph that stand together, its collectives
+included. After the forward pass only what the region reads and what others read of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msrun.runtime.graph.partition import MODULE_PATH, LocalProgram
+
+SavePolicy = Callable[[object], bool]
+
+
+@dataclass(frozen=True)
+class RecomputeSpec:
+    """How one module is recomputed."""
+
+    mp_comm_recompute: bool = True
+    """Its collectives run again too; False keeps their results."""
+    parallel_optimizer_comm_recompute: bool = False
+    """Parameters that optimizer parallel has cut are freed after its forward pass and gathered again."""
+    save: SavePolicy | None = None
+    """Operators whose results are kept."""
+
+
+@dataclass
+class Region:
+    """One call of a recomputed module."""
+
+    path: str
+    spec: RecomputeSpec
+    nodes: list[str] = field(default_factory=list)
+    """Names of its nodes in the local graph, in order."""
+
+
+def find_spec(path: str | None, specs: Mapping[str, RecomputeSpec]) -> str | None:
+    """Return the recomputed module that `path` is or lies in; None when there is none."""
+    if path is None:
+        return None
+    parts = path.split(".") if path else []
+    ends = range(len(parts), -1, -1)
+    return next((prefix for end in ends if (prefix := ".".join(parts[:end])) in specs), None)
+
+
+def find_regions(program: LocalProgram, specs: Mapping[str, RecomputeSpec]) -> list[Region]:
+    """Return the regions in program order.
+
+    Nodes that stand together and nothing of another module between them: then no value can leave a region and come
+    back into it, so that it can be computed again at once.
+    """
+    regions: list[Region] = []
+    current: Region | None = None
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        path = find_spec(node.meta.get(MODULE_PATH), specs)
+        if path is None:
+            current = None
+            continue
+        if current is None or current.path != path:
+            current = Region(path, specs[path])
+            regions.append(current)
+        current.nodes.append(node.name)
+    return regions
+
+
+def parameters_of(program: LocalProgram, regions: Sequence[Region]) -> set[str]:
+    """Return the names of parameters that only these regions read."""
+    inside = {name for region in regions for name in region.nodes}
+    return {
+        name
+        for name, use in program.parameters.items()
+        if use.node.users and all(reader.name in inside for reader in use.node.users if reader.op == "call_function")
+    }

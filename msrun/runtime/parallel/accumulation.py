@@ -1,0 +1,131 @@
+"""GradAccumulation: a batch in micro batches, one after the other, with the memory of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.parallel.divided_batch import DividedBatch
+from msrun.runtime.parallel.parts import PartKind, join_results, join_values
+from msrun.runtime.parallel.scaling import Scales, current_compat, scales
+
+
+class GradAccumulation(DividedBatch):
+    """Run `network` on `micro_size` equal slices of the batch, forward and backward, and add their gradients up.
+
+    The call runs every slice forward and backward before the next one begins, so that activations of one slice are held
+    at a time; `loss.backward()` then hands the gradients out, times the gradient that comes in. Without gradients
+    (`torch.no_grad()`) only forward passes run. The result is the mean of the slices' losses; with
+    AutoParallel(compat="mindspore") their sum, with the gradient of their mean as MindSpore's training step has it.
+
+    The network returns its loss, a scalar, first; no gradient flows from further results, which are joined along
+    dimension 0. Inside AutoParallel gradients are reduced over the ranks once, after the last slice, or at hsdp level2
+    and level3 after every slice so that only their parts are kept. Parameter names are those of `network`.
+
+    Raises:
+        StrategyError: micro_size is not a whole number above 0 or does not divide the batch, or the first result is not
+            a scalar.
+    """
+
+    kind: PartKind = "micro batches"
+
+    def __init__(self, network: nn.Module, micro_size: int) -> None:
+        super().__init__(network, micro_size, "micro_size")
+
+    @property
+    def micro_size(self) -> int:
+        """The number of micro batches."""
+        return self.parts
+
+    def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
+        """Run the micro batches one after the other."""
+        factors = scales(current_compat.get(), 1, self.parts)
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        tensors = [value for batch in batches for value in batch if isinstance(value, Tensor)]
+        if not torch.is_grad_enabled() or not (parameters or any(value.requires_grad for value in tensors)):
+            return join_results([self.network(*batch) for batch in batches], factors.loss)
+        run = _EagerRun(self.network, batches, factors)
+        flat = _Accumulate.apply(run, len(tensors), *tensors, *parameters)
+        return pytree.tree_unflatten(list(flat), run.spec)
+
+
+class _EagerRun:
+    """The micro batches of one call outside a captured graph."""
+
+    def __init__(self, network: nn.Module, batches: list[tuple[Any, ...]], factors: Scales) -> None:
+        self._network = network
+        self._batches = batches
+        self._factors = factors
+        self.spec: Any = None
+
+    def run(self, parameters: list[Tensor]) -> tuple[list[Any], list[Tensor | None], list[Tensor | None]]:
+        """Return the joined results, the gradients of all micro batches' tensors in order, and the parameters'."""
+        totals: list[Tensor | None] = [None] * len(parameters)
+        of_inputs: list[Tensor | None] = []
+        rows: list[list[Any]] = []
+        for batch in self._batches:
+            fresh = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in batch]
+            tensors = [value for value in fresh if isinstance(value, Tensor)]
+            wanted = [value for value in tensors if value.requires_grad]
+            with torch.enable_grad():
+                leaves, self.spec = pytree.tree_flatten(self._network(*fresh))
+                loss = check_loss(leaves)
+                grads = torch.autograd.grad(
+                    loss, [*wanted, *parameters], torch.full_like(loss, self._factors.gradient), allow_unused=True
+                )
+            given = iter(grads[: len(wanted)])
+            of_inputs += [next(given) if value.requires_grad else None for value in tensors]
+            for index, grad in enumerate(grads[len(wanted) :]):
+                total = totals[index]
+                totals[index] = grad if total is None else total if grad is None else total + grad
+            rows.append([value.detach() if isinstance(value, Tensor) else value for value in leaves])
+        results = [join_values(list(values), self._factors.loss) for values in zip(*rows, strict=True)]
+        return results, of_inputs, totals
+
+
+class _Accumulate(torch.autograd.Function):
+    """All micro batches as one step of the user's autograd graph; the gradients exist when it has run forward."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _EagerRun, count: int, *tensors: Tensor) -> tuple[Any, ...]:
+        results, of_inputs, of_parameters = run.run(list(tensors[count:]))
+        ctx.gradients = [*of_inputs, *of_parameters]
+        ctx.mark_non_differentiable(*(value for value in results[1:] if isinstance(value, Tensor)))
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, None, *hand_out(ctx, gradients[0])
+
+
+def check_loss(results: list[Any]) -> Tensor:
+    """Return the loss: the first result.
+
+    Raises:
+        StrategyError: it is not a scalar that has a gradient.
+    """
+    loss = results[0] if results else None
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise StrategyError(
+            f"GradAccumulation: the network's first result is {found}: wrap it with its loss, which must be a scalar "
+            "and come first"
+        )
+    return loss
+
+
+def hand_out(ctx: Any, incoming: Tensor | None) -> list[Tensor | None]:
+    """Return the gradients that a forward call has left in `ctx`, times the one that comes in; once.
+
+    Raises:
+        CaptureError: they were handed out before.
+    """
+    if ctx.gradients is None:
+        raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+    gradients, ctx.gradients = ctx.gradients, None
+    return [None if grad is None or incoming is None else grad * incoming for grad in gradients]

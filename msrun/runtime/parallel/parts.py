@@ -1,0 +1,133 @@
+"""Parts of a batch: how copies and micro batches are cut out of it, and how their results are joined."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from msrun.errors import StrategyError
+
+PartKind = Literal["copies", "micro batches"]
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """How the batch of one rank is divided: kind and number for every wrapper, outermost first.
+
+    Slices are contiguous, so nested wrappers make the same slices as one cut into all parts.
+    """
+
+    divisions: tuple[tuple[PartKind, int], ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """Parts that take turns."""
+        return self._count("copies")
+
+    @property
+    def micro_batches(self) -> int:
+        """Parts that run one after the other, forward and backward."""
+        return self._count("micro batches")
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return self.copies * self.micro_batches
+
+    def _count(self, kind: PartKind) -> int:
+        return math.prod(number for own, number in self.divisions if own == kind)
+
+    def places(self) -> list[list[int]]:
+        """Return for every micro batch the slice that each of its copies is."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        for index, place in enumerate(itertools.product(*(range(number) for _, number in self.divisions))):
+            named = list(zip(self.divisions, place, strict=True))
+            micro = tuple(at for (kind, _), at in named if kind == "micro batches")
+            copy = tuple(at for (kind, _), at in named if kind == "copies")
+            found[micro, copy] = index
+        ordered = [found[key] for key in sorted(found)]
+        return [ordered[i : i + self.copies] for i in range(0, len(ordered), self.copies)]
+
+    def split(self, inputs: Sequence[Any]) -> list[list[tuple[Any, ...]]]:
+        """Return for every micro batch the inputs of each of its copies."""
+        slices = split_batch(tuple(inputs), self.total, self.describe())
+        return [[slices[index] for index in micro] for micro in self.places()]
+
+    def in_order(self, results: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return what came out per micro batch and copy in the order of the slices."""
+        flat: list[Any] = [None] * self.total
+        for micro, values in zip(self.places(), results, strict=True):
+            for index, value in zip(micro, values, strict=True):
+                flat[index] = value
+        return flat
+
+    def check(self, rows: int) -> None:
+        """Refuse a batch that cannot be divided evenly.
+
+        Raises:
+            StrategyError: so many rows on a rank.
+        """
+        check_rows(rows, self.total, self.describe())
+
+    def describe(self) -> str:
+        """Return what the parts are, for messages."""
+        kinds = {kind for kind, number in self.divisions if number > 1}
+        return kinds.pop() if len(kinds) == 1 else "parts"
+
+
+def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> list[tuple[Any, ...]]:
+    """Return `count` tuples of contiguous slices of dimension 0; what is not a tensor goes to all of them.
+
+    Raises:
+        StrategyError: the batch cannot be divided.
+    """
+    if count == 1:
+        return [inputs]
+    for value in inputs:
+        if isinstance(value, Tensor) and value.dim():
+            check_rows(value.shape[0], count, what)
+    return [
+        tuple(_slice(value, index, count) if isinstance(value, Tensor) and value.dim() else value for value in inputs)
+        for index in range(count)
+    ]
+
+
+def check_rows(rows: int, count: int, what: str) -> None:
+    """Refuse a batch that cannot be cut into `count` equal parts.
+
+    Raises:
+        StrategyError: it cannot.
+    """
+    if rows % count:
+        raise StrategyError(
+            f"a batch of {rows} rows on this rank cannot be cut into {count} equal {what}; give a batch that "
+            f"{count} divides"
+        )
+
+
+def _slice(value: Tensor, index: int, count: int) -> Tensor:
+    length = value.shape[0] // count
+    return torch.narrow(value, 0, index * length, length)
+
+
+def join_results(results: list[Any], scale: float) -> Any:
+    """Join the results of the parts of a batch: scalars are added up with a factor, others joined along dimension 0."""
+    leaves, spec = pytree.tree_flatten(results[0])
+    rows = [leaves, *(pytree.tree_leaves(result) for result in results[1:])]
+    return pytree.tree_unflatten([join_values(list(values), scale) for values in zip(*rows, strict=True)], spec)
+
+
+def join_values(values: list[Any], scale: float) -> Any:
+    """Join one result of all parts."""
+    if not isinstance(values[0], Tensor):
+        return values[0]
+    if values[0].dim() == 0:
+        return torch.stack(values).sum() * scale
+    return torch.cat(values)

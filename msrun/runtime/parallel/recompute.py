@@ -1,0 +1,77 @@
+"""recompute: modules whose activations are not remembered but computed again before their backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from msrun.errors import StrategyError
+from msrun.runtime.graph.regions import RecomputeSpec, SavePolicy
+
+_ATTRIBUTE = "_msrun_recompute"
+
+
+def recompute(
+    module: nn.Module,
+    mp_comm_recompute: bool = True,
+    parallel_optimizer_comm_recompute: bool = False,
+    save: Sequence[Any] | Callable[[Any], bool] | None = None,
+) -> nn.Module:
+    """Do not remember what `module` computes; compute it again before its backward pass. MindSpore's Cell.recompute.
+
+    Between the passes only what the module reads and its results are kept. Numbers do not change. It takes effect when
+    AutoParallel captures the network. Returns the module.
+
+    Args:
+        mp_comm_recompute: collectives in the module run again too; False keeps their results, which takes memory and
+            saves traffic.
+        parallel_optimizer_comm_recompute: parameters that optimizer parallel has cut and that only recomputed modules
+            read are freed after the forward pass and gathered again; level3 does so for all.
+        save: operators whose results are kept, such as `[torch.ops.aten.linear]`, or a function that takes an operator
+            (`torch._ops.OpOverload`) and says whether; None keeps none.
+
+    Raises:
+        StrategyError: the module, one in it, or (at capture) one around it is recomputed already; `save` is neither.
+    """
+    if not isinstance(module, nn.Module):
+        raise StrategyError(f"recompute({module!r}): a torch module is expected")
+    for path, inner in module.named_modules():
+        if _ATTRIBUTE in vars(inner):
+            which = f"{type(inner).__name__} {path} in it" if path else "it"
+            raise StrategyError(
+                f"recompute({type(module).__name__}): {which} is recomputed already; configure one of them, once"
+            )
+    vars(module)[_ATTRIBUTE] = RecomputeSpec(mp_comm_recompute, parallel_optimizer_comm_recompute, _policy(save))
+    return module
+
+
+def _policy(save: Any) -> SavePolicy | None:
+    if save is None or (callable(save) and not isinstance(save, Sequence)):
+        return save
+    operators = list(save) if isinstance(save, Sequence) else [save]
+    known = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    for operator in operators:
+        if not isinstance(operator, known):
+            raise StrategyError(
+                f"recompute(save={operator!r}): give operators such as torch.ops.aten.linear, or a function of one"
+            )
+    overloads = {o for o in operators if isinstance(o, torch._ops.OpOverload)}
+    packets = {o for o in operators if isinstance(o, torch._ops.OpOverloadPacket)}
+    return lambda target: target in overloads or getattr(target, "overloadpacket", None) in packets
+
+
+def recomputed_in(root: nn.Module) -> dict[str, RecomputeSpec]:
+    """Return module path -> how it is recomputed, for every module of a network that is.
+
+    Raises:
+        StrategyError: one of them lies in another.
+    """
+    found = {path: vars(module)[_ATTRIBUTE] for path, module in root.named_modules() if _ATTRIBUTE in vars(module)}
+    for path in found:
+        around = next((other for other in found if other != path and (not other or path.startswith(f"{other}."))), None)
+        if around is not None:
+            raise StrategyError(f"recompute: {path} lies in {around or 'the network'}, which is recomputed already")
+    return found

@@ -1,4 +1,4 @@
-"""Ways to run one training step - accumulation, copies, levels, fusion, recompute - that must give one process's numbers."""
+"""Ways to run a training step (accumulation, copies, levels, recompute) that must give one process's numbers."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal
 
 import torch
@@ -56,6 +57,9 @@ class Traffic:
 
 traffic = Traffic()
 """The counter of this process."""
+LOOK_EVERY = timedelta(seconds=2)
+on_long_wait: list[Callable[[], None]] = []
+"""Called every `LOOK_EVERY` while this process waits in a collective; may raise."""
 
 
 class Pending:
@@ -78,7 +82,7 @@ class Pending:
         if self._work is not None:
             if not self._work.is_completed():
                 with waiting_in(self._describe):
-                    self._work.wait()
+                    _wait(self._work, self._value.device)
             else:
                 self._work.wait()
             self._work = None
@@ -89,6 +93,24 @@ class Pending:
 
     def _describe(self) -> str:
         return f"{self._name}, result {'x'.join(map(str, self._value.shape)) or 'scalar'}"
+
+
+def _wait(work: dist.Work, device: torch.device) -> None:
+    """Wait, and look around now and then when it takes long."""
+    if device.type != "cpu":  # only gloo's waits can be left and taken up again
+        work.wait()
+        return
+    while True:
+        try:
+            work.wait(LOOK_EVERY)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # raises if it has failed
+                return
+            for look in on_long_wait:
+                look()
+        else:
+            return
 
 
 def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> Pending:

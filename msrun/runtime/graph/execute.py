@@ -60,7 +60,7 @@ class Executor:
         self.replays = plan_replays(self._segments, regions, program.outputs)
         self._mesh = mesh
         self._rank = rank
-        self._buffers = dict(buffers)
+        self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
@@ -119,7 +119,7 @@ class Executor:
         copy = Copy()
         for name, value in zip(self._input_names, batch, strict=True):
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
-        copy.values.update(self._buffers)
+        copy.values.update(self.buffers)
         return copy
 
     def _prefetch(self, step: Step, index: int) -> None:
@@ -240,7 +240,7 @@ class Executor:
             step.parameters.gathered[group].start_gather()
         self._wait_for_parameters(step, index)
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def _run_again(self, step: Step, replay: Replay) -> None:
         """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
         for index in replay.steps:

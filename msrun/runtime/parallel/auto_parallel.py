@@ -14,15 +14,19 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.parallel.compilation import Compilation
+from msrun.runtime.parallel.agreement import agreement
+from msrun.runtime.parallel.compilation import Compilation, find_tensors
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.data_parallel import DataParallelCall
+from msrun.runtime.parallel.function_key import FunctionKey
 from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
+from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage
@@ -59,7 +63,7 @@ class AutoParallel:
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
         self._compiled: dict[tuple[Any, ...], CompiledCall] = {}
-        self._targets: dict[Any, Target] = {}
+        self._targets: dict[FunctionKey | int, Target] = {}
         self._plan: ParallelPlan | None = None
         self._data_parallel: DataParallelCall | None = None
         if parallel_mode == "data_parallel" and not isinstance(network, nn.Module):
@@ -93,6 +97,17 @@ class AutoParallel:
         """
         return self._set("comm_fusion", comm_fusion=parse_comm_fusion(config))
 
+    def recompute(self, mode: str, *, memory_limit_mb: float) -> AutoParallel:
+        """Recompute modules, chosen at capture, so that a rank's activations take at most `memory_limit_mb`.
+
+        Args:
+            mode: "auto"; single modules are named with `recompute(module)`, and stay.
+
+        Raises:
+            StrategyError: at capture, when nothing fits; with the bytes that are needed.
+        """
+        return self._set("recompute", activation_limit_bytes=check_limit(mode, memory_limit_mb))
+
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         if self.settings.parallel_mode == "data_parallel":
             raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
@@ -108,7 +123,7 @@ class AutoParallel:
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
-                return self.run(self.network, self.network, args, kwargs)
+                return self.run(self.network, args, kwargs)
             token = current_parallel.set(self)
             try:
                 result = self.network(*args, **kwargs)
@@ -123,8 +138,9 @@ class AutoParallel:
         finally:
             current_compat.reset(compat)
 
-    def run(self, key: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a function of tensors in parallel; used by `value_and_grad`. `key` tells captured functions apart."""
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a function of tensors in parallel; used by `value_and_grad`."""
+        key = id(function) if function is self.network else FunctionKey(function)
         target = self._target(key, function)
         if torch.is_grad_enabled():
             progress.begin_step()
@@ -133,10 +149,11 @@ class AutoParallel:
             return function(*args, **kwargs)
         if self.settings.parallel_mode == "data_parallel":
             return self._run_data_parallel(target.root, args, kwargs)
+        agreement.begin_call()
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         signature = (
-            id(key),
+            key,
             spec,
             tuple(module.training for module in target.root.modules()),
             tuple(parameter.requires_grad for parameter in target.root.parameters()),
@@ -152,10 +169,10 @@ class AutoParallel:
             self._data_parallel = DataParallelCall(network, world.device())
         return self._data_parallel.run(args, kwargs)
 
-    def _target(self, key: Any, function: Callable[..., Any]) -> Target:
-        if id(key) not in self._targets:
-            self._targets[id(key)] = find_target(function)
-        return self._targets[id(key)]
+    def _target(self, key: FunctionKey | int, function: Callable[..., Any]) -> Target:
+        if key not in self._targets:
+            self._targets[key] = find_target(function)
+        return self._targets[key]
 
     def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall:
         compilation = self._compilations.get(id(target.root))
@@ -167,9 +184,16 @@ class AutoParallel:
             compilation = Compilation(target, self.settings, mesh, rank, storage)
             self._compilations[id(target.root)] = compilation
         compilation.target = target
+        agreement.meet(world.get_rank(), world.get_group_size(), _describe_batch(args, kwargs))
         compiled, self._plan = compilation.compile(args, kwargs)
         if world.get_rank() == 0:
             _announce(self._plan)
+            if (count := len(self._compiled) + 1) in (8, 64, 512):
+                _log.warning(
+                    "captured %d times: shapes, or numbers that the step function uses, change from call to call; keep "
+                    "them fixed, or pass the numbers as tensors",
+                    count,
+                )
         return compiled
 
     # -- telling ------------------------------------------------------------------------------------------------
@@ -184,6 +208,17 @@ class AutoParallel:
         if self._plan is None:
             raise CaptureError("there is no plan yet: it is made at the first call, in a world of several ranks")
         return self._plan
+
+    @property
+    def activations(self) -> ActivationEstimate:
+        """What a rank keeps between the forward and the backward pass, of the newest capture; see also `recompute`.
+
+        Raises:
+            CaptureError: before the first call, or in a world of one process.
+        """
+        if not self._compiled:
+            raise CaptureError("there is no estimate yet: it is made after the first call, in a world of several ranks")
+        return list(self._compiled.values())[-1].activations()
 
     # -- as a module --------------------------------------------------------------------------------------------
 
@@ -208,6 +243,11 @@ class AutoParallel:
     def eval(self) -> AutoParallel:
         """Set the network to evaluation."""
         return self.train(mode=False)
+
+
+def _describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
+    return f"a batch of {', '.join(shapes) or 'nothing'}"
 
 
 def _describe_leaf(leaf: Any) -> Any:

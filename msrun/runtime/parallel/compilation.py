@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,14 @@ from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress
 from msrun.runtime.graph.capture import CapturedGraph, Target, capture
 from msrun.runtime.graph.partition import LocalProgram, partition
+from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.parts import BatchParts
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
@@ -51,7 +53,7 @@ class Compilation:
         wrappers = find_wrappers(self.target.root)
         parts = find_parts(wrappers)
         try:
-            recompute = recomputed_in(self.target.root)
+            recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
             captured, program = self._capture(args, kwargs, tensors, parts, Tracing(wrappers))
         except ParallelError as error:
             self._check_ranks_agree("", failure=str(error))
@@ -60,9 +62,20 @@ class Compilation:
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
         self._check_ranks_agree("\n".join([*nodes, *inputs]))
         program.notes += self.storage.place(program)
+        build = self._builder(captured, program, parts)
+        limit = self.settings.activation_limit_bytes
+        if limit is not None:
+            recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+        compiled = build(recompute)
+        return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
+
+    def _builder(
+        self, captured: CapturedGraph, program: LocalProgram, parts: BatchParts
+    ) -> Callable[[Mapping[str, RecomputeSpec]], CompiledCall]:
+        """Return what makes the compiled call when it is known which modules are recomputed."""
         level = self.settings.hsdp.optimizer_level if self.settings.hsdp else "level1"
         factors = scales(self.settings.compat, parts.copies, parts.micro_batches)
-        compiled = build_compiled_call(
+        return lambda recompute: build_compiled_call(
             captured,
             program,
             self.storage.stored,
@@ -78,7 +91,6 @@ class Compilation:
             fusion=self.settings.comm_fusion,
             recompute=recompute,
         )
-        return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
 
     def _capture(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.graph.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
@@ -44,6 +45,21 @@ class CompiledCall:
     """Factor of every part's gradient; other than `scale` only with micro batches."""
     regions: list[Region] = field(default_factory=list)
     """What is recomputed."""
+    captured: CapturedGraph | None = None
+    """What the program was made of, for `activations`."""
+
+    def activations(self) -> ActivationEstimate:
+        """Return what a rank keeps between the forward and the backward pass of one micro batch."""
+        assert self.captured is not None
+        return estimate_activations(
+            self.captured,
+            self.program,
+            self.segments,
+            self.executor.replays,
+            self.executor.buffers,
+            frozenset(stored.name for stored in self.stored),
+            self.copies,
+        )
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """Run the local program with autograd: gradients reach the stored parameters by `backward()`."""
@@ -221,6 +237,7 @@ def build_compiled_call(
         parts or BatchParts((("copies", copies),)),
         scale if gradient_scale is None else gradient_scale,
         regions,
+        captured,
     )
 
 

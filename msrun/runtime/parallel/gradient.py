@@ -48,7 +48,7 @@ def value_and_grad(
             full[i] = value
         parallel = current_parallel.get()
         with torch.enable_grad():
-            result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, fn, full, kwargs)
+            result = fn(*full, **kwargs) if parallel is None else parallel.run(fn, full, kwargs)
         loss = result[0] if has_aux else result
         wanted = [*inputs, *(kept or [])]
         grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)

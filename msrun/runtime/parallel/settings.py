@@ -28,6 +28,8 @@ class ParallelSettings:
     dataset_strategy: DatasetStrategy = "data_parallel"
     """What each rank passes: its own part of the batch, all of it, or parts per dimension for each input."""
     comm_fusion: FusionConfig = field(default_factory=FusionConfig)
+    activation_limit_bytes: int | None = None
+    """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
 
     def __post_init__(self) -> None:
         if self.parallel_mode not in MODES:

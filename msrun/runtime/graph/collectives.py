@@ -208,9 +208,9 @@ class Collective:
         return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
 
     @property
-    def moves_forward(self) -> bool:
-        """True when data moves on the way forward."""
-        return self.kind not in ("enter", "slice")
+    def is_local(self) -> bool:
+        """True when nothing moves on the way forward."""
+        return self.kind in ("enter", "slice")
 
     @property
     def moves_backward(self) -> bool:

@@ -32,6 +32,8 @@ from msrun.runtime.layout import Mesh
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
+SCATTERED_AT_ONCE = 2
+"""Messages of whole gradients on their way to stored parts; each holds the gradients of all ranks until it is done."""
 
 
 class Executor:
@@ -66,14 +68,37 @@ class Executor:
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
-        self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
+        self._freed_after = self._last_readers()
+        self._gathered_before = [self._upcoming(index) for index in range(len(self._segments) + 1)]
+        self._gathered_again = [self._preceding(index) for index in range(len(self._segments))]
+        self._leaving = self._leaving_gradients()
         self._buffer_plan = plan_buffers(program, self._segments)
         gathered = {number for number, group in enumerate(self.groups) if group.shard_axes}
         self._forward_turns = join_turns(forward_turns(self._segments, gathered), self._buffer_plan.spans)
-        self._backward_turns = backward_turns(self._segments, gathered)
-        self._leaving = self._leaving_gradients()
+        self._backward_turns = backward_turns(self._segments, gathered, {r.last for r in self.replays if r.segments})
 
-    # -- forward ------------------------------------------------------------------------------------------------
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def _last_readers(self) -> dict[int, list[int]]:
+        """Return segment -> groups that no later segment reads and that are given back."""
+        last = {group: index for index, segment in enumerate(self._segments) for group in segment.groups}
+        freed: dict[int, list[int]] = {}
+        for group, index in last.items():
+            if self.groups[group].regathers:
+                freed.setdefault(index, []).append(group)
+        return freed
+
+    def _upcoming(self, index: int) -> list[int]:
+        """Return the groups to gather before a segment: all at once, or a few when gathered parts are freed again."""
+        upcoming = [g for segment in self._segments[index:] for g in segment.new_groups if self.groups[g].shard_axes]
+        if self._regathers:
+            return upcoming[:AHEAD]
+        return [] if index else upcoming
+
+    def _preceding(self, index: int) -> list[int]:
+        """Return the groups to gather again before a segment's way back."""
+        wanted = [g for segment in reversed(self._segments[: index + 1]) for g in segment.groups]
+        return list(dict.fromkeys(g for g in wanted if self.groups[g].regathers))[:AHEAD]
 
     def _leaving_gradients(self) -> dict[int, list[int]]:
         """Return segment -> gradient groups that are complete once its backward pass is done."""
@@ -85,6 +110,8 @@ class Executor:
         for number, group in enumerate(self.gradient_groups):
             leaving.setdefault(min(first[name] for name in group.placeholders), []).append(number)
         return leaving
+
+    # -- forward ------------------------------------------------------------------------------------------------
 
     def begin(self) -> StepParameters:
         """Return the parameters of one training step, for all its micro batches."""
@@ -113,7 +140,8 @@ class Executor:
                 for copy in copies:
                     for index in turn:
                         if copy is copies[0]:
-                            self._have_parameters(step, index)
+                            self._wait_for_parameters(step, index)
+                            self._prefetch(step, index + 1)
                         self._run(step, copy, index, self._segments[index], needs_grad)
                 for index in turn:
                     self._free_after(step, index)
@@ -129,14 +157,8 @@ class Executor:
         copy.values.update(self.buffers)
         return copy
 
-    def _have_parameters(self, step: Step, index: int) -> None:
-        self._wait_for_parameters(step, index)
-        self._prefetch(step, index + 1)
-
     def _prefetch(self, step: Step, index: int) -> None:
-        """Start gathers of the groups that come next: all of them, or a few when gathered parts are freed again."""
-        upcoming = [g for segment in self._segments[index:] for g in segment.new_groups]
-        for group in upcoming[:AHEAD] if self._regathers else upcoming:
+        for group in self._gathered_before[index]:
             step.parameters.gathered[group].start_gather()
 
     def _wait_for_parameters(self, step: Step, index: int) -> None:
@@ -144,9 +166,8 @@ class Executor:
             step.parameters.gathered[group].wait()
 
     def _free_after(self, step: Step, index: int) -> None:
-        for number, last in self._last_reader.items():
-            if last == index and self.groups[number].regathers:
-                step.parameters.gathered[number].free()
+        for group in self._freed_after.get(index, []):
+            step.parameters.gathered[group].free()
 
     def _run(self, step: Step, copy: Copy, index: int, segment: Segment, needs_grad: bool) -> None:
         if not segment.is_empty:
@@ -223,22 +244,21 @@ class Executor:
         for turn in self._backward_turns:
             for copy in step.copies:
                 for index in turn:
-                    segment = self._segments[index]
                     if copy is step.copies[0]:
-                        self._regather(step, index)
-                        if segment.region is not None and index == self.replays[segment.region].last:
-                            self._run_again(step, self.replays[segment.region])
-                    self._run_backward(copy, index, segment)
-                    self._give_to_parameters(step, copy, segment)
+                        self._have_values_again(step, index)
+                    self._run_backward(copy, index, self._segments[index])
+                    self._give_to_parameters(step, copy, self._segments[index])
                     if index:
                         self._start_crossings(copy, index - 1)
                     if copy is step.copies[-1]:
-                        leaving += self._send_gradients(step, index, reduces=reduces)
+                        leaving += self._give_back(step, index, reduces=reduces)
+                        for pending in leaving[:-SCATTERED_AT_ONCE]:
+                            pending.settle()
         return _arrived(leaving)
 
-    def _send_gradients(self, step: Step, index: int, *, reduces: bool) -> list[PendingGradients]:
-        """Send off the gradients that are complete when a segment's backward pass is done; free what was gathered."""
-        leaving: list[PendingGradients] = []
+    def _give_back(self, step: Step, index: int, *, reduces: bool) -> list[PendingGradients]:
+        """Send off the gradients that no earlier segment adds to, and give gathered parts back."""
+        leaving = []
         for number in self._leaving.get(index, []):
             group = step.parameters.sums[number]
             if reduces:
@@ -254,10 +274,15 @@ class Executor:
         """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""
         return _arrived([group.finish(gathered.leaf) for group in gathered.sums])
 
+    def _have_values_again(self, step: Step, index: int) -> None:
+        """Gather and compute again what the forward pass has forgotten."""
+        self._regather(step, index)
+        region = self._segments[index].region
+        if region is not None and index == self.replays[region].last:
+            self._run_again(step, self.replays[region])
+
     def _regather(self, step: Step, index: int) -> None:
-        wanted = [g for segment in reversed(self._segments[: index + 1]) for g in segment.groups]
-        again = list(dict.fromkeys(g for g in wanted if self.groups[g].regathers))
-        for group in again[:AHEAD]:
+        for group in self._gathered_again[index]:
             step.parameters.gathered[group].start_gather()
         self._wait_for_parameters(step, index)
 

@@ -121,6 +121,11 @@ class PendingGradients:
         self._before = before
         """Sum of earlier micro batches, in one row."""
 
+    def settle(self) -> None:
+        """Wait for a scatter, so that the memory of the whole gradients is free; a sum in place holds none."""
+        if self._pending is not None and self._group.shard_axes:
+            self._pending.wait()
+
     def wait(self) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part."""
         members = self._group.members
@@ -161,7 +166,8 @@ def _start_sharded(group: GradientGroup, grads: Sequence[Tensor]) -> Pending:
     one slice and one reduce-scatter do.
     """
     count = group.mesh.extent(group.shard_axes)
-    rows = torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+    parts = [grad.reshape(count, -1) for grad in grads]
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
     rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)

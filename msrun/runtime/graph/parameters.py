@@ -120,23 +120,28 @@ class GatheredGroup:
         self._pending = None
         parts = gathered.split([m.parameter.numel() for m in group.members], dim=1)
         for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
-            shape = member.used.local_shape(group.mesh, member.shape)
-            self._fill(name, part.reshape(shape), member.parameter.requires_grad)
+            self._fill(name, part, member)
 
     def _is_present(self) -> bool:
         return bool(self.leaves) and all(leaf.untyped_storage().size() > 0 for leaf in self.leaves.values())
 
-    def _fill(self, name: str, value: Tensor, requires_grad: bool) -> None:
+    def _fill(self, name: str, part: Tensor, member: StoredParameter) -> None:
+        """Put a gathered part, (ranks, elements of one), into the leaf: one copy, or none where the part will do."""
         leaf = self.leaves.get(name)
         if leaf is None:
-            is_own = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-            own = value.clone() if self.group.regathers and not is_own else value  # to be freed, it must be its own
-            self.leaves[name] = own.requires_grad_(requires_grad)
+            shape = member.used.local_shape(self.group.mesh, member.shape)
+            is_own = part.untyped_storage().nbytes() == part.numel() * part.element_size()
+            if is_own or (part.is_contiguous() and not self.group.regathers):
+                whole = part.view(shape)
+            else:  # to be freed, its storage must be its own
+                whole = part.new_empty(shape)
+                whole.view(part.shape).copy_(part)
+            self.leaves[name] = whole.requires_grad_(member.parameter.requires_grad)
             return
         # Operators saved this very storage for the backward pass: fill it again without counting a new version.
         leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(leaf):  # type: ignore[attr-defined]
-            leaf.copy_(value)
+            leaf.view(part.shape).copy_(part)
 
     def held_bytes(self) -> int:
         """Return the bytes of gathered parts that are held or on their way now."""

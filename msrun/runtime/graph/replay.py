@@ -107,7 +107,7 @@ def plan_replays(segments: Sequence[Segment], regions: Sequence[Region], outputs
         if region.spec.mp_comm_recompute:
             made |= {crossing.result for _, crossing in crossings}
         else:
-            made |= {crossing.result for _, crossing in crossings if not crossing.collective.moves_forward}
+            made |= {crossing.result for _, crossing in crossings if crossing.collective.is_local}
         dropped = frozenset(n for n in made if n not in results and readers.get(n, set()) <= {number})
         again: dict[int, list[Crossing]] = {}
         for index, crossing in crossings:

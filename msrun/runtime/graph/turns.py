@@ -2,8 +2,8 @@
 
 A turn is a run of segments. It ends where the next segment would wait for data that this very turn has put on the wire:
 then the other copies compute while it travels. It also ends where parameters are gathered or given back, so that all
-copies use them before the next ones come. Collectives that move nothing end no turn, and what moves on the way forward
-may stand still on the way back; the two directions have turns of their own.
+copies use them before the next ones come, and where something is recomputed. Collectives that move nothing end no turn,
+and what moves on the way forward may stand still on the way back; the two directions have turns of their own.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ def forward_turns(segments: Sequence[Segment], gathered: Set[int]) -> list[list[
             turns.append([])
             flying = set()
         turns[-1].append(index)
-        flying |= {crossing.result for crossing in segment.crossings if crossing.collective.moves_forward}
+        flying |= {crossing.result for crossing in segment.crossings if not crossing.collective.is_local}
     return turns
 
 
-def backward_turns(segments: Sequence[Segment], gathered: Set[int]) -> list[list[int]]:
+def backward_turns(segments: Sequence[Segment], gathered: Set[int], replayed: Set[int]) -> list[list[int]]:
     """Return the segments' indexes, last one first, in turns.
 
     The way back of segment k is followed at once by that of the collectives of segment k - 1, which may have to wait
     for other collectives' gradients.
+
+    Args:
+        replayed: last segments of recomputed regions, which all copies compute again before any has its turn.
     """
     turns: list[list[int]] = []
     flying: set[Name] = set()
@@ -43,7 +46,7 @@ def backward_turns(segments: Sequence[Segment], gathered: Set[int]) -> list[list
     for index in reversed(range(len(segments))):
         before = segments[index - 1].crossings if index else []
         waits = flying & {*segments[index].writes, *(crossing.result for crossing in before)}
-        if gives_back or waits:
+        if gives_back or waits or index in replayed:
             turns.append([])
             flying = set()
         turns[-1].append(index)

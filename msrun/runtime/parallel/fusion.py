@@ -67,7 +67,8 @@ def group_parameters(
         value = stored.parameter
         size = value.numel() * value.element_size()
         rule = _rule_of(stored, way, config)
-        is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE
+        is_large = stored.fusion_id is None and _is_large(value, size, rule)
+        is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE or is_large
         fused_by = bisect_right(rule.boundaries, reduced) if stored.fusion_id is None else ("id", stored.fusion_id)
         if not stored.shard_axes and partial_axes and value.requires_grad:
             reduced += 1
@@ -79,10 +80,15 @@ def group_parameters(
             number = len(groups)
             groups.append([])
             sizes[number] = 0
-            open_groups[key] = number
+            if not is_large:
+                open_groups[key] = number
         groups[number].append(index)
         sizes[number] += size
     return groups
+
+
+def _is_large(value: nn.Parameter, size: int, rule: MessageRule) -> bool:
+    return rule.alone_bytes is not None and size >= rule.alone_bytes and value.device.type == "cpu"
 
 
 def _rule_of(stored: StoredParameter, way: Literal["gather", "reduce"], config: FusionConfig) -> MessageRule:

@@ -12,7 +12,7 @@ hides behind no computing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
@@ -20,6 +20,9 @@ from msrun.errors import StrategyError, near_miss
 MB = 1024 * 1024
 BUCKET_BYTES = 25 * MB
 """Without `comm_fusion` a message carries at most this much; DDP's default bucket."""
+ALONE_BYTES = MB
+"""Without `comm_fusion` a parameter on the CPU that is this large travels alone: gloo carries 1 MB as fast per byte as
+25 MB, and to join messages is to copy them there and back, at about the speed of the network."""
 AUTO_BYTES = 64 * MB
 """mode "auto", as in MindSpore."""
 _OPEN = "openstate"
@@ -34,6 +37,8 @@ class MessageRule:
     """Of parts as this rank stores them; None: no limit."""
     boundaries: tuple[int, ...] = ()
     """Numbers of messages, counted before fusion, at which a new message begins."""
+    alone_bytes: int | None = None
+    """Parts of this size on the CPU are not joined; None: all are."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,11 @@ class FusionConfig:
 
     is_open: bool = True
     """False: nothing is joined, numbers or not."""
-    allreduce: MessageRule = field(default_factory=MessageRule)
+    allreduce: MessageRule = MessageRule(alone_bytes=ALONE_BYTES)
     """Gradients of parameters that are whole on every rank."""
-    allgather: MessageRule = field(default_factory=MessageRule)
+    allgather: MessageRule = MessageRule(alone_bytes=ALONE_BYTES)
     """Parameters that optimizer parallel has cut, before their use."""
-    reducescatter: MessageRule = field(default_factory=MessageRule)
+    reducescatter: MessageRule = MessageRule(alone_bytes=ALONE_BYTES)
     """Their gradients."""
 
 
@@ -55,7 +60,7 @@ def parse_comm_fusion(config: Mapping[str, Any] | None) -> FusionConfig:
 
     Keys: openstate (bool, True when left out), allreduce, allgather, reducescatter; each of the three a dict of `mode`
     and `config`: auto with None (64 MB), size with MB, and for allreduce index with ascending numbers. Kinds that are
-    left out are auto. None is the default, which is 25 MB.
+    left out are auto. None is the default: 25 MB, and on the CPU parameters of 1 MB or more travel alone.
 
     Raises:
         StrategyError: an unknown key or mode, a missing config, or one of another type.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from torch import fx, nn
 
 from msrun.runtime.graph.collectives import Collective, Kind
@@ -41,7 +40,7 @@ def test_forward_turns_end_where_sums_are_waited_for_and_not_where_nothing_moves
 
 def test_backward_turns_end_where_gradients_of_entered_values_are_waited_for() -> None:
     """Segment 2 writes norm2, whose gradient is summed; the way back of `whole` moves nothing."""
-    assert backward_turns(MEGATRON, set()) == [[4, 3], [2, 1], [0]]
+    assert backward_turns(MEGATRON, set(), set()) == [[4, 3], [2, 1], [0]]
 
 
 def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
@@ -51,7 +50,7 @@ def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
         segment(["c"], ["d"]),
     ]
     assert forward_turns(chain, set()) == [[0], [1], [2]]
-    assert backward_turns(chain, set()) == [[2, 1], [0]]
+    assert backward_turns(chain, set(), set()) == [[2, 1], [0]]
 
 
 def test_data_that_nobody_waits_for_yet_ends_no_turn() -> None:
@@ -75,12 +74,15 @@ def test_other_copies_had_their_turn_since_an_earlier_turn_so_its_data_ends_none
 def test_gathered_groups_are_used_by_all_copies_before_the_next_ones_come() -> None:
     layers = [segment(["x"], ["a"], new_groups=[0]), segment(["a"], ["b"], new_groups=[1]), segment(["b"], ["c"])]
     assert forward_turns(layers, {0, 1}) == [[0], [1, 2]]
-    assert backward_turns(layers, {0, 1}) == [[2, 1], [0]]
+    assert backward_turns(layers, {0, 1}, set()) == [[2, 1], [0]]
     assert forward_turns(layers, set()) == [[0, 1, 2]], "parameters that are stored as they are used end no turn"
-    assert backward_turns(layers, set()) == [[2, 1, 0]]
+    assert backward_turns(layers, set(), set()) == [[2, 1, 0]]
 
 
-@pytest.mark.parametrize("turns", [forward_turns, backward_turns])
-def test_a_program_of_nothing_has_no_turns(turns: object) -> None:
-    assert callable(turns)
-    assert turns([], set()) == []
+def test_a_recomputed_region_begins_a_turn_on_the_way_back() -> None:
+    assert backward_turns(MEGATRON, set(), {3}) == [[4], [3], [2, 1], [0]]
+
+
+def test_a_program_of_nothing_has_no_turns() -> None:
+    assert forward_turns([], set()) == []
+    assert backward_turns([], set(), set()) == []

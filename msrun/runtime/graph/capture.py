@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.graph.batch_rows import trace_batch_rows
+from msrun.runtime.graph.operators.dropout import number_dropouts
 
 GlobalShape = tuple[int, ...]
 
@@ -203,6 +205,9 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
     _refuse_sizes_from_values(program.graph)
     _make_functional(program.graph)
     _drop_bookkeeping(program.graph)
+    inputs = [name for name in signature.user_inputs if isinstance(name, str)]
+    number_dropouts(program.graph)
+    trace_batch_rows(program.graph, inputs)
     canonical = _canonical_names(root)
     output = next(node for node in program.graph.nodes if node.op == "output")
     return CapturedGraph(
@@ -210,7 +215,7 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
         parameters={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()},
         buffers={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()},
         constants={k: program.constants[v] for k, v in signature.inputs_to_lifted_tensor_constants.items()},
-        inputs=[name for name in signature.user_inputs if isinstance(name, str)],
+        inputs=inputs,
         output_spec=output_spec,
         outputs=list(output.args[0]),
     )

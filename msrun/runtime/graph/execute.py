@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from msrun.errors import ParallelError
 from msrun.runtime.graph.collectives import Pending
+from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, PendingGradients
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.segments import Name, Segment
 from msrun.runtime.layout import Mesh
+from msrun.runtime.nn.dropout_stream import current_draw
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed (level3)."""
@@ -61,6 +64,7 @@ class Executor:
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
+        self._given = {PLACE, DRAW} & {name for segment in segments for name in segment.reads}
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
 
     # -- forward ------------------------------------------------------------------------------------------------
@@ -83,6 +87,7 @@ class Executor:
             gathered: from `begin`, when several micro batches share one training step.
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
+        self._give(copies)
         step = Step(self, copies, gathered or self.begin())
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
@@ -101,6 +106,19 @@ class Executor:
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
         copy.values.update(self._buffers)
         return copy
+
+    def _give(self, copies: Sequence[_Copy]) -> None:
+        """Give the program what it asks of the executor: this rank's place, the random numbers of every copy."""
+        for index, copy in enumerate(copies if self._given else ()):
+            if PLACE in self._given:
+                copy.values[PLACE] = torch.tensor(self._rank)
+            if DRAW in self._given:
+                draw = current_draw.get()
+                if draw is None:
+                    raise ParallelError(
+                        "a network with dropout runs only inside AutoParallel: its call draws the masks"
+                    )
+                copy.values[DRAW] = draw.key(index, len(copies)).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
         """Start gathers of the groups that come next: all of them, or a few when gathered parts are freed again."""

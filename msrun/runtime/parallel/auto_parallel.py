@@ -14,9 +14,12 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.checkpoint.agreement import decide
 from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.dropout_calls import DropoutCalls
+from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.data_parallel import DataParallelCall
@@ -120,9 +123,17 @@ class AutoParallel:
         target = self._target(key, function)
         if torch.is_grad_enabled():
             progress.begin_step()
+        with drawing(target.root, _agree, self.settings.batch_parts(world.get_group_size())):
+            return self._run_drawing(key, function, target, args, kwargs)
+
+    def _run_drawing(
+        self, key: Any, function: Callable[..., Any], target: Target, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a function whose dropouts have the masks that they would have on any number of ranks."""
         if world.get_group_size() == 1:
             init_parameters(target.root)
-            return function(*args, **kwargs)
+            with DropoutCalls():
+                return function(*args, **kwargs)
         if self.settings.parallel_mode == "data_parallel":
             return self._run_data_parallel(target.root, args, kwargs)
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -142,7 +153,8 @@ class AutoParallel:
         if self._data_parallel is None:
             init_parameters(network)
             self._data_parallel = DataParallelCall(network, world.device())
-        return self._data_parallel.run(args, kwargs)
+        with DropoutCalls(), part_of_batch(world.get_rank(), world.get_group_size()):
+            return self._data_parallel.run(args, kwargs)
 
     def _target(self, key: Any, function: Callable[..., Any]) -> Target:
         if id(key) not in self._targets:
@@ -200,6 +212,11 @@ class AutoParallel:
     def eval(self) -> AutoParallel:
         """Set the network to evaluation."""
         return self.train(mode=False)
+
+
+def _agree(question: Callable[[], int]) -> int:
+    """Give every rank rank 0's answer."""
+    return question() if world.get_group_size() == 1 else decide(question)
 
 
 def _describe_leaf(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
+from msrun.runtime.nn.dropout_stream import part_of_batch
 from msrun.runtime.parallel.scaling import Compat, part_scale
 
 current_compat: ContextVar[Compat] = ContextVar("current_compat", default="torch")
@@ -35,8 +36,10 @@ class MicroBatchInterleaved(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the mean (or sum) of the slices' losses."""
-        batches = split_batch(inputs, self.interleave_num)
-        total: Any = sum(self.network(*batch) for batch in batches)
+        total: Any = 0
+        for index, batch in enumerate(split_batch(inputs, self.interleave_num)):
+            with part_of_batch(index, self.interleave_num):
+                total = total + self.network(*batch)
         return total * part_scale(current_compat.get(), self.interleave_num)
 
 

@@ -40,3 +40,12 @@ class ParallelSettings:
                 f"dataset_strategy({config!r}){near_miss(config, DATASET_WORDS)}: "
                 "must be data_parallel, full_batch or a tuple of tuples"
             )
+
+    def batch_parts(self, ranks: int) -> int:
+        """Return how many parts the rows of the global batch are cut into over `ranks` ranks, as they come in.
+
+        Of the network that runs as it is, rows are cut outside: the part of each rank is said where it is run.
+        """
+        if ranks == 1 or self.parallel_mode != "semi_auto" or self.dataset_strategy == "full_batch":
+            return 1
+        return ranks if isinstance(self.dataset_strategy, str) else self.dataset_strategy[0][0]

@@ -1,8 +1,10 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
-usage: laws.py RESULT.json; the file holds, per case and type, how many strategies ran and which went wrong.
+usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
+MODULE holds the cases: operator_cases, or another one in its form.
 """
 
+import importlib
 import itertools
 import json
 import math
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from operator_cases import BINARY, UNARY, OperatorNetwork
+from operator_cases import OperatorNetwork
 
 from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.graph.capture import capture, find_target
@@ -168,15 +170,17 @@ def redistributions(mesh, rank):
 
 
 def main():
+    module = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
+    cases = importlib.import_module(module)
     init(timeout_s=30)
     mesh, rank = build_mesh(get_group_size()), get_rank()
     everywhere = mesh.size < 8
     dtypes = (torch.float64, torch.float32) if mesh.size == 2 else (torch.float64,)
     results = {}
-    for case in [*BINARY, *UNARY]:
+    for case in [*cases.BINARY, *cases.UNARY]:
         if everywhere or case.on_eight:
             results[case.name] = law_of(case, mesh, rank, dtypes)
-    if everywhere:
+    if everywhere and module == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}
     gathered = [None] * mesh.size
     dist.all_gather_object(gathered, results)

@@ -26,6 +26,10 @@ Label = str | None
 Labels = tuple[Label, ...]
 LabelSplit = Mapping[str, Axes]
 
+PLACE = "msrun_place"
+DRAW = "msrun_draw"
+"""Values of a local graph that come from the executor."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -117,10 +121,27 @@ class LocalBuilder:
     def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
         self.graph = graph
         self.mesh = mesh
+        self._given: dict[str, fx.Node] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Add one local operator."""
         return self.graph.call_function(target, args, kwargs)
+
+    def place(self) -> fx.Node:
+        """Return what the executor gives: this rank's number in the mesh, as an integer tensor on the host.
+
+        The local graph is the same on every rank; what differs between ranks comes in as this value.
+        """
+        return self._from_executor(PLACE)
+
+    def draw(self) -> fx.Node:
+        """Return what the executor gives: where the random numbers of this step and copy come from."""
+        return self._from_executor(DRAW)
+
+    def _from_executor(self, name: str) -> fx.Node:
+        if name not in self._given:
+            self._given[name] = self.graph.placeholder(name)
+        return self._given[name]
 
     def collective(self, collective: Collective, value: fx.Node) -> fx.Node:
         """Add one collective."""

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.graph.operators.rule import fake_given
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import SavePolicy
 from msrun.runtime.graph.replay import Replay
@@ -111,6 +112,7 @@ def _given(
     """Return placeholder -> a fake tensor of what it holds on a rank."""
     seen = {node.name: node.meta["val"] for node in captured.graph.nodes if node.op == "placeholder"}
     values: dict[Name, Tensor] = {name: mode.from_tensor(value) for name, value in buffers.items()}
+    values |= fake_given()
     for name, use in program.parameters.items():
         device = seen[use.node.name].device
         fake = torch.empty(use.layout.local_shape(program.mesh, use.shape), dtype=use.dtype, device=device)

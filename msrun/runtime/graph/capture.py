@@ -20,7 +20,9 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.autocast import inline_autocast
+from msrun.runtime.graph.batch_rows import trace_batch_rows
 from msrun.runtime.graph.gradient_modes import inline_gradient_modes
+from msrun.runtime.graph.operators.dropout import number_dropouts
 from msrun.runtime.graph.writes import assignments_as_writes, make_functional
 
 GlobalShape = tuple[int, ...]
@@ -207,6 +209,9 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
     _refuse_sizes_from_values(program.graph)
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)
+    inputs = [name for name in signature.user_inputs if isinstance(name, str)]
+    number_dropouts(program.graph)
+    trace_batch_rows(program.graph, inputs)
     canonical = _canonical_names(root)
     buffers = {k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()}
     output = next(node for node in program.graph.nodes if node.op == "output")
@@ -215,7 +220,7 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
         parameters={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()},
         buffers=buffers,
         constants={k: program.constants[v] for k, v in signature.inputs_to_lifted_tensor_constants.items()},
-        inputs=[name for name in signature.user_inputs if isinstance(name, str)],
+        inputs=inputs,
         output_spec=output_spec,
         outputs=list(output.args[0]),
         buffer_updates={buffers[name]: value for name, value in updates.items()},

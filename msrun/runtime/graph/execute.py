@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.buffers import plan_buffers
 from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.gradients import GradientGroup, PendingGradients, StepParameters
+from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region
@@ -29,6 +30,7 @@ from msrun.runtime.graph.segments import Crossing, Name, Segment
 from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.graph.turns import backward_turns, forward_turns, join_turns
 from msrun.runtime.layout import Mesh
+from msrun.runtime.nn.dropout_stream import current_draw
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
@@ -68,6 +70,7 @@ class Executor:
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
+        self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
         self._freed_after = self._last_readers()
         self._gathered_before = [self._upcoming(index) for index in range(len(self._segments) + 1)]
         self._gathered_again = [self._preceding(index) for index in range(len(self._segments))]
@@ -123,14 +126,18 @@ class Executor:
         *,
         needs_grad: bool,
         gathered: StepParameters | None = None,
+        slices: Sequence[int] = (),
+        slice_count: int = 0,
     ) -> Step:
         """Run the forward pass of every copy.
 
         Args:
             batches: each copy's input tensors.
             gathered: from `begin`, when several micro batches share one training step.
+            slices: which slice of this rank's rows each copy is, of `slice_count`; left out, the copies are all.
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
+        self._give(copies, slices or range(len(copies)), slice_count or len(copies))
         step = Step(self, copies, gathered or self.begin())
         # Autograd may keep what a segment read, and the module's buffer is written when all is done.
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
@@ -156,6 +163,19 @@ class Executor:
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
         copy.values.update(self.buffers)
         return copy
+
+    def _give(self, copies: Sequence[Copy], slices: Sequence[int], slice_count: int) -> None:
+        """Give the program what it asks of the executor: this rank's place, the random numbers of every copy."""
+        for index, copy in zip(slices, copies if self._asked else (), strict=bool(self._asked)):
+            if PLACE in self._asked:
+                copy.values[PLACE] = torch.tensor(self._rank - self._mesh.first_rank)
+            if DRAW in self._asked:
+                draw = current_draw.get()
+                if draw is None:
+                    raise ParallelError(
+                        "a network with dropout runs only inside AutoParallel: its call draws the masks"
+                    )
+                copy.values[DRAW] = draw.key(index, slice_count).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
         for group in self._gathered_before[index]:

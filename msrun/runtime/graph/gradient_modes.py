@@ -36,7 +36,8 @@ def inline_gradient_modes(module: fx.GraphModule, buffers: Collection[str]) -> N
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> None:
-    is_enabled, body, *given = node.args
+    is_enabled, body, *rest = node.args
+    given = [value for value in rest if isinstance(value, fx.Node)]
     assert isinstance(body, fx.Node)
     region = getattr(module, str(body.target))
     own_buffers = [p.name for p, n in zip(_placeholders(region), given, strict=True) if _is_named(n, buffers)]
@@ -50,9 +51,12 @@ def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> 
             if inner.op == "call_function":
                 copies[inner] = graph.node_copy(inner, lambda n: copies[n])
     (results,) = next(inner for inner in region.graph.nodes if inner.op == "output").args
+    assert isinstance(results, tuple | list)
     for reader in list(node.users):
         assert reader.target is operator.getitem
-        reader.replace_all_uses_with(copies[results[reader.args[1]]])
+        index = reader.args[1]
+        assert isinstance(index, int)
+        reader.replace_all_uses_with(copies[results[index]])
         graph.erase_node(reader)
     graph.erase_node(node)
     graph.erase_node(body)
@@ -66,7 +70,7 @@ def _is_named(node: object, names: Collection[str]) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and node.name in names
 
 
-def _detached(graph: fx.Graph, node: object) -> object:
+def _detached(graph: fx.Graph, node: object) -> fx.Node:
     if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return node
     detached = graph.call_function(torch.ops.aten.detach.default, (node,))

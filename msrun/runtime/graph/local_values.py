@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.operators.rule import apply_collective
+from msrun.runtime.graph.operators.rule import apply_collective, fake_given
 from msrun.runtime.graph.partition import ORIGIN, LocalProgram
 from msrun.runtime.layout import Mesh, TensorLayout
 
@@ -51,6 +51,8 @@ def infer_local_values(
         for node in [*program.buffers.values(), *(node for node, _ in program.constants.values())]:
             whole = TensorLayout.replicated(node.meta[ORIGIN].meta["val"].dim())
             values[node] = _empty(node, whole, program.mesh, requires_grad=False)
+        given = fake_given()
+        values |= {node: given[node.name] for node in program.graph.nodes if node.name in given}
         for node in program.graph.nodes:
             if node.op == "call_function":
                 values[node] = _run(node, values, program.mesh)

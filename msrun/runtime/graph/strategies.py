@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.autocast import IS_CAST
+from msrun.runtime.graph.operators.dropout import BATCH_DIM
 from msrun.runtime.graph.operators.rule import Form, Labels, OperatorCall, Rule
 from msrun.runtime.layout import Axes, Mesh, TensorLayout, assign_axes
 
@@ -45,7 +46,7 @@ def choose_split(
         followed = _follow(form, mesh, layouts)
         if followed or IS_CAST in call.node.meta:
             return followed, "follows"
-    return _data_parallel(form, mesh, layouts), "data parallel"
+    return _data_parallel(call, form, mesh, layouts), "data parallel"
 
 
 def _from_user(call: OperatorCall, form: Form, mesh: Mesh, strategy: OperatorStrategy) -> dict[str, Axes]:
@@ -125,12 +126,18 @@ def _follow(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> d
     return split
 
 
-def _data_parallel(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> dict[str, Axes]:
-    """Cut the first dimension of the first input over as many ranks as divide it."""
-    first = next((i for i, layout in enumerate(layouts) if layout is not None), None)
+def _data_parallel(
+    call: OperatorCall, form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]
+) -> dict[str, Axes]:
+    """Cut the batch dimension of the first input that has one over as many ranks as divide it.
+
+    Where the rows of the batch are lost from sight it is dimension 0; what does not come from the batch stays whole.
+    """
+    dims = [tensor.meta.get(BATCH_DIM, 0) for tensor in call.tensors]
+    first = next((i for i, layout in enumerate(layouts) if layout is not None and dims[i] is not None), None)
     if first is None or not form.inputs[first]:
         return {}
-    label = form.inputs[first][0]
+    label = form.inputs[first][max(dims[first], 0)]
     axes: list[int] = []
     for axis in mesh.axes:
         if form.can_split(label, mesh.extent((*axes, axis))):

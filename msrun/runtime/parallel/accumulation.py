@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.nn.dropout_stream import part_of_batch
 from msrun.runtime.parallel.divided_batch import DividedBatch
 from msrun.runtime.parallel.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, scales
@@ -47,7 +48,7 @@ class GradAccumulation(DividedBatch):
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         tensors = [value for batch in batches for value in batch if isinstance(value, Tensor)]
         if not torch.is_grad_enabled() or not (parameters or any(value.requires_grad for value in tensors)):
-            return join_results([self.network(*batch) for batch in batches], factors.loss)
+            return join_results(self.results_of(batches), factors.loss)
         run = _EagerRun(self.network, batches, factors)
         flat = _Accumulate.apply(run, len(tensors), *tensors, *parameters)
         return pytree.tree_unflatten(list(flat), run.spec)
@@ -67,11 +68,11 @@ class _EagerRun:
         totals: list[Tensor | None] = [None] * len(parameters)
         of_inputs: list[Tensor | None] = []
         rows: list[list[Any]] = []
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches):
             fresh = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in batch]
             tensors = [value for value in fresh if isinstance(value, Tensor)]
             wanted = [value for value in tensors if value.requires_grad]
-            with torch.enable_grad():
+            with torch.enable_grad(), part_of_batch(number, len(self._batches)):
                 leaves, self.spec = pytree.tree_flatten(self._network(*fresh))
                 loss = check_loss(leaves)
                 grads = torch.autograd.grad(

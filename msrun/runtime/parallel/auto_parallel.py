@@ -15,10 +15,13 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.checkpoint.agreement import decide
 from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.dropout_calls import DropoutCalls
+from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
 from msrun.runtime.parallel.agreement import agreement
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
@@ -203,25 +206,27 @@ class AutoParallel:
         target = Target(function, self._target(key, function).root)
         if torch.is_grad_enabled():
             progress.begin_step()
-        if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
-            is_shared = self.settings.parallel_mode != "stand_alone"
-            self._loss_scale = LossScale(self.settings.precision, is_shared=is_shared)
-        if self._loss_scale is None or not torch.is_grad_enabled():
-            return self._run(key, target, args, kwargs)
-        args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
-        result = self._run(key, target, args, kwargs)
-        self._loss_scale.watch(target.root.parameters())
-        return self._loss_scale.leave(result)
+        with drawing(target.root, _rank_0s, self.settings.batch_parts(world.get_group_size())):
+            if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
+                is_shared = self.settings.parallel_mode != "stand_alone"
+                self._loss_scale = LossScale(self.settings.precision, is_shared=is_shared)
+            if self._loss_scale is None or not torch.is_grad_enabled():
+                return self._run(key, target, args, kwargs)
+            args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
+            result = self._run(key, target, args, kwargs)
+            self._loss_scale.watch(target.root.parameters())
+            return self._loss_scale.leave(result)
 
     def _run(self, key: Any, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
-            with autocast(self.settings.precision):
+            with autocast(self.settings.precision), DropoutCalls():
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
-            return self._replicas.call(target, args, kwargs)
+            with DropoutCalls(), part_of_batch(world.get_rank(), world.get_group_size()):
+                return self._replicas.call(target, args, kwargs)
         agreement.begin_call()
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -348,6 +353,11 @@ class AutoParallel:
 def _describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
     return f"a batch of {', '.join(shapes) or 'nothing'}"
+
+
+def _rank_0s(question: Callable[[], int]) -> int:
+    """Give every rank rank 0's answer."""
+    return question() if world.get_group_size() == 1 else decide(question)
 
 
 def _describe_leaf(leaf: Any) -> Any:

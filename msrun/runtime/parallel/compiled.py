@@ -114,7 +114,10 @@ class _RunProgram(torch.autograd.Function):
         inputs = tensors[:count]
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         (batches,) = compiled.parts.split(inputs)
-        step = compiled.executor.forward(batches, needs_grad=needs_grad)
+        (places,) = compiled.parts.places()
+        step = compiled.executor.forward(
+            batches, needs_grad=needs_grad, slices=places, slice_count=compiled.parts.total
+        )
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
         results = compiled.merge([compiled.executor.results(step)])
         fixed = [value for value in results if isinstance(value, Tensor) and not value.is_floating_point()]
@@ -148,8 +151,14 @@ class _RunMicroBatches(torch.autograd.Function):
         results: list[list[list[Any]]] = []
         of_inputs: list[list[list[Tensor | None]]] = []
         by_name: dict[str, Tensor] = {}
-        for number, batches in enumerate(micro_batches):
-            step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
+        for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places(), strict=True)):
+            step = executor.forward(
+                batches,
+                needs_grad=needs_grad,
+                gathered=parameters,
+                slices=slices,
+                slice_count=compiled.parts.total,
+            )
             results.append(executor.results(step))
             if needs_grad:
                 is_last = number == len(micro_batches) - 1

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
+from msrun.runtime.nn.dropout_stream import part_of_batch
 from msrun.runtime.parallel.parts import BatchParts, PartKind, split_batch
 
 
@@ -40,6 +41,14 @@ class DividedBatch(nn.Module):
         if tracing is not None:
             return tracing.enter(self, inputs)
         return self.run_parts(split_batch(inputs, self.parts, self.kind))
+
+    def results_of(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return what the network makes of each part, one after the other."""
+        results = []
+        for index, batch in enumerate(batches):
+            with part_of_batch(index, len(batches)):
+                results.append(self.network(*batch))
+        return results
 
     def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
         """Run the network on every part, without AutoParallel, and join the results."""

@@ -35,4 +35,4 @@ class MicroBatchInterleaved(DividedBatch):
 
     def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
         """Run the copies one after the other."""
-        return join_results([self.network(*batch) for batch in batches], part_scale(current_compat.get(), self.parts))
+        return join_results(self.results_of(batches), part_scale(current_compat.get(), self.parts))

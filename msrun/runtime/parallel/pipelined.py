@@ -104,6 +104,7 @@ class PipelinedCall:
             self.line,
             {stage: (self.stages[stage], cast(StageExecutor, call.executor)) for stage, call in self.own.items()},
             self.parts.split(tensors),
+            self.parts,
             needs_grad=needs_grad,
             loss=self.loss.name if self.loss is not None else None,
             seed=self.gradient_scale,

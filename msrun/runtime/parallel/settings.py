@@ -65,6 +65,17 @@ class ParallelSettings:
                 "must be data_parallel, full_batch or a tuple of tuples"
             )
 
+    def batch_parts(self, ranks: int) -> int:
+        """Return how many parts the rows of the global batch are cut into over `ranks` ranks, as they come in.
+
+        Of the network that runs as it is, rows are cut outside: the part of each rank is said where it is run.
+        """
+        if ranks == 1 or self.parallel_mode != "semi_auto" or self.dataset_strategy == "full_batch":
+            return 1
+        if isinstance(self.dataset_strategy, str):
+            return self.pipeline.ranks_per_stage(ranks)
+        return self.dataset_strategy[0][0]
+
     def check_setter(self, name: str, changes: Mapping[str, Any]) -> None:
         """Refuse a setter that the mode cannot obey.
 

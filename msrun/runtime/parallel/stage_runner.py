@@ -19,6 +19,7 @@ from msrun.runtime.graph.messages import start_receive, start_send
 from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step
+from msrun.runtime.parallel.parts import BatchParts
 from msrun.runtime.parallel.schedule import Action, Schedule
 
 Direction = Literal["F", "B"]
@@ -59,6 +60,7 @@ class StepRun:
     Args:
         stages: the stages that this rank holds.
         micro_batches: per micro batch and copy the user's tensors.
+        parts: how they are cut out of the batch.
         needs_grad: False leaves backward passes out.
         loss: name of the network's loss; the gradients of a step start from it.
         seed: gradient of every loss.
@@ -70,6 +72,7 @@ class StepRun:
         line: Line,
         stages: Mapping[int, tuple[StageProgram, StageExecutor]],
         micro_batches: Sequence[Sequence[Batch]],
+        parts: BatchParts,
         *,
         needs_grad: bool,
         loss: str | None,
@@ -79,6 +82,7 @@ class StepRun:
         self._line = line
         self._stages = stages
         self._micro_batches = micro_batches
+        self._parts = parts
         self._needs_grad = needs_grad
         self._loss = loss
         self._seed = seed
@@ -134,7 +138,13 @@ class StepRun:
             batches.append([*(user[index] for index in program.user_inputs), *read])
             passing.append(arrived)
         self._here.pop(("F", stage, micro_batch), None)
-        step = executor.forward(batches, needs_grad=self._needs_grad, gathered=self.gathered[stage])
+        step = executor.forward(
+            batches,
+            needs_grad=self._needs_grad,
+            gathered=self.gathered[stage],
+            slices=self._parts.places()[micro_batch],
+            slice_count=self._parts.total,
+        )
         names = [node.name for node in program.program.outputs]
         made = [dict(zip(names, values, strict=True)) for values in executor.results(step)]
         for index, name in program.results.items():

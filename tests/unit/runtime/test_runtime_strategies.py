@@ -84,7 +84,7 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case:
         ("linear-odd", ((4, 1), (1, 1), (1,)), "size 6, which 4 does not divide; the nearest legal number is 3"),
         ("linear", ((4, 2), (1, 2)), "strategy ((4, 2), (1, 2)) makes 8 parts for 4 ranks"),
         ("linear-odd", ((3, 1), (1, 1), (1,)), "3 parts do not divide 4 ranks"),
-        ("ce-mean", ((1, 4), (1,)), "dimension 1 of input 0 must stay whole but is cut into 4; give 1"),
+        ("addmm-scaled", ((1,), (1, 4), (4, 1)), "dimension 1 of input 1 must stay whole but is cut into 4; give 1"),
         ("mul-broadcast-right", ((1, 2), (1,)), "dimension 0 of input 1 is cut into 1"),
         ("no-rule", ((2, 1), (1, 1)), "dimension 0 of input 0 must stay whole"),
     ],
@@ -127,8 +127,15 @@ def test_strategies_are_found_by_the_path_of_their_module() -> None:
     assert strategies_of(network) == {"1.0": OperatorStrategy(((1, 1), (2, 1)))}
 
 
-def chain(strategies: dict[str, Any], world_size: int = 4, rows: int = 8) -> LocalProgram:
-    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Softmax(-1))
+class Cumulated(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(-1)
+
+
+def chain(
+    strategies: dict[str, Any], world_size: int = 4, rows: int = 8, last: type[nn.Module] = nn.Softmax
+) -> LocalProgram:
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), last(*[-1][: last is nn.Softmax]))
     for path, strategy in strategies.items():
         shard(network.get_submodule(path), strategy)
     value = torch.ones(rows, 8)
@@ -169,10 +176,10 @@ def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it() -> None:
 
 
 def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:
-    program = chain({"2": ((1, 1), (4, 1), (4,))})
-    softmax = program.operators[-1]
-    assert softmax.strategy == ((4, 1),)
-    assert softmax.collectives == ("exchange dim 1 -> 0 over axes 0,1",)
+    program = chain({"2": ((1, 1), (4, 1), (4,))}, last=Cumulated)
+    cumsum = program.operators[-1]
+    assert cumsum.strategy == ((4, 1),)
+    assert cumsum.collectives == ("exchange dim 1 -> 0 over axes 0,1",)
     assert program.operators[2].collectives == ("gather_enter dim 0 over axes 0,1",)
 
 

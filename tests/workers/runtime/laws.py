@@ -174,6 +174,8 @@ def redistributions(mesh, rank):
 
 
 def main():
+    module = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
+    cases = importlib.import_module(module)
     init(timeout_s=30)
     mesh, rank = build_mesh(get_group_size()), get_rank()
     everywhere = mesh.size < 8

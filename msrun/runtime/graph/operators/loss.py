@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import fx
 
+from msrun.runtime.graph.operators.class_parallel import CLASSES, lower_class_parallel
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.rule import (
     Form,
@@ -50,7 +51,7 @@ class ElementwiseLoss(Elementwise):
 
 
 class ClassLoss(Rule):
-    """cross_entropy_loss and nll_loss: classes stay whole, every other dimension may be split.
+    """cross_entropy_loss and nll_loss: every dimension may be split, classes too (see `class_parallel`).
 
     The mean is over the targets that are not ignored, weighted by class; so sum and count are all-reduced together,
     in one message, and divided afterwards. Targets may also be probabilities: then the mean is over samples.
@@ -67,7 +68,7 @@ class ClassLoss(Rule):
         target = scores if self._has_probabilities(call) else samples
         inputs = [scores, target] + ([("c",)] if len(shapes) > 2 else [])
         output = samples if call.argument("reduction", MEAN) == NONE else ()
-        return Form(tuple(inputs), output, sizes_of(*zip(inputs, shapes, strict=True)), frozenset({"c"}))
+        return Form(tuple(inputs), output, sizes_of(*zip(inputs, shapes, strict=True)))
 
     @staticmethod
     def _has_probabilities(call: OperatorCall) -> bool:
@@ -77,6 +78,8 @@ class ClassLoss(Rule):
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
         """Return the mean of the global batch from local sums and counts."""
+        if split.get(CLASSES):
+            return lower_class_parallel(call, form, build, inputs, split)
         axes = tuple(axis for axis in summed_axes(form, split))
         if not axes or call.argument("reduction", MEAN) != MEAN:
             return build.sum_over(self.local_call(call, build, inputs), axes)

@@ -1,4 +1,4 @@
-"""Rules for matrix products: linear, matmul, mm, bmm, addmm.
+"""Rules for matrix products: linear, matmul, mm, bmm, mv, dot, addmm, baddbmm, outer.
 
 MindSpore's MatMul takes ((A, B), (B, C)); with B > 1 the products are partial sums, which an all-reduce makes whole.
 """
@@ -68,6 +68,40 @@ class AddMatMul(Rule):
             return self.local_call(call, build, inputs)
         product = build.sum_over(build.call(aten.mm.default, *inputs[1:]), axes)
         return build.call(aten.add.Tensor, product, inputs[0])
+
+
+class AddBatchMatMul(Rule):
+    """baddbmm: y = beta c + alpha a b; the first input is added once, after partial sums are whole."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels b, m, k, n; the first input is broadcast to (b, m, n)."""
+        added, left, right = call.shapes
+        sizes = sizes_of((("b", "m", "k"), left), (("b", "k", "n"), right))
+        full = ("b", "m", "n")[3 - len(added) :]
+        added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
+        return Form((added_labels, ("b", "m", "k"), ("b", "k", "n")), ("b", "m", "n"), sizes, added=frozenset({0}))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Split k: multiply, all-reduce, add."""
+        axes = summed_axes(form, split)
+        if not axes:
+            return self.local_call(call, build, inputs)
+        product = build.sum_over(build.call(aten.bmm.default, *inputs[1:]), axes)
+        beta, alpha = call.argument("beta", 1), call.argument("alpha", 1)
+        if beta == 0:  # then the first input does not count, even where it is not a number
+            return build.call(aten.mul.Scalar, product, alpha)
+        added = inputs[0] if beta == 1 else build.call(aten.mul.Scalar, inputs[0], beta)
+        return build.call(aten.add.Tensor, added, product, alpha=alpha)
+
+
+class Outer(Rule):
+    """outer: y[m, n] = a[m] b[n]."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels m, n."""
+        return Form((("m",), ("n",)), ("m", "n"), sizes_of((("m", "n"), call.output_shape)))
 
 
 class MatMul(Rule):

@@ -8,17 +8,34 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.graph.operators import elementwise
+from msrun.runtime.graph.operators import elementwise, ordering
+from msrun.runtime.graph.operators.along_split import LogSumExp, Softmax
+from msrun.runtime.graph.operators.attention import Attention
 from msrun.runtime.graph.operators.batch_norm import BatchNorm
 from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolution
+from msrun.runtime.graph.operators.dropout import KINDS, Dropout
+from msrun.runtime.graph.operators.einsum import Einsum
 from msrun.runtime.graph.operators.elementwise import Elementwise
+from msrun.runtime.graph.operators.joining import Join, Stack, TakeApart, Unbind
+from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Select
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
-from msrun.runtime.graph.operators.matmul import AddMatMul, Linear, MatMul
+from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Linear, MatMul, Outer
 from msrun.runtime.graph.operators.norm import GroupNorm, LayerNorm, RmsNorm
+from msrun.runtime.graph.operators.ordering import AlongOne
 from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.graph.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
+from msrun.runtime.graph.operators.selection import (
+    AnyPermute,
+    LikeInType,
+    Repeat,
+    RepeatInterleave,
+    SelectOne,
+    Slice,
+    SomeWhole,
+    Triangle,
+)
 from msrun.runtime.graph.operators.shape import Expand, Permute, Reshape, WholeDimension
 
 aten = torch.ops.aten
@@ -41,7 +58,59 @@ def _table() -> dict[Any, Rule]:
     rules: list[tuple[Rule, list[Any]]] = [
         (Linear(), [aten.linear.default]),
         (AddMatMul(), [aten.addmm.default]),
-        (MatMul(), [aten.matmul.default, aten.mm.default, aten.bmm.default]),
+        (MatMul(), [aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default]),
+        (AddBatchMatMul(), [aten.baddbmm.default]),
+        (Outer(), [aten.outer.default, aten.ger.default]),
+        (Einsum(), [aten.einsum.default]),
+        (Embedding(), [aten.embedding.default]),
+        (Gather(), [aten.gather.default]),
+        (Select(), [aten.index_select.default]),
+        (Index(), [aten.index.Tensor]),
+        (OneHot(), [aten.one_hot.default]),
+        (Attention(), [aten.scaled_dot_product_attention.default]),
+        (Dropout(), list(KINDS)),
+        (value_by_value, [aten.expand_as.default, aten.lift_fresh_copy.default]),
+        (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
+        (Stack(), [aten.stack.default]),
+        (
+            TakeApart(),
+            [
+                aten.split.Tensor,
+                aten.split.sizes,
+                aten.split_with_sizes.default,
+                aten.chunk.default,
+                aten.tensor_split.sections,
+                aten.tensor_split.indices,
+                aten.unsafe_split.Tensor,
+                aten.unsafe_chunk.default,
+                aten.glu.default,
+            ],
+        ),
+        (Unbind(), [aten.unbind.int]),
+        (SelectOne(), [aten.select.int]),
+        (Slice(), [aten.slice.Tensor, aten.narrow.default]),
+        (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),
+        (Triangle(), [aten.tril.default, aten.triu.default]),
+        (Repeat(), [aten.repeat.default, aten.tile.default]),
+        (RepeatInterleave(), [aten.repeat_interleave.self_int]),
+        (LikeInType(), [aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default]),
+        (
+            AnyPermute(),
+            [
+                aten.movedim.int,
+                aten.movedim.intlist,
+                aten.moveaxis.int,
+                aten.moveaxis.intlist,
+                aten.swapaxes.default,
+                aten.swapdims.default,
+                aten.mT.default,
+                aten.adjoint.default,
+            ],
+        ),
+        (AlongOne(keeps=True, default_dim=-1), ordering.targets(ordering.KEPT)),
+        (AlongOne(keeps=False), ordering.targets(ordering.REMOVED)),
+        (AlongOne(keeps=False), ordering.targets(ordering.MOMENTS)),
+        (LogSumExp(), [aten.logsumexp.default]),
         (
             Reshape(),
             [
@@ -58,19 +127,12 @@ def _table() -> dict[Any, Rule]:
         ),
         (Expand(), [aten.expand.default]),
         (Permute(), [aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default]),
-        (
-            WholeDimension(),
-            [
-                aten.softmax.int,
-                aten.log_softmax.int,
-                aten._softmax.default,
-                aten._log_softmax.default,
-                aten.cumsum.default,
-            ],
-        ),
+        (Softmax(is_log=False), [aten.softmax.int, aten._softmax.default]),
+        (Softmax(is_log=True), [aten.log_softmax.int, aten._log_softmax.default]),
+        (WholeDimension(), [aten.cumsum.default]),
         (Reduction(), [aten.sum.default, aten.sum.dim_IntList]),
         (Mean(), [aten.mean.default, aten.mean.dim]),
-        (Extreme(), [aten.amax.default, aten.amin.default]),
+        (Extreme(), ordering.targets(ordering.REDUCED)),
         (
             ElementwiseLoss(),
             [

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
@@ -25,6 +26,10 @@ from msrun.runtime.layout import Axes, Mesh, TensorLayout
 Label = str | None
 Labels = tuple[Label, ...]
 LabelSplit = Mapping[str, Axes]
+
+PLACE = "msrun_place"
+DRAW = "msrun_draw"
+"""Values of a local graph that come from the executor."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,16 @@ def operator_call(node: fx.Node) -> OperatorCall:
     return OperatorCall(node, tuple(n for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)))
 
 
+def numbers_given(value: torch.Tensor) -> list[int]:
+    """Return the numbers that the executor gave; zeros while shapes are inferred on fake tensors."""
+    return [0] * value.numel() if isinstance(value, FakeTensor) else value.reshape(-1).tolist()
+
+
+def fake_given() -> dict[str, torch.Tensor]:
+    """Return what the executor gives, as tensors of the right shapes, for runs on fake tensors."""
+    return {PLACE: torch.empty((), dtype=torch.int64), DRAW: torch.empty(5, dtype=torch.int64)}
+
+
 class LocalBuilder:
     """Writes the local graph. Rules use it; the partition owns it."""
 
@@ -137,10 +152,27 @@ class LocalBuilder:
         self.mesh = mesh
         self.packed: dict[fx.Node, dict[int, fx.Node]] = {}
         """first result of an operator -> all of its results, where they are values of their own"""
+        self._given: dict[str, fx.Node] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Add one local operator."""
         return self.graph.call_function(target, args, kwargs)
+
+    def place(self) -> fx.Node:
+        """Return what the executor gives: this rank's number in the mesh, as an integer tensor on the host.
+
+        The local graph is the same on every rank; what differs between ranks comes in as this value.
+        """
+        return self._from_executor(PLACE)
+
+    def draw(self) -> fx.Node:
+        """Return what the executor gives: where the random numbers of this step and copy come from."""
+        return self._from_executor(DRAW)
+
+    def _from_executor(self, name: str) -> fx.Node:
+        if name not in self._given:
+            self._given[name] = self.graph.placeholder(name)
+        return self._given[name]
 
     def collective(self, collective: Collective, value: fx.Node) -> fx.Node:
         """Add one collective."""

@@ -1,0 +1,58 @@
+"""Where the rows of the batch are in every value of a captured graph, as far as the operators' rules say."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from msrun.runtime.graph.operators.dropout import BATCH_DIM, LOST
+from msrun.runtime.graph.operators.registry import find_rule
+from msrun.runtime.graph.operators.rule import Labels, operator_call
+
+_RESULTS = "batch_dims_of_results"
+
+
+def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
+    """Write into every node's meta which dimension holds the rows of the batch: dimension 0 of every input.
+
+    A dimension that a reshape has joined counts when the rows are its outermost part. LOST: the rows are mixed, summed
+    over, or an operator has no rule. None: the value does not come from the batch.
+    """
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            node.meta[BATCH_DIM] = (
+                0 if node.name in inputs and isinstance(value, torch.Tensor) and value.dim() else None
+            )
+        elif node.op == "call_function":
+            dims = _of_results(node)
+            node.meta[BATCH_DIM] = dims[0]
+            node.meta[_RESULTS] = dims
+
+
+def _of_results(node: fx.Node) -> list[int | None]:
+    value = node.meta.get("val")
+    count = len(value) if isinstance(value, list | tuple) else 1
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, fx.Node)
+        return [source.meta[_RESULTS][index]]
+    given = {index: node.meta[BATCH_DIM] for index, node in enumerate(operator_call(node).tensors)}
+    held = {index: dim for index, dim in given.items() if dim is not None}
+    if not held:
+        return [None] * count
+    rule = find_rule(node.target)
+    if rule is None or LOST in held.values():
+        return [LOST] * count
+    form = rule.form(operator_call(node))
+    labels = {form.inputs[index][dim] for index, dim in held.items()}
+    return [_place(row, labels) for row in (form.output, *form.others)][:count] or [LOST]
+
+
+def _place(row: Labels, labels: Collection[str | None]) -> int | None:
+    """Return where the one label of the batch stands in a result."""
+    (label, *more) = labels
+    return row.index(label) if not more and label is not None and label in row else LOST

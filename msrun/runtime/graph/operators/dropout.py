@@ -1,0 +1,171 @@
+"""Rule for dropout, whose masks do not depend on how the work is divided; random operators without a rule are refused.
+
+The mask of an element follows from (seed, step, number of the call in the network, place in the whole tensor), see
+`nn.dropout_mask`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.graph.operators.elementwise import Elementwise
+from msrun.runtime.graph.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    numbers_given,
+    operator_call,
+)
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.nn.dropout import Kind, drop, mask_shape
+from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
+
+aten = torch.ops.aten
+CALL = "dropout_call"
+"""node.meta: number of the call in the order of the network."""
+BATCH_DIM = "batch_dim"
+"""node.meta: the dimension whose outermost index is the row of the batch; None: there is none; LOST: nobody knows."""
+LOST = -1
+
+KINDS: dict[torch._ops.OpOverload, Kind] = {
+    aten.dropout.default: "dropout",
+    aten.feature_dropout.default: "feature_dropout",
+    aten.alpha_dropout.default: "alpha_dropout",
+    aten.feature_alpha_dropout.default: "feature_alpha_dropout",
+}
+
+
+def number_dropouts(graph: fx.Graph) -> None:
+    """Give every dropout that drops something its number, before the graph is divided in any way.
+
+    Raises:
+        CaptureError: another operator that draws random numbers.
+    """
+    count = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _drops(node):
+            node.meta[CALL] = count
+            count += 1
+        elif node.target not in KINDS and node.target is not aten.scaled_dot_product_attention.default:
+            refuse_random(node)
+
+
+def _drops(node: fx.Node) -> bool:
+    if node.target is aten.scaled_dot_product_attention.default:
+        return bool(operator_call(node).argument("dropout_p", 0.0) > 0)
+    if node.target not in KINDS:
+        return False
+    call = operator_call(node)
+    return bool(call.argument("train") and call.argument("p") > 0)
+
+
+def batch_dim_of(node: fx.Node) -> int | None:
+    """Return the dimension of a captured value that holds the batch's rows, if known."""
+    found: int | None = node.meta.get(BATCH_DIM, LOST)
+    return found
+
+
+PlainPart = tuple[tuple[int, ...], tuple[int, ...], tuple[Axes, ...]]
+"""A `Part` as the arguments of a graph's operator hold it."""
+
+
+class Part(NamedTuple):
+    """Which part of a tensor a rank has, as plain tuples that a graph can hold."""
+
+    mesh_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    split: tuple[Axes, ...]
+
+    @classmethod
+    def of(cls, layout: TensorLayout, mesh: Mesh, shape: Sequence[int]) -> Part:
+        """Return the part that a layout gives."""
+        return cls(mesh.shape, tuple(shape), layout.split)
+
+    def box(self, global_rank: int) -> Box:
+        """Return a rank's part."""
+        slices = TensorLayout(self.split).slices(Mesh(self.mesh_shape), self.shape, global_rank)
+        return Box(self.shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
+
+
+def part_mask(
+    draw: Tensor, place: Tensor, call: int, p: float, part: Part, batch_dim: int | None, device: torch.device
+) -> Tensor:
+    """Return this rank's part of a mask.
+
+    Raises:
+        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
+    """
+    key = DrawKey(*numbers_given(draw))
+    if batch_dim == LOST and key.count > 1:
+        raise StrategyError(
+            f"dropout {call} of the network works on a tensor of shape {part.shape} whose rows of the batch are not "
+            f"known, so {key.count} copies of the batch cannot have the masks of one: drop before the batch is mixed, "
+            "or use one copy"
+        )
+    return keep_mask(key, call, p, part.box(numbers_given(place)[0]), batch_dim, device)
+
+
+def drop_part(
+    value: Tensor,
+    draw: Tensor,
+    place: Tensor,
+    *,
+    call: int,
+    p: float,
+    kind: Kind,
+    part: PlainPart,
+    batch_dim: int | None,
+) -> Tensor:
+    """Return this rank's part of a dropout; `part` says which part of the whole mask it has."""
+    return drop(value, part_mask(draw, place, call, p, Part(*part), batch_dim, value.device), p, kind)
+
+
+class Dropout(Elementwise):
+    """dropout, feature dropout (dropout1d to 3d), alpha dropout: every dimension may be cut."""
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Drop by this rank's part of the mask."""
+        if CALL not in call.node.meta:
+            return self.local_call(call, build, inputs)
+        kind = KINDS[call.node.target]  # type: ignore[index]
+        shape = mask_shape(kind, call.output_shape)
+        kept = tuple(label if size > 1 else None for label, size in zip(form.output, shape, strict=True))
+        return build.call(
+            drop_part,
+            inputs[0],
+            build.draw(),
+            build.place(),
+            call=call.node.meta[CALL],
+            p=call.argument("p"),
+            kind=kind,
+            part=tuple(Part.of(form.layout(kept, split), build.mesh, shape)),
+            batch_dim=batch_dim_of(call.tensors[0]),
+        )
+
+
+def refuse_random(node: fx.Node) -> None:
+    """Refuse an operator without a rule that draws random numbers: they would differ from rank to rank.
+
+    Raises:
+        CaptureError: names the operator and what to do.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return
+    call = operator_call(node)
+    is_training = call.argument("train", call.argument("training", default=True))
+    if is_training and call.argument("dropout", default=1.0) > 0:  # recurrent layers have one of their own
+        raise CaptureError(
+            f"{node.target} in module {call.module_path or '(top)'} draws random numbers, which would not be those of "
+            "one process: pass them in as an input, use dropout of torch.nn.functional, or "
+            'parallel_mode="data_parallel", which needs no capture'
+        )

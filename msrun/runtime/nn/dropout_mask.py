@@ -1,0 +1,146 @@
+"""Masks of dropout as a pure function: which element is kept follows from (seed, step, call, place in the tensor).
+
+A counter-based generator after the idea of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011), with
+the two multiplications of Ellis' 32-bit integer hash `lowbias32` as rounds and a 64-bit key (splitmix64) between them.
+Any part of a tensor's mask is computed alone, by any rank, at any time, and again for recomputation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_WORD = 1 << 32
+_BLOCK = 1 << 16
+"""Elements worked on at a time on the host: what stays in a core's cache."""
+_ROUND_1 = 0x7FEB352D
+_ROUND_2 = 0x846CA68B - _WORD
+
+
+@dataclass(frozen=True)
+class DrawKey:
+    """Which random numbers: equal on all ranks for one call of one step; part of the batch apart."""
+
+    seed: int
+    step: int
+    index: int = 0
+    """Part `index` of `count` of every rank's rows: copies and micro batches."""
+    count: int = 1
+    batch_parts: int = 1
+    """Parts that the global batch is cut into over the ranks, before it is cut into copies."""
+
+    def to_tensor(self) -> Tensor:
+        """Return the key as five 64-bit integers on the host."""
+        seed = (self.seed + (1 << 63)) % (1 << 64) - (1 << 63)
+        return torch.tensor([seed, self.step, self.index, self.count, self.batch_parts])
+
+    @classmethod
+    def of_tensor(cls, value: Tensor) -> DrawKey:
+        """Return the key that `to_tensor` wrote; its seed may be negative, which is the same seed modulo 2^64."""
+        return cls(*value.tolist())
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor: the rank's one."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Return all of a tensor."""
+        return cls(tuple(shape), (0,) * len(shape), tuple(shape))
+
+
+def keep_mask(key: DrawKey, call: int, p: float, box: Box, batch_dim: int | None, device: torch.device) -> Tensor:
+    """Return True where an element is kept, with probability 1 - p each: a tensor of the box's sizes.
+
+    Args:
+        call: number of the dropout call in the network's order.
+        batch_dim: dimension whose outermost index is the row of the batch; None when no dimension is.
+    """
+    threshold = min(round(p * _WORD), _WORD - 1) - _WORD // 2
+    multiplier, added, second = _words(key.seed, key.step, call)
+    outer, inner = _counters(key, box, batch_dim, device)
+    outer, inner = outer * (multiplier | 1) + _signed(added), inner * (multiplier | 1)
+    if p >= 1:
+        return torch.zeros(box.sizes, dtype=torch.bool, device=device)
+    result = torch.empty((outer.numel(), inner.numel()), dtype=torch.bool, device=device)
+    rows = max(1, _BLOCK // max(1, inner.numel())) if device.type == "cpu" else max(1, outer.numel())
+    for begin in range(0, outer.numel(), rows):
+        block = outer[begin : begin + rows, None] + inner
+        torch.ge(_mix(block, _signed(second)), threshold, out=result[begin : begin + rows])
+    return result.view(box.sizes)
+
+
+def _mix(x: Tensor, key: int) -> Tensor:
+    """Mix 32-bit counters in place; `>>` keeps the sign of an int32, so what it brings in is masked off."""
+    shifted = x >> 16
+    x ^= shifted.bitwise_and_(0xFFFF)
+    x *= _ROUND_1
+    x += key
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x ^= shifted.bitwise_and_(0x1FFFF)
+    x *= _ROUND_2
+    return x
+
+
+def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return two int32 vectors whose outer sum holds every element's number in the whole tensor, modulo 2^32.
+
+    The whole tensor is that of the whole batch: a copy's rows have their numbers there.
+    """
+    whole = [size * (key.count if dim == batch_dim else 1) for dim, size in enumerate(box.shape)]
+    inner = torch.zeros(1, dtype=torch.int64, device=device)
+    outer = torch.zeros(1, dtype=torch.int64, device=device)
+    is_inner = True
+    for dim in reversed(range(len(whole))):
+        places = torch.arange(box.begins[dim], box.begins[dim] + box.sizes[dim], device=device)
+        if dim == batch_dim and key.count > 1:
+            places = _rows_of_part(places, box.shape[dim], key)
+        places = places * math.prod(whole[dim + 1 :])
+        is_inner = is_inner and inner.numel() * box.sizes[dim] <= _BLOCK
+        if is_inner:
+            inner = (places[:, None] + inner).view(-1)
+        else:
+            outer = (places[:, None] + outer).view(-1)
+    return _wrapped(outer), _wrapped(inner)
+
+
+def _rows_of_part(places: Tensor, size: int, key: DrawKey) -> Tensor:
+    """Return where the rows of part `index` of `count` stand in the whole batch.
+
+    Every rank's rows are cut into `count` runs; a part joins one run of each of the `batch_parts`.
+    """
+    run = size // key.batch_parts
+    return places // run * (run * key.count) + key.index * run + places % run
+
+
+def _wrapped(numbers: Tensor) -> Tensor:
+    return ((numbers + _WORD // 2) % _WORD - _WORD // 2).to(torch.int32)
+
+
+def _signed(word: int) -> int:
+    return (word + _WORD // 2) % _WORD - _WORD // 2
+
+
+def _words(seed: int, step: int, call: int) -> tuple[int, int, int]:
+    """Return three 32-bit key words: a multiplier below 2^31, so that it fits an int32, and two numbers to add."""
+    state = _splitmix(_splitmix(_splitmix(seed % (1 << 64)) ^ step) ^ call)
+    following = _splitmix(state)
+    return state >> 33, following >> 32, following % _WORD
+
+
+def _splitmix(value: int) -> int:
+    """One output of Steele, Lea and Flood's splitmix64."""
+    value = (value + 0x9E3779B97F4A7C15) % (1 << 64)
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % (1 << 64)
+    return value ^ value >> 31

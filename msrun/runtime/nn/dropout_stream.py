@@ -1,0 +1,142 @@
+"""Where the random numbers of dropout come from: one stream per network, equal on all ranks.
+
+A stream begins at the network's first training call: its seed is then that of torch's default generator
+(`torch.manual_seed`) on rank 0, and its step is 0. Each call of the network that drops something takes one step. How
+many numbers anybody draws from torch's generators in between has no influence, nor has a later `manual_seed`.
+Checkpoints hold (seed, step), so a run that is resumed has the masks of one that never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from msrun.runtime.nn.dropout_mask import DrawKey
+
+
+@dataclass
+class DropoutStream:
+    """Random numbers of one network."""
+
+    seed: int | None = None
+    """None until something is dropped for the first time."""
+    step: int = 0
+
+
+_streams = WeakIdKeyDictionary()
+"""parameter -> the stream of its network"""
+
+
+def stream_of(root: nn.Module) -> DropoutStream:
+    """Return a network's stream; begin one for a network that has none."""
+    parameters = list(root.parameters())
+    found = next((_streams[parameter] for parameter in parameters if parameter in _streams), None)
+    stream = found if found is not None else DropoutStream()
+    for parameter in parameters:
+        _streams.setdefault(parameter, stream)
+    return stream
+
+
+def take_dropout_state(tensors: Iterable[Tensor]) -> list[int] | None:
+    """Return [seed, step] of the stream of the network that holds these tensors; None if it never dropped anything."""
+    for tensor in tensors:
+        stream = _streams.get(tensor)
+        if stream is not None and stream.seed is not None:
+            return [stream.seed, stream.step]
+    return None
+
+
+def put_dropout_state(tensors: Iterable[Tensor], state: list[int]) -> None:
+    """Let the network that holds these tensors go on at [seed, step], before its first call or after it."""
+    parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+    stream = next((_streams[parameter] for parameter in parameters if parameter in _streams), DropoutStream())
+    stream.seed, stream.step = state
+    for parameter in parameters:
+        _streams[parameter] = stream
+
+
+@dataclass
+class Draw:
+    """The random numbers of one call of a network."""
+
+    stream: DropoutStream
+    agree: Callable[[Callable[[], int]], int]
+    """Gives every rank rank 0's answer."""
+    index: int = 0
+    count: int = 1
+    batch_parts: int = 1
+    calls: int = 0
+    """Dropouts met so far, by a network that runs as it is."""
+    is_used: bool = False
+
+    def key(self, copy: int = 0, copies: int = 1) -> DrawKey:
+        """Return the key of one of the copies that this part of the batch is cut into."""
+        self.is_used = True
+        if self.stream.seed is None:
+            self.stream.seed = self.agree(torch.initial_seed)
+        return DrawKey(
+            self.stream.seed,
+            self.stream.step,
+            self.index * copies + copy,
+            self.count * copies,
+            self.batch_parts,
+        )
+
+
+current_draw: ContextVar[Draw | None] = ContextVar("current_draw", default=None)
+"""Set while AutoParallel runs a network."""
+
+
+@contextmanager
+def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_parts: int) -> Iterator[Draw]:
+    """Give one call of a network its random numbers; afterwards its stream is a step further if it used any.
+
+    Args:
+        agree: gives every rank rank 0's answer; asked at the first call in training, which all ranks make.
+        batch_parts: parts that the global batch is cut into over the ranks.
+    """
+    draw = Draw(stream_of(root), agree, batch_parts=batch_parts)
+    if draw.stream.seed is None and any(module.training for module in root.modules()):
+        draw.stream.seed = agree(torch.initial_seed)
+    token = current_draw.set(draw)
+    try:
+        yield draw
+    finally:
+        current_draw.reset(token)
+        if draw.is_used:
+            draw.stream.step += 1
+
+
+@contextmanager
+def part_of_batch(index: int, count: int) -> Iterator[None]:
+    """Say that what runs inside is part `index` of `count` of this rank's rows: a copy or a micro batch.
+
+    Its dropouts have the masks of these rows in the whole batch. Parts may be nested. Every part has the same calls,
+    so each begins to count them where the first one did.
+    """
+    outer = current_draw.get()
+    if outer is None or count == 1:
+        yield
+        return
+    part = Draw(
+        outer.stream,
+        outer.agree,
+        outer.index * count + index,
+        outer.count * count,
+        outer.batch_parts,
+        outer.calls,
+    )
+    token = current_draw.set(part)
+    try:
+        yield
+    finally:
+        current_draw.reset(token)
+        outer.is_used |= part.is_used
+        if index == count - 1:
+            outer.calls = part.calls

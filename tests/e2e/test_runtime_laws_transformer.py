@@ -1,0 +1,66 @@
+"""The strategy law for the operators of transformers: however they are cut, results and gradients are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+from operator_cases_transformer import BINARY, UNARY, OperatorCase
+
+WORLDS = (2, 4)
+DEADLINE_S = 200.0
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    """What the laws' worker found in every world; one job each, started when first asked for."""
+
+    class Outcomes(dict[int, dict[str, Any]]):
+        def __missing__(self, world_size: int) -> dict[str, Any]:
+            folder = tmp_path_factory.mktemp(f"laws-transformer-{world_size}")
+            result = folder / "result.json"
+            finished = msrun_of_module.run(
+                f"--worker_num={world_size}",
+                "--quiet",
+                workers / "runtime" / "laws.py",
+                result,
+                "operator_cases_transformer",
+                cwd=folder,
+                env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
+                deadline_s=DEADLINE_S,
+            )
+            assert finished.code == 0, finished.stderr
+            self[world_size] = json.loads(result.read_text())
+            return self[world_size]
+
+    return Outcomes()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "case"),
+    [pytest.param(size, case, id=f"{size}-{case.name}") for size in WORLDS for case in [*BINARY, *UNARY]],
+)
+def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
+    outcomes: dict[int, dict[str, Any]], world_size: int, case: OperatorCase
+) -> None:
+    for dtype, found in outcomes[world_size][case.name].items():
+        assert found["wrong"] == [], dtype
+        assert found["runs"] > 0
+
+
+def test_cases_try_many_strategies() -> None:
+    """Guards the guard: a mistake in the table of cases must not empty the law."""
+    counts = {case.name: len(case.legal(4)) for case in BINARY}
+    assert counts["embedding"] == 10
+    assert counts["attention"] == 12
+    assert counts["attention-causal"] == 8
+    assert counts["embedding-by-frequency"] == 3
+    assert sum(counts.values()) > 250

@@ -1,0 +1,177 @@
+"""A small GPT and the ways to train it on several ranks that must all give the losses of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from msrun.runtime import AutoParallel, MicroBatchInterleaved, no_init_parameters, optim, shard
+
+WORLD_SIZE = 4
+STEPS = 20
+BATCH, TOKENS, VOCABULARY, WIDTH, HEADS = 8, 6, 32, 16, 4
+
+
+class RmsNorm(nn.Module):
+    """Root mean square norm of elementary operators."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"rms": RmsNorm, "layer": nn.LayerNorm}
+
+
+class Attention(nn.Module):
+    def __init__(self, drop: float, is_composed: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(drop)
+        self.is_composed = is_composed
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        if self.is_composed:
+            mask = torch.ones(TOKENS, TOKENS).triu(1).bool()
+            scores = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).masked_fill(mask, float("-inf"))
+            y = self.drop(scores.softmax(-1)) @ v
+        else:
+            p = self.drop.p if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
+        return self.drop(self.out(y.transpose(1, 2).flatten(2)))
+
+
+class Block(nn.Module):
+    def __init__(self, drop: float, norm: str, is_composed: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = NORMS[norm](WIDTH), NORMS[norm](WIDTH)
+        self.attention = Attention(drop, is_composed)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class Gpt(nn.Module):
+    """Token and position embeddings, pre-norm blocks, output weight tied to the tokens'; returns the loss."""
+
+    def __init__(self, drop: float, norm: str) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.drop = nn.Dropout(drop)
+        self.blocks = nn.ModuleList([Block(drop, norm, is_composed=False), Block(drop, norm, is_composed=True)])
+        self.norm = NORMS[norm](WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, text: Tensor, following: Tensor) -> Tensor:
+        x = self.drop(self.tokens(text) + self.positions(torch.arange(text.size(1))))
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(self.head(self.norm(x)).flatten(0, 1), following.flatten())
+
+
+def _megatron(data: int, model: int) -> dict[str, Any]:
+    """Heads, hidden width and vocabulary over `model` ranks, samples over `data` ones."""
+    columns, rows = ((data, 1, 1), (model, 1), (model,)), ((data, 1, model), (1, model), (1,))
+    strategies: dict[str, Any] = {
+        "tokens": ((model, 1), (data, 1)),
+        "head": ((data, 1, 1), (model, 1)),
+        "loss": ((data, model), (data,)),
+    }
+    for block in ("blocks.0.", "blocks.1."):
+        for name in ("attention.query", "attention.key", "attention.value", "up"):
+            strategies[block + name] = columns
+        for name in ("attention.out", "down"):
+            strategies[block + name] = rows
+    return strategies
+
+
+MIXED = _megatron(2, 2) | {"tokens": ((1, 1), (2, 1)), "head": ((2, 1, 1), (1, 1)), "loss": ((2, 1), (2,))}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way."""
+
+    name: str
+    strategies: Mapping[str, Any] = field(default_factory=dict)
+    drop: float = 0.1
+    copies: int = 1
+    hsdp: Mapping[str, Any] | None = None
+    dataset: Any = "data_parallel"
+    deferred: bool = False
+    mode: str = "semi_auto"
+    norm: str = "rms"
+    dtype: str = "float64"
+
+
+SCENARIOS = [
+    Scenario("data-parallel"),
+    Scenario("data-parallel-float32", dtype="float32"),
+    Scenario("data-parallel-without-dropout", drop=0.0),
+    Scenario("data-parallel-layer-norm", norm="layer"),
+    Scenario("data-parallel-full-batch", dataset="full_batch"),
+    Scenario("two-copies", copies=2),
+    Scenario("two-copies-full-batch-megatron", _megatron(1, 4), copies=2, dataset="full_batch"),
+    Scenario("megatron", _megatron(1, 4), dataset="full_batch"),
+    Scenario("megatron-own-batches", _megatron(1, 4)),
+    Scenario("mixed", MIXED),
+    Scenario("mixed-two-copies-hsdp", MIXED, copies=2, hsdp={"threshold": 0}),
+    Scenario("mixed-two-copies-batch-cut-in-two", MIXED, copies=2, dataset=((2, 1), (2, 1))),
+    Scenario("hsdp-level3-deferred", hsdp={"threshold": 0, "optimizer_level": "level3"}, deferred=True),
+    Scenario("without-capture", mode="data_parallel"),
+]
+
+
+def batches(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    text = torch.randint(0, VOCABULARY, (steps, BATCH, TOKENS + 1), generator=generator)
+    return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in text]
+
+
+def build(scenario: Scenario) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the network of a scenario and its optimizer, the same in every process."""
+    torch.manual_seed(3)
+    torch.set_default_dtype(getattr(torch, scenario.dtype))
+    if not scenario.deferred:
+        network = Gpt(scenario.drop, scenario.norm)
+        return network, optim.Adam(network.parameters(), lr=1e-3)
+    with no_init_parameters():
+        network = Gpt(scenario.drop, scenario.norm)
+        return network, optim.Adam(network.parameters(), lr=1e-3)
+
+
+def train(
+    network: nn.Module, optimizer: torch.optim.Optimizer, scenario: Scenario, take: Callable[[Tensor], Tensor]
+) -> tuple[list[float], AutoParallel]:
+    """Return the losses of training; `take` gives a rank's part of a batch."""
+    for path, strategy in scenario.strategies.items():
+        shard(network.get_submodule(path), strategy)
+    whole = MicroBatchInterleaved(network, scenario.copies) if scenario.copies > 1 else network
+    step = AutoParallel(whole, scenario.mode)
+    if scenario.mode == "semi_auto":
+        step.dataset_strategy(scenario.dataset)
+    if scenario.hsdp is not None:
+        step.hsdp(**scenario.hsdp)
+    losses = []
+    for text, following in batches():
+        loss = step(take(text), take(following))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, step

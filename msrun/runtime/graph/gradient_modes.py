@@ -70,8 +70,8 @@ def _is_named(node: object, names: Collection[str]) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and node.name in names
 
 
-def _detached(graph: fx.Graph, node: object) -> fx.Node:
-    if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    if not isinstance(node.meta.get("val"), torch.Tensor):
         return node
     detached = graph.call_function(torch.ops.aten.detach.default, (node,))
     detached.meta = dict(node.meta)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -36,8 +37,7 @@ def inline_regions(module: fx.GraphModule, buffers: Collection[str]) -> None:
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> None:
-    is_enabled, body, *given = node.args
-    assert isinstance(body, fx.Node)
+    is_enabled, body, *given = cast("list[Any]", node.args)
     region = getattr(module, str(body.target))
     own_buffers = [p.name for p, n in zip(_placeholders(region), given, strict=True) if _is_named(n, buffers)]
     inline_regions(region, own_buffers)
@@ -49,7 +49,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> 
         for inner in region.graph.nodes:
             if inner.op == "call_function":
                 copies[inner] = graph.node_copy(inner, lambda n: copies[n])
-    (results,) = next(inner for inner in region.graph.nodes if inner.op == "output").args
+    (results,) = cast("Any", next(inner for inner in region.graph.nodes if inner.op == "output").args)
     for reader in list(node.users):
         assert reader.target is operator.getitem
         reader.replace_all_uses_with(copies[results[reader.args[1]]])
@@ -66,7 +66,7 @@ def _is_named(node: object, names: Collection[str]) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and node.name in names
 
 
-def _detached(graph: fx.Graph, node: object) -> object:
+def _detached(graph: fx.Graph, node: Any) -> Any:
     if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return node
     detached = graph.call_function(torch.ops.aten.detach.default, (node,))

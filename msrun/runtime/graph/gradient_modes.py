@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -36,9 +37,7 @@ def inline_gradient_modes(module: fx.GraphModule, buffers: Collection[str]) -> N
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> None:
-    is_enabled, body, *rest = node.args
-    given = [value for value in rest if isinstance(value, fx.Node)]
-    assert isinstance(body, fx.Node)
+    is_enabled, body, *given = cast("list[Any]", node.args)
     region = getattr(module, str(body.target))
     own_buffers = [p.name for p, n in zip(_placeholders(region), given, strict=True) if _is_named(n, buffers)]
     inline_gradient_modes(region, own_buffers)
@@ -50,13 +49,10 @@ def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> 
         for inner in region.graph.nodes:
             if inner.op == "call_function":
                 copies[inner] = graph.node_copy(inner, lambda n: copies[n])
-    (results,) = next(inner for inner in region.graph.nodes if inner.op == "output").args
-    assert isinstance(results, tuple | list)
+    (results,) = cast("Any", next(inner for inner in region.graph.nodes if inner.op == "output").args)
     for reader in list(node.users):
         assert reader.target is operator.getitem
-        index = reader.args[1]
-        assert isinstance(index, int)
-        reader.replace_all_uses_with(copies[results[index]])
+        reader.replace_all_uses_with(copies[results[reader.args[1]]])
         graph.erase_node(reader)
     graph.erase_node(node)
     graph.erase_node(body)
@@ -70,8 +66,8 @@ def _is_named(node: object, names: Collection[str]) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and node.name in names
 
 
-def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    if not isinstance(node.meta.get("val"), torch.Tensor):
+def _detached(graph: fx.Graph, node: Any) -> Any:
+    if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return node
     detached = graph.call_function(torch.ops.aten.detach.default, (node,))
     detached.meta = dict(node.meta)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mode_checkpoints
 import mode_clipping
 import mode_hybrid
 import mode_precision
@@ -21,7 +22,7 @@ from job_runner import REPOSITORY, JobRunner
 DEADLINE_S = 200.0
 EXACT = 1e-10
 SINGLE = 1e-5
-FOUR = ("mode_training", "mode_hybrid", "mode_clipping", "mode_precision")
+FOUR = ("mode_training", "mode_hybrid", "mode_clipping", "mode_precision", "mode_checkpoints")
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""
 
@@ -166,6 +167,13 @@ def test_context_turns_on_optimizer_parallel_and_full_batch(outcomes: Callable[.
     assert plan["optimizer_parallel"].startswith("hsdp level2")
     assert [p["shard_ranks"] for p in plan["parameters"] if p["name"] == "layer1.weight"] == [4]
     assert any("gradients_mean changes nothing" in note for note in plan["notes"])
+
+
+@pytest.mark.parametrize("case", names(mode_checkpoints, "checkpoint/"))
+def test_checkpoints_of_fsdp_go_on_in_other_layouts_and_the_other_way_round(
+    outcomes: Callable[..., Outcome], case: str
+) -> None:
+    assert_trained(outcomes(case), EXACT)
 
 
 # -- hybrid parallel ----------------------------------------------------------------------------------------------

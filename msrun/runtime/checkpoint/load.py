@@ -24,7 +24,7 @@ from msrun.runtime.checkpoint.directory import (
     recover_all,
 )
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
-from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_network_state, set_extra_state
+from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_network_state, find_part, set_extra_state
 from msrun.runtime.checkpoint.random_state import State, choose_random_state, put_random_state
 from msrun.runtime.checkpoint.save import STATE_FILE
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, TensorReader
@@ -198,7 +198,7 @@ def _load_network(path: Path, reader: TensorReader, network: NetworkState, *, st
         if tensor.is_meta:
             deferred[name] = _deferred_read(reader, name, tensor.dtype)
         else:
-            parts[NETWORK, name] = Part(tensor.detach(), find_box(tensor))
+            parts[NETWORK, name] = find_part(tensor, find_box(tensor))
     reader.fill(parts)
     defer_values(deferred, fitting)
 

@@ -12,11 +12,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box
+from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_part
 from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
+from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.parallel.storage import find_placement, find_stages, is_held
 from msrun.runtime.world import world
 
@@ -46,7 +48,7 @@ def find_optimizer_state(
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
-                parts[(OPTIMIZER, name, key)] = Part(value.detach(), find_box(parameter))
+                parts[(OPTIMIZER, name, key)] = find_part(value, find_box(parameter))
                 cut.append(key)
             else:
                 _check_whole(value, key, name, parameter)
@@ -71,6 +73,7 @@ def complete_state(network: NetworkState, state: dict[str, Any]) -> dict[str, An
 
 
 def _names(optimizer: torch.optim.Optimizer, network: NetworkState) -> dict[Tensor, str]:
+    follow(optimizer)
     by_id: dict[int, str] = {}
     for name, tensor in network.tensors.items():
         by_id.setdefault(id(tensor), name)
@@ -122,15 +125,17 @@ def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping
     def read() -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
         parts: dict[TensorKey, Part] = {}
-        for index, (parameter, name) in enumerate(parameters):
+        for index, (old, name) in enumerate(parameters):
+            parameter = current(old)
             if not is_held(parameter):
                 continue
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
             values = dict(of_parameter["values"])
             for key in of_parameter["parts"]:
                 full_key, box = (OPTIMIZER, name, key), find_box(parameter)
-                values[key] = torch.empty(box.sizes, dtype=reader.dtype(full_key))
-                parts[full_key] = Part(values[key], box)
+                part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
+                parts[full_key] = Part(part, box)
+                values[key] = _like(parameter, part)
             if values:
                 state[index] = values
         reader.fill(parts)
@@ -139,8 +144,22 @@ def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping
     return read
 
 
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """Return a part of the state as the parameter has its own; it shares the part's memory."""
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
 def _is_in_place(parameter: Tensor) -> bool:
-    return world().world_size == 1 or find_placement(parameter) is not None
+    return world().world_size == 1 or isinstance(parameter, DTensor) or find_placement(parameter) is not None
 
 
 def finish_waiting(optimizer: torch.optim.Optimizer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # a test looks after this name
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
@@ -70,6 +71,9 @@ def find_box(tensor: Tensor) -> Box:
     Raises:
         CheckpointError: the tensor was placed in a world that this process has left.
     """
+    if isinstance(tensor, DTensor):
+        sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
     placed = find_placement(tensor)
     if placed is None:
         return whole(tensor)
@@ -85,11 +89,17 @@ def find_box(tensor: Tensor) -> Box:
     return Box(shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 
+def find_part(tensor: Tensor, box: Box) -> Part:
+    """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill."""
+    local = tensor.detach()
+    return Part(local.to_local() if isinstance(local, DTensor) else local, box)
+
+
 def find_network_state(network: Any) -> NetworkState:
     """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names.
 
     Raises:
-        CheckpointError: not a network, or one cut by hand, by torch's own FSDP or by DTensor.
+        CheckpointError: not a network, or one cut by hand.
     """
     if isinstance(network, AutoParallel):
         network = network.network
@@ -113,8 +123,6 @@ def find_network_state(network: Any) -> NetworkState:
                 f"{name} is marked layerwise_parallel, so no rank knows the whole of it: save every rank's own, "
                 'torch.save(net.state_dict(), f"rank_{get_rank()}.pt")'
             )
-        if isinstance(value, DTensor):
-            raise CheckpointError(f"{name} is a DTensor: save such a network with torch.distributed.checkpoint itself")
         if isinstance(value, Tensor) and not name.endswith(_EXTRA_STATE):
             tensors[name] = value
         else:
@@ -141,4 +149,4 @@ def find_parts(state: NetworkState) -> dict[str, Part]:
                 f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before"
             )
     held = {name: tensor for name, tensor in state.tensors.items() if is_held(tensor)}
-    return {name: Part(tensor.detach(), find_box(tensor)) for name, tensor in held.items()}
+    return {name: find_part(tensor, find_box(tensor)) for name, tensor in held.items()}

@@ -85,6 +85,8 @@ class AutoParallel:
         self._plan: ParallelPlan | None = None
         self._replicas: Replicas | None = None
         self._loss_scale: LossScale | None = None
+        self._watched: dict[int, nn.Module] = {}
+        """id of the root -> a network whose gradients come without the loss scale"""
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -214,7 +216,9 @@ class AutoParallel:
                 return self._run(key, target, args, kwargs)
             args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
             result = self._run(key, target, args, kwargs)
-            self._loss_scale.watch(target.root.parameters())
+            if id(target.root) not in self._watched:
+                self._watched[id(target.root)] = target.root
+                self._loss_scale.watch(target.root.parameters())
             return self._loss_scale.leave(result)
 
     def _run(self, key: Any, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -304,7 +308,9 @@ class AutoParallel:
             CaptureError: before the first call, or in a world of one process.
         """
         if self._plan is None:
-            raise CaptureError("there is no plan yet: it is made at the first call, in a world of several ranks")
+            raise CaptureError(
+                "there is no plan yet: it is made at the first call, in a world of several ranks that work together"
+            )
         return self._plan
 
     @property

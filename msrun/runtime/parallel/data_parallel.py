@@ -100,7 +100,9 @@ class Replicas:
         notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
         decisions: Mapping[int, Decision] = {}
         if self._settings.hsdp is not None:
-            self._sharded[id(root)] = sharded = ShardedNetwork(target, self._settings.hsdp)
+            self._sharded[id(root)] = sharded = ShardedNetwork(
+                target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync
+            )
             decisions = sharded.decisions
             notes += sharded.notes
         else:
@@ -120,7 +122,7 @@ class Replicas:
         ids = [device.index] if device.type == "cuda" else None
         wrapped = DistributedDataParallel(network, device_ids=ids, init_sync=False)
         if self._settings.gradient_fp32_sync and any(_is_short(parameter.dtype) for parameter in network.parameters()):
-            wrapped.register_comm_hook(None, _reduce_in_float32)
+            wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         self._wrapped[id(network)] = wrapped
 
     @contextlib.contextmanager
@@ -211,7 +213,7 @@ def _is_short(dtype: torch.dtype) -> bool:
     return dtype in (torch.float16, torch.bfloat16)
 
 
-def _reduce_in_float32(_state: None, bucket: Any) -> torch.futures.Future[Tensor]:
+def _reduce_in_float32(bucket: Any) -> torch.futures.Future[Tensor]:
     """Average a bucket of DDP; one of 16 bits travels as float32."""
     short = bucket.buffer()
     if not _is_short(short.dtype):

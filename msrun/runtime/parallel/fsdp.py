@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
@@ -46,13 +46,18 @@ class Decision:
 class ShardedNetwork:
     """A network under FSDP2. All ranks make it together.
 
+    Args:
+        sums_wide: gradients of 16 bits are added up in float32.
+
     Raises:
         StrategyError: a shard size that the world cannot have, a parameter that is a single number, or a torch that
             cannot leave single parameters whole.
     """
 
-    def __init__(self, target: Target, spec: HsdpSpec) -> None:
+    def __init__(self, target: Target, spec: HsdpSpec, *, sums_wide: bool) -> None:
         self._spec = spec
+        is_short = any(p.dtype in (torch.float16, torch.bfloat16) for p in target.root.parameters())
+        self._policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_short and sums_wide else None)
         ranks = world.get_group_size()
         spec.check_world(ranks)
         mesh = build_mesh(ranks)
@@ -91,7 +96,9 @@ class ShardedNetwork:
 
         frees = self._spec.optimizer_level == "level3"
         for module in [*_blocks(root, before), root]:
-            fully_shard(module, mesh=mesh, reshard_after_forward=frees, shard_placement_fn=place)
+            fully_shard(
+                module, mesh=mesh, reshard_after_forward=frees, shard_placement_fn=place, mp_policy=self._policy
+            )
         for module, name, old in owners:
             new = module._parameters[name]
             if old is None or new is None or new is old:

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
+from msrun.runtime.parallel.plan import user_name
 
 _ATTRIBUTE = "layerwise_parallel"
 _P = TypeVar("_P", bound=nn.Parameter)
@@ -49,7 +50,7 @@ def check_no_layerwise(root: nn.Module, mode: str) -> None:
     name = next((name for name, parameter in root.named_parameters() if is_layerwise(parameter)), None)
     if name is not None:
         raise StrategyError(
-            f"parameter {name} is marked layerwise_parallel, which parallel_mode={mode!r} does not know: "
+            f"parameter {user_name(name)} is marked layerwise_parallel, which parallel_mode={mode!r} does not know: "
             'use parallel_mode="hybrid_parallel", or take the mark off'
         )
 

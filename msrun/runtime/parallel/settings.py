@@ -58,6 +58,12 @@ class ParallelSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
         check_compat(self.compat)
+        scale = self.precision.loss_scale if self.precision else None
+        if scale is not None and self.hsdp is not None and self.parallel_mode in REPLICA_MODES:
+            raise StrategyError(
+                f"mixed_precision(loss_scale={scale!r}) with hsdp in {self.parallel_mode}: FSDP2 hands out gradients "
+                'that no scale can be taken off; use bfloat16, which needs none, or parallel_mode="semi_auto"'
+            )
         config = self.dataset_strategy
         if isinstance(config, str) and config not in DATASET_WORDS:
             raise StrategyError(
@@ -96,11 +102,10 @@ class ParallelSettings:
     @property
     def notes(self) -> list[str]:
         """What the plan of a captured network must say about these settings."""
+        notes = list(self.precision.notes) if self.precision else []
         if self.gradients_mean:
-            return [
-                "gradients_mean changes nothing: gradients in semi_auto are those of the mean over the global batch"
-            ]
-        return []
+            notes.append("gradients_mean changes nothing: gradients in semi_auto are those of the global mean loss")
+        return notes
 
     @property
     def averages_gradients(self) -> bool:

@@ -1,0 +1,120 @@
+"""What the cases of tests/workers/runtime/modes.py share: one network, its batches, one process as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from msrun.runtime import get_group_size, get_rank, optim, value_and_grad
+from msrun.runtime.parallel.storage import find_placement
+
+BATCH = 16
+STEPS = 20
+Loop = tuple[list[float], nn.Module]
+
+
+class Network(nn.Module):
+    """The first weight is above the threshold of 1 KB in both types, the rest is below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Linear(24, 32)
+        self.layer2 = nn.Linear(32, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer2(F.relu(self.layer1(x)))
+
+
+def make_network(dtype: torch.dtype = torch.float64) -> Network:
+    torch.manual_seed(5)
+    return Network().to(dtype)
+
+
+def batches(
+    dtype: torch.dtype = torch.float64, steps: int = STEPS, rows: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(steps):
+        images = torch.randn(rows, 24, generator=generator, dtype=torch.float64).to(dtype)
+        yield images, torch.randint(0, 6, (rows,), generator=generator)
+
+
+def mine(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a batch."""
+    return tensor.chunk(get_group_size())[get_rank()]
+
+
+def train(
+    step: Callable[..., Tensor],
+    optimizer: torch.optim.Optimizer,
+    parts: Callable[[Tensor], Tensor],
+    dtype: torch.dtype = torch.float64,
+    steps: int = STEPS,
+    before_step: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """Train in an ordinary torch loop."""
+    losses = []
+    for images, labels in batches(dtype, steps):
+        loss = step(parts(images), parts(labels))
+        loss.backward()
+        before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def adam(network: nn.Module) -> optim.Adam:
+    return optim.Adam(network.parameters(), lr=3e-3)
+
+
+def serial(factor: float = 1.0, dtype: torch.dtype = torch.float64) -> Loop:
+    """One process, with `factor` times the gradient."""
+    network = make_network(dtype)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05 * factor, momentum=0.9)
+    losses = train(lambda x, y: F.cross_entropy(network(x), y), optimizer, lambda tensor: tensor, dtype)
+    return losses, network
+
+
+def momentum(network: nn.Module) -> torch.optim.Optimizer:
+    return optim.Momentum(network.parameters(), 0.05, 0.9)
+
+
+def step_function(network: nn.Module, optimizer: optim.Momentum) -> Callable[..., Tensor]:
+    """Return a step with value_and_grad that also looks like a loss to `train`, whose own step then does nothing."""
+    gradients_of = value_and_grad(lambda x, y: F.cross_entropy(network(x), y), None, list(network.parameters()))
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        loss, gradients = gradients_of(images, labels)
+        optimizer(gradients)
+        return loss
+
+    return step
+
+
+def whole_slices(parameter: Tensor) -> tuple[slice, ...]:
+    """Return where this rank's part of a parameter stands in the whole."""
+    placed = find_placement(parameter)
+    if placed is None:
+        return ()
+    shape, layout, mesh = placed
+    return tuple(layout.slices(mesh, shape, get_rank()))
+
+
+def difference(mine_: Tensor, right: Tensor) -> float:
+    """Return the largest difference relative to the largest value, of this rank's part or of a whole DTensor."""
+    right = right.detach()
+    found = mine_.detach().full_tensor() if isinstance(mine_, DTensor) else mine_.detach()
+    part = right[whole_slices(mine_)]
+    assert found.shape == part.shape, (found.shape, part.shape)
+    return float((found - part).abs().max() / right.abs().max())
+
+
+def weight_difference(network: nn.Module, right: nn.Module) -> float:
+    """Return the largest difference of all weights."""
+    pairs = zip(network.parameters(), right.parameters(), strict=True)
+    return max(difference(one, other) for one, other in pairs)

@@ -1,0 +1,233 @@
+"""Mixed precision in every mode, beside one process under torch's own autocast and GradScaler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from mode_networks import batches, make_network, mine, momentum, step_function
+from torch import Tensor, nn
+
+from msrun.runtime import AutoParallel, Model, WithLoss, get_group_size, get_rank, shard, value_and_grad
+from msrun.runtime.graph.collectives import traffic
+
+Result = dict[str, Any]
+STEPS = 8
+BAD_STEP = 3
+SCALE = 1024.0
+Batches = Sequence[tuple[Tensor, Tensor]]
+Build = Callable[[Any], AutoParallel]
+
+
+def serial(dtype: torch.dtype | None, given: Batches, scale: float = 1.0) -> tuple[list[float], nn.Module]:
+    """One process with float32 weights; dtype None: float32 throughout."""
+    network = make_network(torch.float32)
+    optimizer = momentum(network)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+    losses = []
+    for images, labels in given:
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = F.cross_entropy(network(images), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, network
+
+
+def trained(
+    build: Build,
+    dtype: torch.dtype,
+    *,
+    form: str = "module",
+    scale: float = 1.0,
+    strategies: dict[str, Any] | None = None,
+    is_full: bool = False,
+) -> Result:
+    given = list(batches(torch.float32, STEPS))
+    right, _ = serial(dtype, given, scale)
+    wide, _ = serial(None, given)
+    network = make_network(torch.float32)
+    for name, strategy in (strategies or {}).items():
+        shard(getattr(network, name), strategy)
+    optimizer = momentum(network)
+    step = build(WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer))  # type: ignore[arg-type]
+    losses = []
+    types: list[str] = []
+    for images, labels in given:
+        traffic.reset()
+        loss = step(*((images, labels) if is_full else (mine(images), mine(labels))))
+        if form == "module":
+            loss.backward()
+            types = [str(parameter.grad.dtype) for parameter in network.parameters()]  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return {
+        "losses": losses,
+        "right": right,
+        "float32": wide,
+        "types": types,
+        "weights": [str(parameter.dtype) for parameter in network.parameters()],
+        "scale": step.loss_scale,
+        "moved": dict(traffic.bytes),
+        "program": step.plan.program,
+        "notes": list(step.plan.notes),
+    }
+
+
+def overflow(build: Build, *, form: str = "module", is_shared: bool = True) -> Result:
+    """One rank's gradients overflow in one step: nobody's weights change in it, and the next steps go on as if it had
+    not been."""
+    network = make_network(torch.float32)
+    optimizer = momentum(network)
+    step = build(WithLoss(network, F.cross_entropy) if form == "module" else step_function(network, optimizer))  # type: ignore[arg-type]
+    given = list(batches(torch.float32, STEPS))
+    scales, changed, losses = [], [], []
+    for index, (images, labels) in enumerate(given):
+        part = mine(images)
+        if index == BAD_STEP and get_rank() == 1:
+            part = part * 1e5  # 65504 is the largest number of float16
+        before = [_local(parameter).clone() for parameter in network.parameters()]
+        loss = step(part, mine(labels))
+        if form == "module":
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        losses.append(float(loss.detach()))
+        changed.append(any(not torch.equal(_local(p), b) for p, b in zip(network.parameters(), before, strict=True)))
+        scales.append(step.loss_scale)
+    good = [batch for index, batch in enumerate(given) if index != BAD_STEP]
+    right, _ = serial(torch.float16, good, SCALE)
+    right.insert(BAD_STEP, math.nan)
+    moments = [state["momentum_buffer"] for state in optimizer.state.values()]
+    return {
+        "changed": changed,
+        "scales": scales,
+        "losses_after": losses[BAD_STEP + 1 :],
+        "right_after": right[BAD_STEP + 1 :],
+        "is_finite": all(bool(_local(moment).isfinite().all()) for moment in moments),
+        "is_shared": is_shared,
+    }
+
+
+def _local(tensor: Any) -> Tensor:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+class Weighted(nn.Module):
+    """Its gradient is the sum of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum()
+
+
+def sum_of_short_gradients(mode: str, form: str, *, is_wide: bool) -> Result:
+    """256 and three halves: 257.5 in float32, 256 in bfloat16, which has 8 bits."""
+    network = Weighted()
+    x = torch.full((1, 4), 256.0 if get_rank() == 0 else 0.5, dtype=torch.bfloat16)
+    function = value_and_grad(lambda x: network(x), None, list(network.parameters()))
+    step = AutoParallel(network if form == "module" else lambda x: function(x), mode.replace("fsdp", "data_parallel"))
+    if mode == "fsdp":
+        step.hsdp(threshold=0)
+    step = step.enable_fp32_communication() if is_wide else step.disable_gradient_fp32_sync()
+    if form == "module":
+        step(x).backward()
+        assert network.weight.grad is not None
+        if mode == "fsdp":
+            return {"gradient": network.weight.grad.full_tensor().tolist(), "dtype": str(network.weight.grad.dtype)}  # type: ignore[operator]
+        return {"gradient": network.weight.grad.tolist(), "dtype": str(network.weight.grad.dtype)}
+    _, (gradient,) = step(x)
+    return {"gradient": gradient.tolist(), "dtype": str(gradient.dtype)}
+
+
+def model_with_a_dynamic_scale() -> Result:
+    given = list(batches(torch.float32, STEPS))
+    network = make_network(torch.float32)
+    parallel = AutoParallel(WithLoss(network, F.cross_entropy)).mixed_precision("float16", "dynamic").hsdp(threshold=1)
+    Model(parallel, optimizer=momentum(network)).train(1, [(mine(x), mine(y)) for x, y in given])
+    right, _ = serial(torch.float16, given, 2.0**16)
+    with torch.no_grad():
+        loss = float(parallel(mine(given[0][0]), mine(given[0][1])))
+    return {"loss": loss, "scale": parallel.loss_scale, "before": right[0]}
+
+
+def own_autocast_region() -> Result:
+    """A network that says `torch.autocast` itself is captured with its casts and cut like any other."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_network(torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = self.inner.layer1(x)
+                with torch.autocast("cpu", enabled=False):
+                    hidden = F.relu(hidden.float())
+                return self.inner.layer2(hidden).float()
+
+    ranks = get_group_size()
+    network, right = Own(), Own()
+    shard(network.inner.layer1, ((1, 1), (ranks, 1), (ranks,)))
+    step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy("full_batch")
+    images, labels = next(batches(torch.float32))
+    loss = step(images, labels)
+    expected = F.cross_entropy(right(images), labels)
+    return {"losses": [float(loss.detach())], "right": [float(expected.detach())], "notes": list(step.plan.notes)}
+
+
+def cases(ranks: int) -> dict[str, Callable[[], Result]]:
+    columns = {"layer1": ((1, 1), (ranks, 1), (ranks,))}
+    both = {**columns, "layer2": ((1, ranks), (1, ranks))}
+
+    def mixed(name: str, dtype: str, scale: Any = None, **hsdp: Any) -> Build:
+        def build(network: Any) -> AutoParallel:
+            step = AutoParallel(network, name).mixed_precision(dtype, scale)
+            return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
+
+        return build
+
+    def full(network: Any) -> AutoParallel:
+        return mixed("semi_auto", "bfloat16")(network).dataset_strategy("full_batch")
+
+    short, half = torch.bfloat16, torch.float16
+    found: dict[str, Callable[[], Result]] = {
+        "mixed/columns": lambda: trained(full, short, strategies=columns, is_full=True),
+        "mixed/columns-rows": lambda: trained(full, short, strategies=both, is_full=True),
+        "mixed/float16-unscaled": lambda: trained(mixed("semi_auto", "float16"), half),
+        "region": own_autocast_region,
+        "model": model_with_a_dynamic_scale,
+        "overflow/stand-alone": lambda: overflow(mixed("stand_alone", "float16", "dynamic"), is_shared=False),
+    }
+    for name, mode, hsdp in (
+        ("semi-auto", "semi_auto", {}),
+        ("hsdp", "semi_auto", {"optimizer_level": "level1"}),
+        ("hsdp-level3", "semi_auto", {"optimizer_level": "level3"}),
+        ("data-parallel", "data_parallel", {}),
+        ("fsdp", "data_parallel", {"threshold": 1}),
+    ):
+        for form in ("module", "step"):
+            b = mixed(mode, "bfloat16", **hsdp)
+            found[f"mixed/{name}-{form}"] = lambda b=b, form=form: trained(b, short, form=form)
+            if name in ("semi-auto", "hsdp-level3", "data-parallel"):
+                h = mixed(mode, "float16", SCALE, **hsdp)
+                d = mixed(mode, "float16", "dynamic", **hsdp)
+                found[f"scaled/{name}-{form}"] = lambda h=h, form=form: trained(h, half, form=form, scale=SCALE)
+                found[f"overflow/{name}-{form}"] = lambda d=d, form=form: overflow(d, form=form)
+    for mode in ("semi_auto", "data_parallel"):
+        for form in ("module", "step"):
+            for is_wide in (True, False):
+                found[f"sum/{mode}-{form}-{is_wide}"] = lambda m=mode, f=form, w=is_wide: sum_of_short_gradients(
+                    m, f, is_wide=w
+                )
+    found["sum/fsdp-module-True"] = lambda: sum_of_short_gradients("fsdp", "module", is_wide=True)
+    return found

@@ -1,0 +1,276 @@
+"""Training in every mode without capture, beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from mode_networks import (
+    batches,
+    make_network,
+    mine,
+    momentum,
+    serial,
+    step_function,
+    train,
+    weight_difference,
+)
+from torch import nn
+
+from msrun.runtime import (
+    AutoParallel,
+    Model,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    no_init_parameters,
+    reset_auto_parallel_context,
+    set_auto_parallel_context,
+    value_and_grad,
+)
+from msrun.runtime.graph.collectives import traffic
+
+Result = dict[str, Any]
+
+
+def trained(
+    build: Callable[[Any], AutoParallel],
+    *,
+    form: str = "module",
+    factor: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    seeds_differ: bool = False,
+    deferred: bool = False,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
+) -> Result:
+    """Train one way and in one process; return both."""
+    right, right_network = serial(factor, dtype)
+    if deferred:
+        with no_init_parameters():
+            network = make_network(dtype)
+    else:
+        network = make_network(dtype)
+    if seeds_differ and get_rank():
+        for parameter in network.parameters():
+            parameter.data.normal_()
+    optimizer = make_optimizer(network)
+    if form == "module":
+        step = build(WithLoss(network, F.cross_entropy))
+        losses = train(step, optimizer, mine, dtype)
+    else:
+        step = build(step_function(network, optimizer))  # type: ignore[arg-type]
+        losses = [float(step(mine(images), mine(labels))) for images, labels in batches(dtype)]
+    return {
+        "losses": losses,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "plan": step.plan.to_json(),
+        "explain": step.plan.explain(),
+    }
+
+
+def mode(name: str, compat: str = "torch", **hsdp: Any) -> Callable[[Any], AutoParallel]:
+    def build(network: Any) -> AutoParallel:
+        step = AutoParallel(network, name, compat=compat)  # type: ignore[arg-type]
+        return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
+
+    return build
+
+
+def gradients_mean(network: Any) -> AutoParallel:
+    return AutoParallel(network, "data_parallel", compat="mindspore").enable_gradients_mean()
+
+
+def stand_alone() -> Result:
+    """Every rank trains on its own part as if there were no other."""
+    network, right = make_network(), make_network()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "stand_alone")
+    traffic.reset()
+    losses = train(step, momentum(network), mine)
+    expected = train(lambda x, y: F.cross_entropy(right(x), y), momentum(right), mine)
+    calls = sum(traffic.calls.values())
+    return {"losses": losses, "right": expected, "difference": weight_difference(network, right), "calls": calls}
+
+
+def no_broadcast() -> Result:
+    """Networks that differ stay different when nobody broadcasts, and the plan says so."""
+    network = make_network()
+    with torch.no_grad():
+        network.layer2.bias += get_rank()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel").parameter_broadcast(is_on=False)
+    images, labels = next(batches())
+    step(mine(images), mine(labels)).backward()
+    return {"notes": list(step.plan.notes), "bias": network.layer2.bias.tolist()}
+
+
+def accumulated(**hsdp: Any) -> Result:
+    """Two backward passes with one reduction give the gradient of both batches together."""
+    network, right = make_network(), make_network()
+    step = mode("data_parallel", **hsdp)(WithLoss(network, F.cross_entropy))
+    whole = list(batches(steps=3))
+    first, *rest = whole
+    step(mine(first[0]), mine(first[1])).backward()  # places the parameters
+    network.zero_grad()
+    with step.no_sync():
+        step(mine(rest[0][0]), mine(rest[0][1])).backward()
+        waits = all(parameter.grad is None for parameter in network.parameters())
+    step(mine(rest[1][0]), mine(rest[1][1])).backward()
+    for images, labels in rest:
+        F.cross_entropy(right(images), labels).backward()
+    pairs = zip(network.parameters(), right.parameters(), strict=True)
+    found = [(_whole(one.grad) - other.grad).abs().max() for one, other in pairs]
+    return {"difference": float(max(found)), "waits": waits}
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def two_functions_of_one_step() -> Result:
+    """A step that trains two networks in turn, each by its own function; one weight is never used."""
+    first, second = make_network(), make_network()
+    unused = nn.Linear(2, 2).double()
+    first.add_module("unused", unused)
+    of_first = value_and_grad(lambda x, y: F.cross_entropy(first(x), y), None, list(first.parameters()))
+    of_second = value_and_grad(
+        lambda x, y: F.cross_entropy(second(x) + first(x).detach(), y), None, list(second.parameters())
+    )
+
+    def both(x: Any, y: Any) -> Any:
+        return of_first(x, y), of_second(x, y)
+
+    step = AutoParallel(both, "data_parallel")
+    images, labels = next(batches())
+    (loss, gradients), (_, others) = step(mine(images), mine(labels))
+    rights = make_network(), make_network()
+    F.cross_entropy(rights[0](images), labels).backward()
+    F.cross_entropy(rights[1](images) + rights[0](images).detach(), labels).backward()
+    pairs = [
+        *zip(gradients, [p.grad for p in rights[0].parameters()], strict=False),
+        *zip(others, [p.grad for p in rights[1].parameters()], strict=True),
+    ]
+    return {
+        "difference": max(float((one - other).abs().max()) for one, other in pairs),
+        "of_unused": float(sum(gradient.abs().sum() for gradient in gradients[-2:])),
+        "is_finite": bool(loss.isfinite()),
+    }
+
+
+def input_gradients() -> Result:
+    """The gradient of a rank's inputs is its part of the global loss's."""
+    network, right = make_network(), make_network()
+    images, labels = next(batches())
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
+    part = mine(images).requires_grad_()
+    step(part, mine(labels)).backward()
+    whole = images.clone().requires_grad_()
+    F.cross_entropy(right(whole), labels).backward()
+    assert whole.grad is not None
+    assert part.grad is not None
+    return {"difference": float((part.grad - mine(whole.grad)).abs().max())}
+
+
+def value_and_grad_of_a_parallel_module() -> Result:
+    """torch's DDP reduces in backward() only; value_and_grad of a module under it must not pass it by."""
+    network, right = make_network(), make_network()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
+    images, labels = next(batches())
+    kept = torch.full_like(network.layer2.bias, 7.0)
+    network.layer2.bias.grad = kept
+    _, gradients = value_and_grad(step, None, list(network.parameters()))(mine(images), mine(labels))
+    F.cross_entropy(right(images), labels).backward()
+    pairs = zip(gradients, [parameter.grad for parameter in right.parameters()], strict=True)
+    return {
+        "difference": max(float((one - other).abs().max()) for one, other in pairs),
+        "is_kept": network.layer2.bias.grad is kept,
+    }
+
+
+def model_obeys_the_context() -> Result:
+    """Model without AutoParallel, in the words of the documents."""
+    right, right_network = serial()
+    network = make_network()
+    set_auto_parallel_context(
+        device_num=get_group_size(), parallel_mode="data_parallel", gradients_mean=True, parameter_broadcast=True
+    )
+    try:
+        model = Model(network, F.cross_entropy, momentum(network))
+    finally:
+        reset_auto_parallel_context()
+    model.train(1, [(mine(images), mine(labels)) for images, labels in batches()])
+    return {
+        "losses": right,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "mode": model.network.plan.mode,
+    }
+
+
+def context_cuts_the_optimizer() -> Result:
+    """The context's optimizer parallel and full batch, in semi_auto by its old name."""
+    right, right_network = serial()
+    network = make_network()
+    set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel",
+        gradients_mean=True,
+        full_batch=True,
+        enable_parallel_optimizer=True,
+        parallel_optimizer_config={"parallel_optimizer_threshold": 1, "gradient_accumulation_shard": True},
+    )
+    try:
+        step = AutoParallel(WithLoss(network, F.cross_entropy))
+    finally:
+        reset_auto_parallel_context()
+    losses = train(step, momentum(network), lambda tensor: tensor)
+    return {
+        "losses": losses,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "plan": step.plan.to_json(),
+    }
+
+
+LEVELS = ("level1", "level2", "level3")
+
+
+def cases(ranks: int) -> dict[str, Callable[[], Result]]:
+    data_parallel, mindspore = mode("data_parallel"), mode("data_parallel", "mindspore")
+    found: dict[str, Callable[[], Result]] = {
+        "train/data-parallel": lambda: trained(data_parallel, seeds_differ=True),
+        "train/data-parallel-deferred": lambda: trained(data_parallel, deferred=True),
+        "train/data-parallel-step": lambda: trained(data_parallel, form="step", seeds_differ=True),
+        "train/data-parallel-float32": lambda: trained(data_parallel, dtype=torch.float32),
+        "train/sum": lambda: trained(mindspore, factor=ranks),
+        "train/sum-step": lambda: trained(mindspore, factor=ranks, form="step"),
+        "train/mindspore-mean": lambda: trained(gradients_mean),
+        "train/mindspore-mean-step": lambda: trained(gradients_mean, form="step"),
+        "train/hybrid-without-marks": lambda: trained(mode("hybrid_parallel")),
+        "train/fsdp-shard-size-2": lambda: trained(mode("data_parallel", shard_size=2, threshold=0)),
+        "train/fsdp-sum": lambda: trained(mode("data_parallel", "mindspore", shard_size=2), factor=ranks),
+        "train/fsdp-sum-step": lambda: trained(
+            mode("data_parallel", "mindspore", threshold=1), factor=ranks, form="step"
+        ),
+        "train/fsdp-float32": lambda: trained(mode("data_parallel", optimizer_level="level3"), dtype=torch.float32),
+        "train/fsdp-deferred": lambda: trained(mode("data_parallel", threshold=1), deferred=True),
+        "train/fsdp-torch-optimizer": lambda: trained(
+            mode("data_parallel", threshold=1),
+            make_optimizer=lambda network: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9),
+        ),
+        "stand-alone": stand_alone,
+        "no-broadcast": no_broadcast,
+        "accumulate/ddp": accumulated,
+        "two-functions": two_functions_of_one_step,
+        "input-gradients": input_gradients,
+        "value-and-grad-of-module": value_and_grad_of_a_parallel_module,
+        "context/model": model_obeys_the_context,
+        "context/hsdp": context_cuts_the_optimizer,
+    }
+    for level in LEVELS:
+        found[f"train/fsdp-{level}"] = lambda level=level: trained(mode("data_parallel", optimizer_level=level))
+        found[f"train/fsdp-{level}-step"] = lambda level=level: trained(
+            mode("data_parallel", optimizer_level=level), form="step"
+        )
+        found[f"accumulate/{level}"] = lambda level=level: accumulated(optimizer_level=level)
+    return found

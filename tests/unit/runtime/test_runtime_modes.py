@@ -1,0 +1,408 @@
+"""Modes, their words, and mixed precision and clipping in one process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, fx, nn
+
+import msrun.runtime.parallel.fsdp
+from msrun.errors import CaptureError, ParallelError, StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    WithLoss,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    clip_by_global_norm,
+    clip_grad_norm_,
+    layerwise_parallel,
+    optim,
+    reduce_scatter,
+    value_and_grad,
+)
+from msrun.runtime.graph.autocast import apply_autocast
+from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.nn.replaced import current, replace_parameter
+from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
+from msrun.runtime.parallel.scaling import replica_scales
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "mode"),
+    [
+        ("semi_auto_parallel", "semi_auto"),
+        ("data_parallel", "data_parallel"),
+        ("hybrid_parallel", "hybrid_parallel"),
+        ("stand_alone", "stand_alone"),
+    ],
+)
+def test_old_names_of_modes_keep_their_meaning(word: str, mode: str) -> None:
+    assert AutoParallel(nn.Linear(2, 2), word).settings.parallel_mode == mode
+
+
+@pytest.mark.parametrize("word", ["auto", "auto_parallel", "recursive_programming", "sharding_propagation"])
+def test_modes_that_search_are_refused_with_the_way_to_go(word: str) -> None:
+    with pytest.raises(
+        StrategyError, match=f'{word!r}: strategies are not searched for; use parallel_mode="semi_auto"'
+    ):
+        AutoParallel(nn.Linear(2, 2), word)
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel", "stand_alone"])
+def test_setters_that_a_mode_cannot_obey_are_refused(mode: str) -> None:
+    with pytest.raises(StrategyError, match=r"dataset_strategy\(\)"):
+        AutoParallel(nn.Linear(2, 2), mode).dataset_strategy("full_batch")
+
+
+def test_hsdp_needs_ranks_that_are_alike() -> None:
+    AutoParallel(nn.Linear(2, 2), "data_parallel").hsdp()
+    with pytest.raises(StrategyError, match="needs a captured graph"):
+        AutoParallel(nn.Linear(2, 2), "hybrid_parallel").hsdp()
+    with pytest.raises(StrategyError, match="its ranks exchange nothing"):
+        AutoParallel(nn.Linear(2, 2), "stand_alone").hsdp()
+
+
+def test_no_sync_is_for_modes_without_capture() -> None:
+    with pytest.raises(StrategyError, match="it is for data_parallel and"), AutoParallel(nn.Linear(2, 2)).no_sync():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("compat", "averages", "start", "own"),
+    [
+        ("torch", True, 1.0, 0.25),
+        ("torch", False, 4.0, 0.25),
+        ("mindspore", True, 1.0, 1.0),
+        ("mindspore", False, 4.0, 0.25),
+    ],
+)
+def test_gradients_that_ddp_averages_begin_with_the_right_factor(
+    compat: Any, averages: bool, start: float, own: float
+) -> None:
+    scales = replica_scales(compat, averages, 4)
+    assert (scales.start, scales.own) == (start, own)
+
+
+# -- hybrid -------------------------------------------------------------------------------------------------------
+
+
+def test_operators_return_their_input_in_a_world_of_one() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    for call in (all_reduce, all_gather, reduce_scatter, broadcast, all_to_all):
+        assert call(x) is x
+
+
+def test_operators_refuse_what_has_no_result_or_no_gradient() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(StrategyError, match=r"op='prod'.*must be sum, max or min"):
+        all_reduce(x, "prod")
+    with pytest.raises(StrategyError, match=r"reduce_scatter\(op='max'\): must be sum"):
+        reduce_scatter(x, "max")
+    with pytest.raises(StrategyError, match="root_rank=3"):
+        broadcast(x, 3)
+    with pytest.raises(StrategyError, match="dimension 2 of a tensor of shape"):
+        all_gather(x, 2)
+
+
+def test_operator_in_a_captured_network_names_the_mode_for_it() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return all_reduce(x)
+
+    with pytest.raises(CaptureError, match='parallel_mode="hybrid_parallel"'):
+        capture(find_target(Cut()), [torch.ones(2)], {}, input_shapes=[(2,)], parameter_shapes={})
+
+
+def test_only_parameters_can_be_marked() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert layerwise_parallel(parameter) is parameter
+    with pytest.raises(StrategyError, match=r"mark a torch\.nn\.Parameter"):
+        layerwise_parallel(torch.ones(2))  # type: ignore[type-var]
+
+
+# -- clipping -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("max_norm", [0.1, 1e9])
+def test_clipping_in_one_process_is_torchs(norm_type: float, max_norm: float) -> None:
+    torch.manual_seed(0)
+    mine, right = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
+    gradients = [torch.randn_like(parameter) for parameter in mine.parameters()]
+    for network in (mine, right):
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+    norm = clip_grad_norm_(mine.parameters(), max_norm, norm_type)
+    expected = nn.utils.clip_grad_norm_(right.parameters(), max_norm, norm_type)
+    torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
+    clipped = clip_by_global_norm(gradients, max_norm, norm_type)
+    for one, two, other in zip(mine.parameters(), clipped, right.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=0)
+        torch.testing.assert_close(two, other.grad, rtol=1e-12, atol=0)
+
+
+def test_tied_parameters_and_those_without_gradient_count_once_and_not_at_all() -> None:
+    tied, without = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    tied.grad = torch.full((4,), 3.0)
+    assert float(clip_grad_norm_([tied, tied, without], 3.0)) == 6.0
+    torch.testing.assert_close(tied.grad, torch.full((4,), 1.5), rtol=1e-6, atol=0)
+
+
+def test_short_gradients_are_measured_in_float32() -> None:
+    parameter = nn.Parameter(torch.zeros(2048, dtype=torch.bfloat16))
+    parameter.grad = torch.full((2048,), 1.0, dtype=torch.bfloat16)
+    assert float(clip_grad_norm_(parameter, 1e9)) == pytest.approx(math.sqrt(2048), rel=1e-6)
+
+
+@pytest.mark.parametrize("norm_type", [0.0, 0.5, -1.0, math.nan, "two", True])
+def test_norms_that_are_none_are_refused(norm_type: Any) -> None:
+    with pytest.raises(StrategyError, match="must be 1 or more, or infinity"):
+        clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0, norm_type)
+
+
+def test_norm_that_is_not_finite_is_an_error_when_asked_for() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.full((1,), math.inf)
+    with pytest.raises(ParallelError, match="the norm is inf"):
+        clip_grad_norm_(parameter, 1.0, error_if_nonfinite=True)
+
+
+# -- mixed precision ----------------------------------------------------------------------------------------------
+
+
+class Mixture(nn.Module):
+    """Operators of every kind: computed in 16 bits, in float32, in the widest of their inputs, and as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 16)
+        self.layer1 = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, target: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        h = self.norm(F.gelu(self.layer1(x)))
+        h = torch.cat([h, self.layer1(h)], 1)
+        h = h.softmax(-1) @ h.transpose(1, 2) @ h
+        logits = self.head(h.mean(1))
+        return F.cross_entropy(logits, target) + F.mse_loss(logits.double().float(), logits * 0.5)
+
+
+def captured_with_casts(network: nn.Module, inputs: list[Tensor], dtype: torch.dtype | None) -> CapturedGraph:
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        found = capture(
+            find_target(network), inputs, {}, input_shapes=[tuple(x.shape) for x in inputs], parameter_shapes={}
+        )
+    apply_autocast(found.graph, found.parameters, "cpu", dtype)
+    return found
+
+
+def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor]) -> Any:
+    values = dict(network.named_parameters())
+    given = iter(inputs)
+    placeholders = [node for node in found.graph.nodes if node.op == "placeholder"]
+    arguments = [
+        values[found.parameters[n.name]].to(n.meta["val"].dtype) if n.name in found.parameters else next(given)
+        for n in placeholders
+    ]
+    return fx.Interpreter(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    network = Mixture()
+    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
+    found = captured_with_casts(network, inputs, dtype)
+    result = run_graph(found, network, inputs)
+    with torch.autocast("cpu", dtype):
+        right = network(*inputs)
+    assert result.dtype == right.dtype
+    assert torch.equal(result, right)
+    assert not torch.equal(result, network(*inputs))
+
+
+def test_types_in_the_graph_are_those_of_a_run() -> None:
+    network = Mixture()
+    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
+    found = captured_with_casts(network, inputs, torch.bfloat16)
+    seen: dict[str, torch.dtype] = {}
+
+    class Watch(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            if isinstance(value, Tensor):
+                seen[n.name] = value.dtype
+            return value
+
+    types = {n.name: n.meta["val"].dtype for n in found.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
+    values = dict(network.named_parameters())
+    given = iter(inputs)
+    arguments = [
+        values[found.parameters[n.name]].to(types[n.name]) if n.name in found.parameters else next(given)
+        for n in found.graph.nodes
+        if n.op == "placeholder"
+    ]
+    Watch(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)
+    assert seen == types
+
+
+def test_weight_read_in_one_type_arrives_in_it_and_a_shared_one_is_cast_where_it_is_read() -> None:
+    network = Mixture()
+    inputs = [torch.randint(0, 10, (4, 5)), torch.randint(0, 10, (4,))]
+    found = captured_with_casts(network, inputs, torch.bfloat16)
+    nodes = {n.name: n for n in found.graph.nodes}
+    types = {found.parameters[name]: nodes[name].meta["val"].dtype for name in found.parameters}
+    assert types["layer1.weight"] == torch.bfloat16
+    assert types["embedding.weight"] == torch.float32, "the embedding reads it as it is, the head in 16 bits"
+    assert types["norm.weight"] == torch.float32
+
+
+def test_float64_is_left_alone_as_autocast_does() -> None:
+    network = nn.Linear(3, 2).double()
+    inputs = [torch.randn(4, 3, dtype=torch.float64)]
+    found = captured_with_casts(network, inputs, torch.bfloat16)
+    assert torch.equal(run_graph(found, network, inputs), network(*inputs))
+
+
+def test_region_of_the_networks_own_becomes_operators_with_their_modules() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.layer(x)
+
+    network, inputs = Own(), [torch.randn(4, 3)]
+    found = captured_with_casts(network, inputs, None)
+    assert torch.equal(run_graph(found, network, inputs), network(*inputs))
+    (linear,) = [n for n in found.graph.nodes if n.target is torch.ops.aten.linear.default]
+    assert any(path.endswith("layer") for path, _ in linear.meta["nn_module_stack"].values())
+
+
+@pytest.mark.parametrize("form", ["module", "step"])
+@pytest.mark.parametrize("mode", ["semi_auto", "data_parallel", "stand_alone"])
+def test_mixed_precision_alone_is_torchs_autocast_and_gradients_come_without_the_scale(mode: str, form: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Linear(6, 3)
+    x, y = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    whole = WithLoss(network, F.cross_entropy)
+    gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
+    step = AutoParallel(whole if form == "module" else lambda x, y: gradients_of(x, y), mode)
+    step.mixed_precision("float16", 1024)
+    if form == "module":
+        loss = step(x, y)
+        loss.backward()
+        gradients = [parameter.grad for parameter in network.parameters()]
+    else:
+        loss, gradients = step(x, y)
+    right = nn.Linear(6, 3)
+    right.load_state_dict(network.state_dict())
+    with torch.autocast("cpu", torch.float16):
+        expected = F.cross_entropy(right(x), y)
+    (expected * 1024).backward()
+    assert torch.equal(loss.detach(), expected.detach())
+    for gradient, parameter in zip(gradients, right.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert gradient is not None
+        torch.testing.assert_close(gradient, parameter.grad / 1024, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, optim.Adam])
+def test_overflow_makes_an_optimizer_do_nothing_at_all(make: Any) -> None:
+    network = nn.Linear(2, 1)
+    optimizer = make(network.parameters(), lr=0.1, weight_decay=0.1)
+    step = AutoParallel(network).mixed_precision("bfloat16", "dynamic")
+    step(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    state = {key: value.clone() for key, value in optimizer.state[network.weight].items()}
+    step(torch.full((1, 2), math.inf)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(network.parameters(), before, strict=True))
+    assert all(torch.equal(value, state[key]) for key, value in optimizer.state[network.weight].items())
+    assert step.loss_scale == 2.0**15
+
+
+def test_dynamic_scale_halves_at_once_and_doubles_after_2000_good_steps() -> None:
+    scale = LossScale(PrecisionSpec("float16", "dynamic"), is_shared=False)
+    good, bad = [torch.ones(1)], [torch.tensor([math.nan])]
+    assert not scale.accepts(bad)
+    assert scale.value == 2.0**15
+    for _ in range(1999):
+        scale.accepts(good)
+    assert scale.value == 2.0**15
+    scale.accepts(good)
+    assert scale.value == 2.0**16
+    assert scale.skipped_steps == 1
+
+
+def test_fixed_scale_stays_but_skips_as_well() -> None:
+    scale = LossScale(PrecisionSpec("float16", 128.0), is_shared=False)
+    assert not scale.accepts([torch.tensor([math.inf])])
+    assert scale.accepts([])
+    assert scale.value == 128.0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("float32",), r"must be bfloat16 or float16"),
+        (("bfloat",), r"did you mean bfloat16\?"),
+        (("float16", 0), "a number above 0"),
+        (("float16", math.inf), "a number above 0"),
+        (("float16", "auto"), '"dynamic"'),
+        (("float16", True), "a number above 0"),
+    ],
+)
+def test_wrong_words_of_mixed_precision_are_refused(words: Any, text: str) -> None:
+    with pytest.raises(StrategyError, match=text):
+        AutoParallel(nn.Linear(2, 2)).mixed_precision(*words)
+
+
+def test_two_scales_for_one_parameter_and_a_scale_with_fsdp_are_refused() -> None:
+    network = nn.Linear(2, 1)
+    AutoParallel(network).mixed_precision("float16", 2)(torch.ones(1, 2))
+    with pytest.raises(StrategyError, match="is trained by two AutoParallel with a loss scale"):
+        AutoParallel(network).mixed_precision("float16", 4)(torch.ones(1, 2))
+    with pytest.raises(StrategyError, match="use bfloat16, which needs none"):
+        AutoParallel(network, "data_parallel").hsdp().mixed_precision("float16", 4)
+
+
+# -- replaced parameters and private names ------------------------------------------------------------------------
+
+
+def test_optimizer_made_before_takes_the_new_parameter_and_keeps_its_state() -> None:
+    old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
+    old.grad = torch.ones(3)
+    optimizer.step()
+    moment = optimizer.state[old]["momentum_buffer"]
+    replace_parameter(old, new)
+    assert current(old) is new
+    assert old.numel() == 0, "nobody may read what is trained no more"
+    new.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"] == [new]
+    assert optimizer.state[new]["momentum_buffer"] is moment
+    torch.testing.assert_close(new.detach(), torch.full((3,), 1 - 0.1 * 1.9))
+
+
+def test_torch_still_has_the_private_names_that_leave_parameters_whole() -> None:
+    """Fails loudly when torch moves them; parallel/fsdp.py is the one place to change."""
+    assert msrun.runtime.parallel.fsdp.ShardPlacementResult is not None
+    assert msrun.runtime.parallel.fsdp.HSDPMeshInfo is not None
+    assert callable(nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)

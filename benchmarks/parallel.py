@@ -12,8 +12,9 @@
     pipeline  idle share of the ranks              beside the schedule's formula
 
 Both ways of a part live in the same processes and take turns round by round, so that a change of the machine's load
-meets both; every round gives one ratio, and the table has the median ratio with its quartiles. Two ranks of one
-thread each. Both must come to the same loss, or the part is refused.
+meets both; every round gives one ratio, and the table has the median ratio with its quartiles, also of the processor
+time of all threads, which says more on a machine with other work. Two ranks of one thread each. Both must come to the
+same loss, or the part is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -107,7 +109,7 @@ COMPARISONS = {
         is_faster=True,
     ),
 }
-COPIES_CASES = (Case("4 blocks of 512, 8 x 64 tokens", (512, 4, 8, 8, 64), 12, 2),)
+COPIES_CASES = (Case("4 blocks of 768, 8 x 32 tokens", (768, 4, 12, 8, 32), 16, 2),)
 PIPELINE_CASES = tuple(Case(f"8 blocks of 512, {m} micro batches of 32", (512, 8, 32 * m, m), 12, 2) for m in (4, 8))
 MEMORY_SMALL = (64, 2, 8)
 
@@ -144,9 +146,9 @@ class Ratio:
         return f"{self.median:.2f}x [{self.low:.2f}..{self.high:.2f}]"
 
 
-def ratio_of(above: dict[str, Any], below: dict[str, Any]) -> Ratio:
-    """Return the seconds of one way divided by those of another, round by round: median and quartiles."""
-    ratios = [a / b for a, b in zip(above["seconds"], below["seconds"], strict=True)]
+def ratio_of(above: dict[str, Any], below: dict[str, Any], what: str = "seconds") -> Ratio:
+    """Return the times of one way divided by those of another, round by round: median and quartiles."""
+    ratios = [a / b for a, b in zip(above[what], below[what], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return Ratio(median, low, high)
 
@@ -180,14 +182,16 @@ def compare(part: str, shorten: int, parent: Path) -> None:
     """Print ours beside torch's for every network of a part."""
     what = COMPARISONS[part]
     print(f"\n{part}: {what.words}, beside {what.peer}")
-    print(row("network", "msrun ms", f"{what.peer} ms", "peer / msrun" if what.is_faster else "msrun / peer"))
+    ratio_words = "peer / msrun" if what.is_faster else "msrun / peer"
+    print(row("network", "msrun ms", f"{what.peer} ms", ratio_words, "processor time"))
     for case in what.cases:
         found = ask(part, ("msrun", "torch"), shortened(case, shorten), parent)
         check_losses(part, found)
         cells = [f"{median_ms(found[way]):.1f}" for way in ("msrun", "torch")]
         above, below = ("torch", "msrun") if what.is_faster else ("msrun", "torch")
         ratio = ratio_of(found[above], found[below])
-        print(row(case.words, *cells, str(ratio)), flush=True)
+        cells += [str(ratio), str(ratio_of(found[above], found[below], "processor"))]
+        print(row(case.words, *cells), flush=True)
         if what.is_faster:
             tell_target(f"at least {what.target:g}x faster than {what.peer}", ratio.median >= what.target)
         else:
@@ -233,8 +237,7 @@ def compare_copies(shorten: int, parent: Path) -> None:
 def tell_copies(case: Case, found: dict[str, Any]) -> None:
     """Print one network's line."""
     one, two, communicate = (median_ms(found[way]) for way in ("1", "2", "communicate"))
-    busy = (statistics.mean(ranks) for ranks in zip(*found["1"]["busy"], strict=True))
-    compute = 1000 * statistics.median(s * share for s, share in zip(found["1"]["seconds"], busy, strict=True))
+    compute = 1000 * statistics.median(found["1"]["computing"])
     ratio, bound = ratio_of(found["1"], found["2"]), max(compute, communicate)
     alone = f"{compute:.0f} | {communicate:.0f}"
     print(row(case.words, f"{one:.0f}", f"{two:.0f}", alone, str(ratio)), flush=True)
@@ -255,7 +258,8 @@ def compare_pipeline(shorten: int, parent: Path) -> None:
     print(row("network", "step ms", "idle share", "formula", "difference"))
     for case in PIPELINE_CASES:
         found = ask("pipeline", ("1f1b",), shortened(case, shorten), parent)["1f1b"]
-        idle = 1 - statistics.median(statistics.mean(ranks) for ranks in zip(*found["busy"], strict=True))
+        shares = (used / took for used, took in zip(found["computing"], found["seconds"], strict=True))
+        idle = 1 - statistics.median(shares)
         micro_size = case.sizes[-1]
         formula = (RANKS - 1) / (micro_size + RANKS - 1)
         difference = idle / formula - 1
@@ -279,6 +283,9 @@ def main() -> None:
     parts = options.parts.split(",")
     if wrong := set(parts) - set(PARTS):
         parser.error(f"--parts {', '.join(sorted(wrong))}: give some of {', '.join(PARTS)}")
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # jobs, links and folders are cleared away then, too
     print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors, {RANKS} ranks of one thread")
     with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as name:
         folder, shorten = Path(name), 3 if options.quick else 1

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss, set_com
 Step = Callable[[], Tensor]
 """One training step; returns the loss, this rank's or the global one."""
 WARM_UP_STEPS = 3
+CLOCKS = (time.perf_counter, time.thread_time, time.process_time)
 
 
 # -- data parallel --------------------------------------------------------------------------------------------------
@@ -200,17 +202,16 @@ PARTS: dict[str, Callable[[list[int], str], Step]] = {
 
 
 def take_turns(steps: dict[str, Step], rounds: int, count: int) -> dict[str, list[list[float]]]:
-    """Return for every way and round the seconds per step, and the share of them that the main thread computed."""
+    """Return for every way and round, per step: seconds, the main thread's processor seconds, and the process's."""
     found: dict[str, list[list[float]]] = {name: [] for name in steps}
     names = list(steps)
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
             dist.barrier()
-            begin, begin_busy = time.perf_counter(), time.thread_time()
+            begin = [clock() for clock in CLOCKS]
             for _ in range(count):
                 steps[name]()
-            busy_s, took_s = time.thread_time() - begin_busy, time.perf_counter() - begin
-            found[name].append([took_s / count, busy_s / took_s])
+            found[name].append([(clock() - at) / count for clock, at in zip(CLOCKS, begin, strict=True)])
     return found
 
 
@@ -251,7 +252,10 @@ def measure_memory(make: Callable[[list[int], str], Step], asked: dict[str, Any]
 
 
 def measure_time(make: Callable[[list[int], str], Step], asked: dict[str, Any]) -> dict[str, Any]:
-    """Return seconds per step of the slowest rank for every round, and where every way has come to."""
+    """Return for every way its times per step in every round, and the loss that it has come to.
+
+    Seconds are those of the slowest rank; processor seconds, of the main thread and of the whole process, means.
+    """
     steps = {way: make(asked["sizes"], way) for way in asked["ways"]}
     for step in steps.values():
         for _ in range(WARM_UP_STEPS):
@@ -261,7 +265,8 @@ def measure_time(make: Callable[[list[int], str], Step], asked: dict[str, Any]) 
     return {
         way: {
             "seconds": [max(rank[way][i][0] for rank in taken) for i in range(asked["rounds"])],
-            "busy": [[rank[way][i][1] for i in range(asked["rounds"])] for rank in taken],
+            "computing": [mean(rank[way][i][1] for rank in taken) for i in range(asked["rounds"])],
+            "processor": [mean(rank[way][i][2] for rank in taken) for i in range(asked["rounds"])],
             "loss": sum(rank[way] for rank in losses) / len(losses),
         }
         for way in asked["ways"]

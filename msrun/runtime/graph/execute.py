@@ -34,8 +34,6 @@ from msrun.runtime.nn.dropout_stream import current_draw
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
-SCATTERED_AT_ONCE = 2
-"""Messages of whole gradients on their way to stored parts; each holds the gradients of all ranks until it is done."""
 
 
 class Executor:
@@ -271,24 +269,29 @@ class Executor:
                     if index:
                         self._start_crossings(copy, index - 1)
                     if copy is step.copies[-1]:
-                        leaving += self._give_back(step, index, reduces=reduces)
-                        for pending in leaving[:-SCATTERED_AT_ONCE]:
-                            pending.settle()
+                        self._give_back(step, index, leaving if reduces else None)
         return _arrived(leaving)
 
-    def _give_back(self, step: Step, index: int, *, reduces: bool) -> list[PendingGradients]:
-        """Send off the gradients that no earlier segment adds to, and give gathered parts back."""
-        leaving = []
+    def _give_back(self, step: Step, index: int, leaving: list[PendingGradients] | None) -> None:
+        """Send off the gradients that no earlier segment adds to, and give gathered parts back.
+
+        A scatter has the time of one segment: the next one waits for it, because each holds whole gradients.
+
+        Args:
+            leaving: gets the gradients on their way; None adds them up for the next micro batch.
+        """
         for number in self._leaving.get(index, []):
             group = step.parameters.sums[number]
-            if reduces:
-                leaving.append(group.finish(step.parameters.leaf))
-            else:
+            if leaving is None:
                 group.add(step.parameters.leaf)
+                continue
+            if group.group.shard_axes:
+                for pending in leaving:
+                    pending.settle()
+            leaving.append(group.finish(step.parameters.leaf))
         for number in self._segments[index].new_groups:
             if self.groups[number].regathers:
                 step.parameters.gathered[number].free()
-        return leaving
 
     def reduce(self, gathered: StepParameters) -> dict[str, Tensor]:
         """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
-from msrun.runtime.parallel.micro_batch import current_compat, split_batch
+from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved, current_compat, split_batch
 from msrun.runtime.parallel.scaling import part_scale, step_gradient_scale
 from msrun.runtime.parallel.schedule import choose_schedule
 
@@ -96,11 +96,17 @@ class Pipeline(nn.Module):
         self.stage_config = dict(stage_config or {})
         self.network = network
 
+    @property
+    def copies(self) -> int:
+        """Number of copies that take turns in every micro batch."""
+        return self.network.interleave_num if isinstance(self.network, MicroBatchInterleaved) else 1
+
     def forward(self, *inputs: Any) -> Any:
         """Return the mean (or sum) of the slices' losses; other results joined along dimension 0."""
         calls = _calls.get()
         if calls is not None:
-            calls.results.append(self.network(*inputs))
+            network = self.network.network if isinstance(self.network, MicroBatchInterleaved) else self.network
+            calls.results.append(network(*inputs))
             return calls.results[-1]
         flat, spec = [], None
         for batch in split_batch(inputs, self.micro_size):
@@ -135,7 +141,7 @@ def _with_gradient_times(value: Any, ratio: float) -> Any:
 
 @contextmanager
 def capturing_micro_batch() -> Iterator[MicroBatchCalls]:
-    """Let Pipeline modules pass one micro batch through."""
+    """Let Pipeline modules pass one copy of one micro batch through."""
     calls = MicroBatchCalls()
     token = _calls.set(calls)
     try:

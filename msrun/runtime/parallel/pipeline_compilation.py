@@ -19,7 +19,6 @@ from msrun.runtime.graph.stages import cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.compiled import build_compiled_call
-from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.pipeline import MicroBatchCalls, Pipeline, capturing_micro_batch, note_result
 from msrun.runtime.parallel.pipeline_plan import build_pipeline_plan
 from msrun.runtime.parallel.pipelined import PipelinedCall
@@ -129,12 +128,8 @@ def _schedule(compilation: Compilation, pipeline: Pipeline) -> Schedule:
 
 def _micro_batch_call(target: Target, pipeline: Pipeline) -> tuple[Target, int]:
     """Return what one copy of one micro batch runs through, and the number of copies."""
-    if target.call is not pipeline:  # a function that calls it: captured as it is
-        return Target(_watched(target.call), target.root), 1
-    network = pipeline.network
-    if isinstance(network, MicroBatchInterleaved):
-        return Target(network.network, target.root), network.interleave_num
-    return Target(network, target.root), 1
+    call = target.call if target.call is pipeline else _watched(target.call)
+    return Target(call, target.root), pipeline.copies
 
 
 def _watched(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Groups of ranks: by name, as MindSpore has them, and by mesh axes, as the partitioned graph needs them.
 
-The only module that calls `new_group`. Every rank must make the same groups in the same order.
+Every rank must make the same groups in the same order, except those of a pipeline stage, which its members make alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import torch.distributed as dist
 
 from msrun.errors import WorldError, near_miss
 from msrun.runtime.layout import Mesh
+from msrun.runtime.member_groups import new_member_group
 from msrun.runtime.world import at_release, world
 
 _named: dict[str, tuple[tuple[int, ...], dist.ProcessGroup | None]] = {}
 _by_axes: dict[tuple[Mesh, tuple[int, ...]], dist.ProcessGroup] = {}
 """(mesh, axes) -> this rank's own group"""
 _by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
+"""Groups that all ranks have made, each of them knows all"""
+_by_members: dict[tuple[int, ...], dist.ProcessGroup] = {}
+"""This rank's groups that only their members have made"""
 
 
 def create_group(group: str, rank_ids: Sequence[int]) -> None:
@@ -50,13 +54,13 @@ def _new_group(ranks: tuple[int, ...], *, by_members: bool = False) -> Any:
         WorldError: an order that is not ascending, with a torch that cannot keep it.
     """
     if list(ranks) == sorted(ranks):
-        return dist.new_group(list(ranks), use_local_synchronization=by_members)
+        return new_member_group(ranks) if by_members else dist.new_group(list(ranks))
     if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         raise WorldError(
             f"a group of ranks in the order {list(ranks)} is needed, and torch {torch.__version__} can only sort them: "
             "install torch 2.13, or give the ranks in ascending order"
         )
-    return dist.new_group(list(ranks), use_local_synchronization=by_members, sort_ranks=False)
+    return (new_member_group if by_members else dist.new_group)(list(ranks), sort_ranks=False)
 
 
 def destroy_group(group: str) -> None:
@@ -144,17 +148,20 @@ def ranks_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
     Members of several such groups make them in the same order.
     """
-    if ranks not in _by_ranks:
+    if ranks in _by_ranks:
+        return _by_ranks[ranks]
+    if ranks not in _by_members:
         made = dist.group.WORLD if ranks == tuple(range(world().world_size)) else _new_group(ranks, by_members=True)
         assert made is not None
-        _by_ranks[ranks] = made
-    return _by_ranks[ranks]
+        _by_members[ranks] = made
+    return _by_members[ranks]
 
 
 def forget_groups() -> None:
     """Drop every group; torch destroys them together with the world."""
     _named.clear()
     _by_ranks.clear()
+    _by_members.clear()
     _by_axes.clear()
 
 

@@ -23,6 +23,7 @@ _HOMES = {
     "parallel.shard": "shard",
     "parallel.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
+    "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor RunContext",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
+    from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
     from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion

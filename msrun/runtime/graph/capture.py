@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
 from msrun.runtime.graph.batch_rows import trace_batch_rows
+from msrun.runtime.graph.flattened_linear import unflatten_linears
 from msrun.runtime.graph.operators.dropout import number_dropouts
 
 GlobalShape = tuple[int, ...]
@@ -206,6 +207,7 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
     _make_functional(program.graph)
     _drop_bookkeeping(program.graph)
     inputs = [name for name in signature.user_inputs if isinstance(name, str)]
+    unflatten_linears(program.graph)
     number_dropouts(program.graph)
     trace_batch_rows(program.graph, inputs)
     canonical = _canonical_names(root)

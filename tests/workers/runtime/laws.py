@@ -1,7 +1,8 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
 usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
-MODULE holds the cases: operator_cases, or another one in its form.
+MODULE holds the cases: operator_cases, or another one in its form. Worlds of more ranks than its EVERY_CASE_UP_TO (4
+unless it says so) run the cases with `on_eight` only.
 """
 
 import importlib
@@ -174,7 +175,7 @@ def main():
     cases = importlib.import_module(module)
     init(timeout_s=30)
     mesh, rank = build_mesh(get_group_size()), get_rank()
-    everywhere = mesh.size < 8
+    everywhere = mesh.size <= getattr(cases, "EVERY_CASE_UP_TO", 4)
     dtypes = (torch.float64, torch.float32) if mesh.size == 2 else (torch.float64,)
     results = {}
     for case in [*cases.BINARY, *cases.UNARY]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
 from torch import Tensor
+
+EVERY_CASE_UP_TO = 2
+ON_FOUR = """
+embedding-2d embedding-padding gather gather-some index-select index-first index-outer attention attention-bias
+attention-grouped cat einsum einsum-heads baddbmm-scaled outer nll-cut-classes-weights-ignore
+ce-none-smoothing-weights-ignore ce-sum-spatial-probabilities ce-of-large-scores split unbind tril triu
+repeat-interleave movedim softmax-first softmax-of-masked log-softmax-of-large-values logsumexp-of-two topk
+""".split()  # noqa: SIM905 - quotes would hide the names
+"""In a world of four run these only: what has collectives or a place of its own in more than one dimension."""
 
 
 def _attention(**settings: Any) -> Callable[..., Tensor]:
@@ -33,7 +43,7 @@ def _sum_of(call: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], 
     return lambda x: torch.stack([(i + 1) * part for i, part in enumerate(call(x))]).sum(0)
 
 
-BINARY = [
+_BINARY = [
     OperatorCase("embedding", lambda w, i: F.embedding(i, w), ((8, 4), (4,)), "ve,i", "", (0,), "fc", 8),
     OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
@@ -148,9 +158,9 @@ BINARY = [
         "ce-of-large-scores", lambda x, y: F.cross_entropy(1e3 * x, y), ((4, 4), (4,)), "bc,b", "", (), "fc", 4
     ),
 ]
-"""Operators that take a strategy."""
 
-UNARY = [
+
+_UNARY = [
     OperatorCase(
         "composed-attention",
         lambda x: _composed(x, x * 2, x.flip(0), torch.ones(2, 2).triu(1).bool()),
@@ -212,4 +222,13 @@ UNARY = [
     OperatorCase("new-ones", lambda x: x + x.new_ones(4, 4) * x.new_full((4,), 2.0), ((4, 4),), ""),
     OperatorCase("scalar-constant", lambda x: torch.where(x > 0, x, torch.tensor(1.0, dtype=x.dtype)), ((4, 4),), ""),
 ]
+
+
+def _with_worlds(cases: list[OperatorCase]) -> list[OperatorCase]:
+    return [dataclasses.replace(case, on_eight=case.name in ON_FOUR) for case in cases]
+
+
+BINARY = _with_worlds(_BINARY)
+"""Operators that take a strategy."""
+UNARY = _with_worlds(_UNARY)
 """Operators whose every input layout is tried."""

@@ -100,6 +100,28 @@ def _megatron(data: int, model: int) -> dict[str, Any]:
     return strategies
 
 
+class Kinds(nn.Module):
+    """Every kind of dropout, on values whose rows of the batch stand first, second, or are joined with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.2, batch_first=True)
+        self.inplace = nn.Dropout(0.1, inplace=True)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.scale = nn.Parameter(torch.ones(4, WIDTH))
+
+    def forward(self, text: Tensor, following: Tensor) -> Tensor:
+        x = self.tokens(text)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = F.dropout1d(x, 0.2) + F.alpha_dropout(x, 0.1, training=True)
+        x = F.feature_alpha_dropout(x, 0.3, training=True) + F.dropout(x.transpose(0, 1), 0.4).transpose(0, 1)
+        x = F.dropout2d(x.unflatten(-1, (HEADS, -1)), 0.3).flatten(2) + F.dropout(x, training=False)
+        x = self.inplace(x.flatten(0, 1) * 2) + F.dropout(x, 0.5)[:, :1].expand_as(x).flatten(0, 1)
+        scores = self.head(x) + F.dropout(self.scale, 0.5).mean() + torch.dropout(x, 1.0, train=True).sum()
+        return F.cross_entropy(scores, following.flatten())
+
+
 MIXED = _megatron(2, 2) | {"tokens": ((1, 1), (2, 1)), "head": ((2, 1, 1), (1, 1)), "loss": ((2, 1), (2,))}
 
 
@@ -116,31 +138,37 @@ class Scenario:
     deferred: bool = False
     mode: str = "semi_auto"
     norm: str = "rms"
+    """Norm of the GPT, or "kinds": the other network."""
+    steps: int = 3
     dtype: str = "float64"
 
 
 SCENARIOS = [
-    Scenario("data-parallel"),
-    Scenario("data-parallel-float32", dtype="float32"),
+    Scenario("data-parallel", steps=STEPS),
+    Scenario("data-parallel-float32", dtype="float32", steps=STEPS),
     Scenario("data-parallel-without-dropout", drop=0.0),
     Scenario("data-parallel-layer-norm", norm="layer"),
-    Scenario("data-parallel-full-batch", dataset="full_batch"),
-    Scenario("two-copies", copies=2),
-    Scenario("two-copies-full-batch-megatron", _megatron(1, 4), copies=2, dataset="full_batch"),
-    Scenario("megatron", _megatron(1, 4), dataset="full_batch"),
-    Scenario("megatron-own-batches", _megatron(1, 4)),
-    Scenario("mixed", MIXED),
+    Scenario("two-copies-full-batch", copies=2, dataset="full_batch"),
+    Scenario("megatron", _megatron(1, 4), dataset="full_batch", steps=STEPS),
+    Scenario("megatron-own-batches-two-copies", _megatron(1, 4), copies=2),
+    Scenario("mixed", MIXED, steps=STEPS),
     Scenario("mixed-two-copies-hsdp", MIXED, copies=2, hsdp={"threshold": 0}),
     Scenario("mixed-two-copies-batch-cut-in-two", MIXED, copies=2, dataset=((2, 1), (2, 1))),
     Scenario("hsdp-level3-deferred", hsdp={"threshold": 0, "optimizer_level": "level3"}, deferred=True),
     Scenario("without-capture", mode="data_parallel"),
+    Scenario("kinds-data-parallel", norm="kinds"),
+    Scenario("kinds-two-copies", norm="kinds", copies=2),
 ]
 
 
-def batches(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
     text = torch.randint(0, VOCABULARY, (steps, BATCH, TOKENS + 1), generator=generator)
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in text]
+
+
+def _network(scenario: Scenario) -> nn.Module:
+    return Kinds() if scenario.norm == "kinds" else Gpt(scenario.drop, scenario.norm)
 
 
 def build(scenario: Scenario) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -148,10 +176,10 @@ def build(scenario: Scenario) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
     torch.set_default_dtype(getattr(torch, scenario.dtype))
     if not scenario.deferred:
-        network = Gpt(scenario.drop, scenario.norm)
+        network = _network(scenario)
         return network, optim.Adam(network.parameters(), lr=1e-3)
     with no_init_parameters():
-        network = Gpt(scenario.drop, scenario.norm)
+        network = _network(scenario)
         return network, optim.Adam(network.parameters(), lr=1e-3)
 
 
@@ -168,7 +196,7 @@ def train(
     if scenario.hsdp is not None:
         step.hsdp(**scenario.hsdp)
     losses = []
-    for text, following in batches():
+    for text, following in batches(scenario.steps):
         loss = step(take(text), take(following))
         loss.backward()
         optimizer.step()

@@ -32,6 +32,7 @@ _HOMES = {
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "parallel.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
+    "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor RunContext",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     )
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
+    from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
     from msrun.runtime.parallel.accumulation import GradAccumulation as GradAccumulation
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel

@@ -39,7 +39,7 @@ def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.
 def of_one_process(scenario: Scenario) -> list[float]:
     """Return the losses of this process alone; whatever the scenario says of ranks has no meaning here."""
     before = torch.get_default_dtype()
-    alone = dataclasses.replace(scenario, strategies={}, copies=1, hsdp=None, deferred=False)
+    alone = dataclasses.replace(scenario, strategies={}, copies=1, hsdp=None, deferred=False, steps=STEPS)
     try:
         network, optimizer = build(alone)
         return train(network, optimizer, alone, lambda tensor: tensor)[0]
@@ -62,6 +62,6 @@ def test_losses_are_those_of_one_process(
     results: dict[str, Any], right: dict[tuple[float, str, str], list[float]], scenario: Scenario
 ) -> None:
     expected = right[kind(scenario)]
-    assert len(expected) == STEPS
+    assert len(set(expected)) == STEPS
     for losses in results[scenario.name]["losses"]:
-        assert losses == pytest.approx(expected, rel=TOLERANCE[scenario.dtype], abs=0)
+        assert losses == pytest.approx(expected[: scenario.steps], rel=TOLERANCE[scenario.dtype], abs=0)

@@ -40,10 +40,14 @@ def _of_results(node: fx.Node) -> list[int | None]:
         source, index = node.args
         assert isinstance(source, fx.Node)
         return [source.meta[_RESULTS][index]]
-    given = {index: node.meta[BATCH_DIM] for index, node in enumerate(operator_call(node).tensors)}
-    held = {index: dim for index, dim in given.items() if dim is not None}
+    tensors = operator_call(node).tensors
+    held = {index: tensor.meta[BATCH_DIM] for index, tensor in enumerate(tensors) if tensor.meta[BATCH_DIM] is not None}
     if not held:
         return [None] * count
+    # a single value taken from the batch, such as its mean, is spread over rows that another input has
+    held = {index: dim for index, dim in held.items() if dim != LOST or tensors[index].meta["val"].numel() > 1}
+    if not held:
+        return [LOST] * count
     rule = find_rule(node.target)
     if rule is None or LOST in held.values():
         return [LOST] * count

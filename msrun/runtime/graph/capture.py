@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.autocast import inline_autocast
 from msrun.runtime.graph.batch_rows import trace_batch_rows
+from msrun.runtime.graph.flattened_linear import unflatten_linears
 from msrun.runtime.graph.gradient_modes import inline_gradient_modes
 from msrun.runtime.graph.operators.dropout import number_dropouts
 from msrun.runtime.graph.writes import assignments_as_writes, make_functional
@@ -210,6 +211,7 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)
     inputs = [name for name in signature.user_inputs if isinstance(name, str)]
+    unflatten_linears(program.graph)
     number_dropouts(program.graph)
     trace_batch_rows(program.graph, inputs)
     canonical = _canonical_names(root)

@@ -116,7 +116,8 @@ def _dropout(
     kind = _KINDS.get(func, "feature_dropout")
     is_one_sample = func in _CHANNELS and input.dim() == _CHANNELS[func]
     seen = (1, *shape) if is_one_sample else shape
-    mask = _mask(draw, mask_shape(kind, seen), p, input.device)
+    has_rows = not isinstance(input, torch.nn.Parameter)
+    mask = _mask(draw, mask_shape(kind, seen), p, input.device, has_rows=has_rows)
     result = drop(input.view(seen) if is_one_sample else input, mask, p, kind).view(shape)
     writes = inplace or func.__name__.endswith("_")
     return input.copy_(result) if writes else result
@@ -137,12 +138,16 @@ def _attention(
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     def make_mask(shape: tuple[int, ...]) -> Tensor:
-        return _mask(draw, shape, dropout_p, query.device)
+        return _mask(draw, shape, dropout_p, query.device, has_rows=True)
 
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, make_mask)
 
 
-def _mask(draw: Draw, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
-    """Return the mask of the next call. Rows of the batch are those of dimension 0: nothing here knows better."""
+def _mask(draw: Draw, shape: tuple[int, ...], p: float, device: torch.device, *, has_rows: bool) -> Tensor:
+    """Return the mask of the next call.
+
+    Args:
+        has_rows: dimension 0 holds rows of the batch, as it does in all but parameters: nothing here knows better.
+    """
     call, draw.calls = draw.calls, draw.calls + 1
-    return keep_mask(draw.key(), call, p, Box.whole(shape), 0 if shape else None, device)
+    return keep_mask(draw.key(), call, p, Box.whole(shape), 0 if shape and has_rows else None, device)

@@ -1,8 +1,9 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
-usage: laws.py RESULT.json [CASES]; the file holds, per case and type, how many strategies ran and which went wrong.
-CASES is the module with the cases, operator_cases if left out; redistributions come with those. Two ranks compute in
-other types too: all cases in float32, or each in what the module says in MORE_TYPES.
+usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
+MODULE holds the cases: operator_cases, or another one in its form. Worlds of more ranks than its EVERY_CASE_UP_TO (4
+unless it says so) run the cases with `on_eight` only. Two ranks compute in other types too: all cases in float32, or
+each in what the module says in MORE_TYPES.
 """
 
 import importlib
@@ -178,16 +179,14 @@ def main():
     cases = importlib.import_module(module)
     init(timeout_s=30)
     mesh, rank = build_mesh(get_group_size()), get_rank()
-    everywhere = mesh.size < 8
+    everywhere = mesh.size <= getattr(cases, "EVERY_CASE_UP_TO", 4)
     results = {}
-    name = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
-    cases = importlib.import_module(name)
     for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
         if everywhere or case.on_eight:
             more = cases.MORE_TYPES.get(case.name, ()) if hasattr(cases, "MORE_TYPES") else ("float32",)
-            dtypes = [torch.float64, *(getattr(torch, name) for name in more if mesh.size == 2)]
+            dtypes = [torch.float64, *(getattr(torch, text) for text in more if mesh.size == 2)]
             results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
-    if everywhere and name == "operator_cases":
+    if everywhere and module == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}
     gathered = [None] * mesh.size
     dist.all_gather_object(gathered, results)

@@ -21,6 +21,7 @@ from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
 from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
@@ -56,7 +57,7 @@ class Compilation:
         """
         tensors = find_tensors(args, kwargs)
         wrappers = find_wrappers(self.target.root)
-        if self.settings.pipeline.stages > 1:
+        if self.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
             return compile_pipeline(self, wrappers, args, kwargs)
         parts = find_parts(wrappers)
         try:

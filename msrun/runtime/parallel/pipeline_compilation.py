@@ -140,7 +140,7 @@ def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:
         name = next(name for name, node in program.buffers.items() if node in program.buffer_updates)
         raise StrategyError(
             f"the network changes buffer {name} in its forward pass, which the other stages of a pipeline would not "
-            "see: use normalisation without running statistics, or no stages"
+            "see: use normalisation without running statistics, or GradAccumulation instead of Pipeline"
         )
 
 

@@ -232,6 +232,38 @@ def context_cuts_the_optimizer() -> Result:
     }
 
 
+def unused_parameters() -> Result:
+    """A layer that only some steps of some ranks use; DDP by itself waits for it for ever."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = make_network()
+            self.extra = nn.Linear(6, 6).double()
+
+        def forward(self, x: Any, uses_extra: bool) -> Any:
+            y = self.network(x)
+            return self.extra(y).pow(2).mean() + y.sum() * 0 if uses_extra else y.pow(2).mean()
+
+    torch.manual_seed(1)
+    network, right = Branching(), Branching()
+    right.load_state_dict(network.state_dict())
+    step = AutoParallel(network, "data_parallel")
+    found = []
+    for index, (images, _) in enumerate(batches(steps=4)):
+        step(mine(images), index % 2 == 1 and get_rank() == 0).backward()
+        parts = images.chunk(get_group_size())
+        losses = [right(part, index % 2 == 1 and rank == 0) for rank, part in enumerate(parts)]
+        torch.stack(losses).mean().backward()
+        for one, other in zip(network.parameters(), right.parameters(), strict=True):
+            wanted = torch.zeros_like(other) if other.grad is None else other.grad
+            mine_ = torch.zeros_like(one) if one.grad is None else one.grad
+            found.append(float((mine_ - wanted).abs().max()))
+        network.zero_grad()
+        right.zero_grad()
+    return {"difference": max(found)}
+
+
 LEVELS = ("level1", "level2", "level3")
 
 
@@ -261,6 +293,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         "stand-alone": stand_alone,
         "no-broadcast": no_broadcast,
         "accumulate/ddp": accumulated,
+        "unused": unused_parameters,
         "two-functions": two_functions_of_one_step,
         "input-gradients": input_gradients,
         "value-and-grad-of-module": value_and_grad_of_a_parallel_module,

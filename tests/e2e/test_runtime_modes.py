@@ -144,7 +144,7 @@ def test_gradients_of_two_backward_passes_are_those_of_both_batches(
         assert rank["waits"] is (case == "accumulate/level1"), "level2 and level3 hold cut gradients at once"
 
 
-@pytest.mark.parametrize("case", ["two-functions", "input-gradients", "value-and-grad-of-module"])
+@pytest.mark.parametrize("case", ["two-functions", "input-gradients", "value-and-grad-of-module", "unused"])
 def test_gradients_without_capture_are_those_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
     assert all(rank["difference"] <= EXACT for rank in outcomes(case))
 

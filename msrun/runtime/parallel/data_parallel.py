@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -66,13 +67,15 @@ class Replicas:
         """
         self._prepare(target)
         is_module = isinstance(target.call, nn.Module)
-        run: Callable[..., Any] = target.call
-        if is_module and torch.is_grad_enabled() and not self._sharded:
-            run = self._wrapped.get(id(target.call), target.call)
+        reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
+        wrapped = self._wrapped.get(id(target.call)) if reduces else None
+        run: Callable[..., Any] = target.call if wrapped is None else wrapped
         own = self._scales.own
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
         with autocast(self._settings.precision):
             result = run(*args, **kwargs)
+        if reduces and wrapped is None:
+            result = self._wrap(target.call, result)
         if not torch.is_grad_enabled():
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass
@@ -99,7 +102,7 @@ class Replicas:
         notes = list(self._settings.precision.notes) if self._settings.precision else []
         notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
         decisions: Mapping[int, Decision] = {}
-        if self._settings.hsdp is not None:
+        if self._settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
             self._sharded[id(root)] = sharded = ShardedNetwork(
                 target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync
             )
@@ -108,22 +111,32 @@ class Replicas:
         else:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
-            if isinstance(target.call, nn.Module):
-                self._wrap(target.call)
         self._networks[key] = root, list(root.parameters())
         self._placed(root, decisions, notes)
 
-    def _wrap(self, network: nn.Module) -> None:
-        own = [name for name, parameter in network.named_parameters() if is_layerwise(parameter)]
-        if all(is_layerwise(parameter) or not parameter.requires_grad for parameter in network.parameters()):
-            return  # nothing to reduce
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, own)
+    def _wrap(self, network: Any, result: Any) -> Any:
+        """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.
+
+        DDP must know whether the backward pass gives every parameter a gradient: it would wait for one in vain and
+        leave others unreduced, and looking every time is dear. So the first result tells, on all ranks together.
+        """
+        named = list(network.named_parameters())
+        own = [f"network.{name}" for name, parameter in named if is_layerwise(parameter)]
+        if not any(parameter.requires_grad and not is_layerwise(parameter) for _, parameter in named):
+            return result
+        misses = torch.tensor(0.0 if _reaches_all(result, network) else 1.0, device=world.device())
+        with waiting_in(lambda: "the search for parameters without gradient"):
+            dist.all_reduce(misses, dist.ReduceOp.MAX)
+        holder = _Holder(network, result)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, own)
         device = world.device()
         ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(network, device_ids=ids, init_sync=False)
-        if self._settings.gradient_fp32_sync and any(_is_short(parameter.dtype) for parameter in network.parameters()):
+        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, find_unused_parameters=bool(misses))
+        if self._settings.gradient_fp32_sync and any(_is_short(parameter.dtype) for _, parameter in named):
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
+        wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
+        return wrapped()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -172,6 +185,35 @@ class Replicas:
             for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
                 result[i] = part.view(gradients[i].shape)
         return result
+
+
+class _Holder(nn.Module):
+    """A network for DDP; its first forward pass is done already."""
+
+    def __init__(self, network: nn.Module, result: Any) -> None:
+        super().__init__()
+        self.network = network
+        self._first = [result]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the network's result."""
+        return self._first.pop() if self._first else self.network(*args, **kwargs)
+
+
+def _reaches_all(result: Any, network: nn.Module) -> bool:
+    """Return whether the backward pass of a result gives every trainable parameter of a network a gradient."""
+    missing = {id(p) for p in network.parameters() if p.requires_grad and not is_layerwise(p)}
+    tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+    todo = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    seen = set(todo)
+    while todo and missing:
+        node = todo.pop()
+        missing.discard(id(getattr(node, "variable", None)))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return not missing
 
 
 def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[int]]:

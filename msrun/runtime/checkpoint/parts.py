@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
-from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
@@ -71,7 +70,7 @@ def find_box(tensor: Tensor) -> Box:
     if placed is None:
         return whole(tensor)
     shape, layout, mesh = placed
-    if mesh != build_mesh(world().world_size):
+    if mesh.size != world().world_size:
         raise CheckpointError(
             f"a parameter of shape {shape} is cut over {mesh.size} ranks, but this process has left their world: "
             "call save_checkpoint and load_checkpoint before release()"

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,10 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.graph.assignment import Assignment, assign_strategies
+from msrun.runtime.graph.marked_calls import Region, recording_regions
+from msrun.runtime.graph.strategies import OperatorStrategy
 
 GlobalShape = tuple[int, ...]
 
@@ -40,6 +43,10 @@ class CapturedGraph:
     output_spec: pytree.TreeSpec
     outputs: list[fx.Node | Any]
     """flattened results"""
+    assignment: Assignment = field(default_factory=Assignment)
+    """what the user's strategies mean, beside what is written on the operators"""
+    regions: list[Region] = field(default_factory=list)
+    """calls that have a strategy of the user"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ def capture(
     *,
     input_shapes: Sequence[GlobalShape],
     parameter_shapes: Mapping[str, GlobalShape],
+    strategies: Mapping[str, OperatorStrategy] | None = None,
 ) -> CapturedGraph:
     """Trace `target` once.
 
@@ -113,9 +121,11 @@ def capture(
         args, kwargs: one call's arguments; only tensors become inputs of the graph, everything else is fixed.
         input_shapes: global shape of every tensor among them, in order.
         parameter_shapes: global shape of every parameter, which may be sharded already.
+        strategies: module path -> the user's strategy. Those of functions come with their calls.
 
     Raises:
         CaptureError: a construct that cannot be captured; names it and what to do.
+        StrategyError: a strategy of a module or function in which it could mean several operators, or none.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given_tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -143,12 +153,17 @@ def capture(
             flat, box["output_spec"] = pytree.tree_flatten(result)
             return flat
 
-    with _faked(target.root, parameter_shapes, fake, device):
+    with (
+        _faked(target.root, parameter_shapes, fake, device),
+        recording_regions(target.root, strategies or {}) as regions,
+    ):
         try:
             program = torch.export.export(Call(), tuple(samples), strict=False)
+        except StrategyError:
+            raise
         except Exception as error:
             raise _explain(target, error) from error
-    return _read(program, box["output_spec"], target.root)
+    return _read(program, box["output_spec"], target.root, regions)
 
 
 @contextlib.contextmanager
@@ -192,7 +207,9 @@ def _faked(
             table[key] = value
 
 
-def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
+def _read(
+    program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module, regions: list[Region]
+) -> CapturedGraph:
     signature = program.graph_signature
     mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if mutated:
@@ -201,18 +218,22 @@ def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, r
             'not keep: use parallel_mode="data_parallel", which needs no capture'
         )
     _refuse_sizes_from_values(program.graph)
+    canonical = _canonical_names(root)
+    parameters = {k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()}
+    assignment = assign_strategies(program.graph, regions, parameters, root)
     _make_functional(program.graph)
     _drop_bookkeeping(program.graph)
-    canonical = _canonical_names(root)
     output = next(node for node in program.graph.nodes if node.op == "output")
     return CapturedGraph(
         graph=program.graph,
-        parameters={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()},
+        parameters=parameters,
         buffers={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()},
         constants={k: program.constants[v] for k, v in signature.inputs_to_lifted_tensor_constants.items()},
         inputs=[name for name in signature.user_inputs if isinstance(name, str)],
         output_spec=output_spec,
         outputs=list(output.args[0]),
+        assignment=assignment,
+        regions=regions,
     )
 
 

@@ -162,10 +162,10 @@ def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it() -> None:
         ("aten.linear", "user", (1, 1)),
         ("aten.relu", "follows", (1, 4)),
         ("aten.linear", "user", (1, 4)),
-        ("aten.softmax.int", "data parallel", (4, 1)),
+        ("aten.softmax.int", "follows", (4, 1)),
     ]
     texts = [collective for operator in program.operators for collective in operator.collectives]
-    assert texts == ["gather dim 0 over axes 0,1", "all_reduce over axes 0,1", "slice dim 0 over axes 0,1"]
+    assert texts == ["gather dim 0 over axes 0,1", "reduce_scatter dim 0 over axes 0,1"]
 
 
 def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:

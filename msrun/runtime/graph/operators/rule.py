@@ -117,6 +117,8 @@ class LocalBuilder:
     def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
         self.graph = graph
         self.mesh = mesh
+        self.scatter: tuple[int, Axes] | None = None
+        """Dimension and axes that the operator being written leaves its sums cut by, instead of whole."""
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Add one local operator."""
@@ -127,7 +129,11 @@ class LocalBuilder:
         return self.graph.call_function(apply_collective, (value,), {"collective": collective})  # type: ignore[dict-item]
 
     def sum_over(self, value: fx.Node, axes: Axes) -> fx.Node:
-        """Make partial sums whole; nothing to do without axes."""
+        """Make partial sums whole, or this rank's part of them where `scatter` says so; nothing without axes."""
+        if axes and self.scatter is not None:
+            dim, cut = self.scatter
+            value = self.collective(Collective("reduce_scatter", cut, dim), value)
+            axes = tuple(axis for axis in axes if axis not in cut)
         return self.collective(Collective("all_reduce", axes), value) if axes else value
 
 
@@ -142,6 +148,8 @@ class Rule(ABC):
     follows = False
     """True for operators that, without a strategy, keep the layout of their first input: those that are cheap beside
     the traffic of a change. The others run data-parallel."""
+    scatters = False
+    """True for operators whose partial sums have the dimensions of the output: they may be reduce-scattered."""
 
     @abstractmethod
     def form(self, call: OperatorCall) -> Form:

@@ -1,0 +1,117 @@
+"""Messages: what a collective of a partitioned graph puts on the wire, told from shapes alone.
+
+The figures are those that the run-time counter (`collectives.traffic`) will show: number of operations, and bytes of
+their input on this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import torch
+
+from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.layout import Mesh
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One operation of one rank."""
+
+    operation: str
+    """all_reduce, all_gather, reduce_scatter or all_to_all: the counter's words."""
+    bytes: int
+    """Of the input on this rank."""
+    ranks: int
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that a rank receives in a ring: the price of the operation on a wire."""
+        n = self.ranks
+        match self.operation:
+            case "all_gather":
+                return self.bytes * (n - 1)
+            case "all_reduce":
+                return self.bytes * 2 * (n - 1) // n
+            case _:
+                return self.bytes * (n - 1) // n
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Operations added up."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Totals:
+        """Add up messages by operation."""
+        calls: dict[str, int] = {}
+        total: dict[str, int] = {}
+        for message in messages:
+            calls[message.operation] = calls.get(message.operation, 0) + 1
+            total[message.operation] = total.get(message.operation, 0) + message.bytes
+        return cls(calls, total)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n} {name} of {self.bytes[name]} B" for name, n in self.calls.items()) or "nothing"
+
+
+def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
+    """Return the local shape that a collective makes of a local shape."""
+    parts = mesh.extent(collective.axes)
+    result = list(shape)
+    match collective.kind:
+        case "gather" | "gather_enter":
+            result[collective.dim] *= parts
+        case "slice" | "reduce_scatter":
+            result[collective.dim] //= parts
+        case "exchange":
+            result[collective.dim] //= parts
+            result[collective.from_dim] *= parts
+        case "all_reduce" | "enter":
+            pass
+        case _:
+            assert_never(collective.kind)
+    return tuple(result)
+
+
+def forward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh) -> Message | None:
+    """Return what moves on the way forward for a value of this local shape."""
+    match collective.kind:
+        case "enter" | "slice":
+            return None
+        case "gather" | "gather_enter":
+            operation = "all_gather"
+        case "all_reduce" | "reduce_scatter":
+            operation = collective.kind
+        case "exchange":
+            operation = "all_to_all"
+        case _:
+            assert_never(collective.kind)
+    return Message(operation, math.prod(shape) * dtype.itemsize, mesh.extent(collective.axes))
+
+
+def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh) -> Message | None:
+    """Return what moves on the way back, for the gradient of the collective's result; `shape` is its input's."""
+    match collective.kind:
+        case "all_reduce" | "gather":
+            return None
+        case "enter":
+            operation = "all_reduce"
+        case "gather_enter":
+            operation = "reduce_scatter"
+        case "slice" | "reduce_scatter":
+            operation = "all_gather"
+        case "exchange":
+            operation = "all_to_all"
+        case _:
+            assert_never(collective.kind)
+    gradient = result_shape(collective, shape, mesh)
+    return Message(operation, math.prod(gradient) * dtype.itemsize, mesh.extent(collective.axes))

@@ -1,0 +1,154 @@
+"""How a parameter is stored that several operators read, perhaps each in another layout: tied weights.
+
+It is stored as one of its uses wants it, and redistributed for the others. Its gradient leaves in one message at the
+end of the step, summed over the axes along which every use leaves partial sums; a use with more of them sums those
+itself, on the way back through an `enter` collective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from msrun.runtime.graph.assignment import Assignment
+from msrun.runtime.graph.moves import Moves
+from msrun.runtime.graph.wanted import entry_layout
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.redistribution import Move, plan_redistribution
+
+
+@dataclass(frozen=True)
+class Use:
+    """How one operator reads a parameter, or how it is stored."""
+
+    layout: TensorLayout
+    partial_axes: Axes
+    """Axes along which its gradient is a partial sum."""
+
+
+@dataclass
+class _Read:
+    """One parameter during a walk over the graph."""
+
+    name: str
+    local: fx.Node
+    uses: list[Use]
+    """The different ways in which operators read it, in order."""
+    stored: Use | None = None
+
+
+class ParameterUses:
+    """Reads parameters for operators. Owned by the partition."""
+
+    def __init__(
+        self,
+        moves: Moves,
+        mesh: Mesh,
+        assignment: Assignment,
+        stored: Mapping[str, TensorLayout],
+        decided: Mapping[str, Use],
+    ) -> None:
+        """Args:
+        stored: parameter name -> layout in which it is stored since an earlier call.
+        decided: parameter name -> how an earlier walk found that it is stored best.
+        """
+        self._moves = moves
+        self._mesh = mesh
+        self._assignment = assignment
+        self._fixed = dict(stored)
+        self._planned: dict[str, TensorLayout] = {}
+        self._decided = decided
+        self._reads: dict[fx.Node, _Read] = {}
+
+    def add(self, node: fx.Node, name: str, local: fx.Node) -> None:
+        """Say which captured placeholder is which parameter, and where its part is in the local graph."""
+        self._reads[node] = _Read(name, local, [])
+
+    def layout_of(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> TensorLayout | None:
+        """Return the layout that the user planned, or of the first use; None before that.
+
+        Args:
+            layouts: name of every captured node so far -> its layout.
+        """
+        self._read_plan(node, layouts)
+        read = self._reads[node]
+        return self._planned.get(read.name) or (read.uses[0].layout if read.uses else None)
+
+    def read(self, node: fx.Node, use: Use, layouts: Mapping[str, TensorLayout], reader: str) -> fx.Node:
+        """Return a parameter as one operator reads it."""
+        self._read_plan(node, layouts)
+        read = self._reads[node]
+        if use not in read.uses:
+            read.uses.append(use)
+        if read.stored is None:
+            read.stored = self._decided.get(read.name) or self._choose(node)
+            self._moves.hold(node, read.local, read.stored.layout)
+        kept = read.stored.partial_axes
+        rest = tuple(axis for axis in use.partial_axes if axis not in kept)
+        producer = f"parameter {read.name}"
+        return self._moves.bring(node, use.layout, rest, reader=reader, kept_axes=kept, producer=producer)
+
+    def stored(self, node: fx.Node) -> Use:
+        """Return how a parameter is stored; whole when no operator has read it."""
+        return self._reads[node].stored or Use(TensorLayout.replicated(node.meta["val"].dim()), ())
+
+    def better_storage(self) -> dict[str, Use]:
+        """Return the parameters that are stored better in another way, now that all their uses are known."""
+        read = [(node, read) for node, read in self._reads.items() if read.stored is not None]
+        best = {parameter.name: (self._choose(node), parameter.stored) for node, parameter in read}
+        return {name: wanted for name, (wanted, present) in best.items() if wanted != present}
+
+    def _choose(self, node: fx.Node) -> Use:
+        read = self._reads[node]
+        fixed = self._fixed.get(read.name) or self._planned.get(read.name)
+        return choose_storage(self._mesh, node, read.uses, fixed)
+
+    def _read_plan(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> None:
+        """Read the user's plan for a parameter at its first use: by then the inputs of its region have their axes."""
+        name = self._reads[node].name
+        if name not in self._assignment.parameters or name in self._planned:
+            return
+        entry, marks = self._assignment.parameters[name]
+        taken = {axis for mark in marks if mark in layouts for axis in layouts[mark].used}
+        order = sorted(self._mesh.axes, key=lambda axis: (axis in taken, axis))
+        shape = tuple(node.meta["val"].shape)
+        self._planned[name] = entry_layout(entry, shape, self._mesh, what=f"parameter_plan of {name}", order=order)
+
+
+def choose_storage(mesh: Mesh, node: fx.Node, uses: Sequence[Use], fixed: TensorLayout | None) -> Use:
+    """Return how to store a parameter so that its uses receive the fewest bytes; the first one where that is equal.
+
+    Args:
+        node: its captured placeholder.
+        uses: the different ones, in order.
+        fixed: the layout that it must have, because it is stored already or the user says so.
+    """
+    layouts = [fixed] if fixed is not None else list(dict.fromkeys(use.layout for use in uses))
+    choices = [Use(layout, _common_partial(layout, uses)) for layout in layouts]
+    return min(choices, key=lambda stored: _elements(mesh, node, stored, uses))
+
+
+def _common_partial(layout: TensorLayout, uses: Sequence[Use]) -> Axes:
+    common = set.intersection(*(set(use.partial_axes) for use in uses)) - layout.used
+    return tuple(sorted(common))
+
+
+def _elements(mesh: Mesh, node: fx.Node, stored: Use, uses: Sequence[Use]) -> int:
+    """Return how many elements a rank receives for all uses and for the gradient's sum."""
+    value = node.meta["val"]
+    shape = tuple(value.shape)
+    total = _summed(mesh, shape, stored.layout, stored.partial_axes)
+    for use in uses:
+        move = Move(mesh, stored.layout, use.layout, shape, value.requires_grad, stored.partial_axes)
+        own = tuple(axis for axis in use.partial_axes if axis not in stored.partial_axes)
+        total += move.total_elements(plan_redistribution(move)) + _summed(mesh, shape, use.layout, own)
+    return total
+
+
+def _summed(mesh: Mesh, shape: tuple[int, ...], layout: TensorLayout, axes: Axes) -> int:
+    """Return what a rank receives for an all-reduce of its part."""
+    parts = mesh.extent(axes)
+    return 2 * math.prod(layout.local_shape(mesh, shape)) * (parts - 1) // parts

@@ -21,6 +21,7 @@ _HOMES = {
     "parallel.micro_batch": "MicroBatchInterleaved",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
+    "named_layout": "Layout",
     "parallel.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
     "nn.with_loss": "WithLoss",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from msrun.runtime.groups import (
         process_group as process_group,
     )
+    from msrun.runtime.named_layout import Layout as Layout
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss

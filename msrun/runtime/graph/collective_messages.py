@@ -29,17 +29,27 @@ class Message:
     """Of the input on this rank."""
     ranks: int
 
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.bytes} B by {self.ranks} ranks"
+
+
+@dataclass(frozen=True)
+class CollectiveTraffic:
+    """One collective of the program, with what it moves for one copy of the batch."""
+
+    text: str
+    forward: Message | None
+    backward: Message | None
+    """Of the gradient; None too where no gradient comes back."""
+
+    def __str__(self) -> str:
+        moved = {"forward": self.forward, "backward": self.backward}
+        return f"{self.text}: {', '.join(f'{way} {m}' for way, m in moved.items() if m is not None) or 'moves nothing'}"
+
     @property
-    def received_bytes(self) -> int:
-        """Bytes that a rank receives in a ring: the price of the operation on a wire."""
-        n = self.ranks
-        match self.operation:
-            case "all_gather":
-                return self.bytes * (n - 1)
-            case "all_reduce":
-                return self.bytes * 2 * (n - 1) // n
-            case _:
-                return self.bytes * (n - 1) // n
+    def messages(self) -> list[Message]:
+        """What it moves in one training step."""
+        return [message for message in (self.forward, self.backward) if message is not None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ class Totals:
         return cls(calls, total)
 
     def __str__(self) -> str:
-        return ", ".join(f"{n} {name} of {self.bytes[name]} B" for name, n in self.calls.items()) or "nothing"
+        parts = [f"{count} {name} with {self.bytes[name]} B" for name, count in sorted(self.calls.items())]
+        return ", ".join(parts) or "nothing"
 
 
 def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int, ...]:

@@ -157,6 +157,7 @@ class Executor:
             self._regather(step, index)
             for copy in step.copies:
                 self._run_backward(copy, index, segment)
+                self._give_to_parameters(step, copy, segment)
                 if index:
                     self._start_crossings(copy, index - 1)
             if reduces:
@@ -185,6 +186,15 @@ class Executor:
                 gradients.append(gradient)
         if outputs:
             torch.autograd.backward(outputs, gradients)
+
+    def _give_to_parameters(self, step: Step, copy: _Copy, segment: Segment) -> None:
+        """Add to a parameter's gradient what comes back through collectives that read it directly."""
+        for crossing in segment.crossings:
+            if crossing.source in self._group_of:
+                leaf = step.gathered[self._group_of[crossing.source]].leaves[crossing.source]
+                for part in copy.gradients.pop(crossing.source, []):
+                    given = part.wait() if isinstance(part, Pending) else part
+                    leaf.grad = given if leaf.grad is None else leaf.grad + given
 
     def _start_crossings(self, copy: _Copy, index: int) -> None:
         """Start the way back of the collectives of one level: everything that read their results is done."""

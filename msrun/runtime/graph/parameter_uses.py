@@ -15,6 +15,7 @@ from torch import fx
 
 from msrun.runtime.graph.assignment import Assignment
 from msrun.runtime.graph.moves import Moves
+from msrun.runtime.graph.program import ParameterUse
 from msrun.runtime.graph.wanted import entry_layout
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.redistribution import Move, plan_redistribution
@@ -34,6 +35,7 @@ class _Read:
     """One parameter during a walk over the graph."""
 
     name: str
+    node: fx.Node
     local: fx.Node
     uses: list[Use]
     """The different ways in which operators read it, in order."""
@@ -64,8 +66,12 @@ class ParameterUses:
         self._reads: dict[fx.Node, _Read] = {}
 
     def add(self, node: fx.Node, name: str, local: fx.Node) -> None:
-        """Say which captured placeholder is which parameter, and where its part is in the local graph."""
-        self._reads[node] = _Read(name, local, [])
+        """Say which captured placeholder is which parameter, and where its part is in the local graph.
+
+        A tied parameter may have several placeholders; all of them are read as the first one.
+        """
+        known = next((read for read in self._reads.values() if read.name == name), None)
+        self._reads[node] = known or _Read(name, node, local, [])
 
     def layout_of(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> TensorLayout | None:
         """Return the layout that the user planned, or of the first use; None before that.
@@ -84,27 +90,34 @@ class ParameterUses:
         if use not in read.uses:
             read.uses.append(use)
         if read.stored is None:
-            read.stored = self._decided.get(read.name) or self._choose(node)
-            self._moves.hold(node, read.local, read.stored.layout)
-        kept = read.stored.partial_axes
+            read.stored = self._decided.get(read.name) or self._choose(read)
+            self._moves.hold(read.node, read.local, read.stored.layout)
+        kept = tuple(axis for axis in read.stored.partial_axes if axis in use.partial_axes)
         rest = tuple(axis for axis in use.partial_axes if axis not in kept)
         producer = f"parameter {read.name}"
-        return self._moves.bring(node, use.layout, rest, reader=reader, kept_axes=kept, producer=producer)
+        return self._moves.bring(read.node, use.layout, rest, reader=reader, kept_axes=kept, producer=producer)
 
-    def stored(self, node: fx.Node) -> Use:
-        """Return how a parameter is stored; whole when no operator has read it."""
-        return self._reads[node].stored or Use(TensorLayout.replicated(node.meta["val"].dim()), ())
+    def finished(self) -> dict[str, ParameterUse]:
+        """Return how every parameter is stored; whole when no operator has read it."""
+        found = {}
+        for read in self._reads.values():
+            value = read.node.meta["val"]
+            stored = read.stored or Use(TensorLayout.replicated(value.dim()), ())
+            found[read.name] = ParameterUse(
+                read.name, tuple(value.shape), value.dtype, stored.layout, stored.partial_axes, read.local
+            )
+        return found
 
     def better_storage(self) -> dict[str, Use]:
         """Return the parameters that are stored better in another way, now that all their uses are known."""
-        read = [(node, read) for node, read in self._reads.items() if read.stored is not None]
-        best = {parameter.name: (self._choose(node), parameter.stored) for node, parameter in read}
+        best = {
+            read.name: (self._choose(read), read.stored) for read in self._reads.values() if read.stored is not None
+        }
         return {name: wanted for name, (wanted, present) in best.items() if wanted != present}
 
-    def _choose(self, node: fx.Node) -> Use:
-        read = self._reads[node]
+    def _choose(self, read: _Read) -> Use:
         fixed = self._fixed.get(read.name) or self._planned.get(read.name)
-        return choose_storage(self._mesh, node, read.uses, fixed)
+        return choose_storage(self._mesh, read.node, read.uses, fixed)
 
     def _read_plan(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> None:
         """Read the user's plan for a parameter at its first use: by then the inputs of its region have their axes."""

@@ -145,7 +145,7 @@ class _Partition:
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
         self._program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(self._program.outputs))
-        self._finish_parameters()
+        self._program.parameters = self._parameters.finished()
         self._program.redistributions = self._moves.redistributions
         self._program.differentiable_inputs = self._differentiable_inputs
         unused = sorted(set(self._strategies) - self._used_strategies)
@@ -176,24 +176,6 @@ class _Partition:
             if index in self._differentiable_inputs:
                 self._differentiable.add(node)
             self._values[node] = _Value(local, self._input_layouts[index])
-
-    def _finish_parameters(self) -> None:
-        placeholders = {node.name: node for node in self._graph.find_nodes(op="placeholder")}
-        for node in self._captured.graph.nodes:
-            if node.op == "placeholder" and node.name in self._captured.parameters:
-                name, value, stored = (
-                    self._captured.parameters[node.name],
-                    node.meta["val"],
-                    self._parameters.stored(node),
-                )
-                self._program.parameters[name] = ParameterUse(
-                    name,
-                    tuple(value.shape),
-                    value.dtype,
-                    stored.layout,
-                    stored.partial_axes,
-                    placeholders[node.name],
-                )
 
     # -- operators ----------------------------------------------------------------------------------------------
 

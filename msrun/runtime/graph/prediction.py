@@ -8,34 +8,25 @@ floating-point result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from msrun.runtime.graph.collective_messages import Message, backward_message, forward_message, result_shape
+from msrun.runtime.graph.collective_messages import (
+    CollectiveTraffic,
+    Message,
+    backward_message,
+    forward_message,
+    result_shape,
+)
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.operators.rule import apply_collective
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.program import LocalProgram
 
 LocalValues = Mapping[fx.Node, Any]
-
-
-@dataclass(frozen=True)
-class CollectiveTraffic:
-    """One collective of the program, with what it moves for one copy of the batch."""
-
-    text: str
-    forward: Message | None
-    backward: Message | None
-
-    @property
-    def messages(self) -> list[Message]:
-        """What it moves in one training step."""
-        return [message for message in (self.forward, self.backward) if message is not None]
 
 
 def local_values(program: LocalProgram) -> LocalValues:

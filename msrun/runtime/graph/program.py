@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from msrun.runtime.graph.collective_messages import CollectiveTraffic
 from msrun.runtime.graph.strictness import Redistribution
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
@@ -41,6 +42,8 @@ class OperatorPlan:
     """user, follows, data parallel, or no rule."""
     collectives: tuple[str, ...]
     """What was inserted for it."""
+    traffic: tuple[CollectiveTraffic, ...] = ()
+    """What these move, in the plan of a program."""
 
 
 @dataclass

@@ -65,7 +65,9 @@ def cut_segments(program: LocalProgram, group_of: Mapping[Name, int]) -> list[Se
     segments = []
     for level in range(count):
         nodes = [n for n in program.graph.nodes if levels.get(n) == level and n.op == "call_function"]
-        segment = _segment([n for n in nodes if not _is_collective(n)], kept, group_of)
+        segment = _segment([n for n in nodes if not _is_collective(n)], kept)
+        read = {n.name for node in nodes for n in node.all_input_nodes}
+        segment.groups = sorted({group_of[name] for name in read if name in group_of})
         segment.new_groups = [group for group in segment.groups if group not in seen]
         seen |= set(segment.groups)
         for node in nodes:
@@ -111,7 +113,7 @@ def _read_later(program: LocalProgram, levels: Mapping[fx.Node, int]) -> set[fx.
     return kept
 
 
-def _segment(nodes: list[fx.Node], kept: set[fx.Node], group_of: Mapping[Name, int]) -> Segment:
+def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:
     graph = fx.Graph()
     inside = set(nodes)
     mapping: dict[fx.Node, fx.Node] = {}
@@ -125,9 +127,8 @@ def _segment(nodes: list[fx.Node], kept: set[fx.Node], group_of: Mapping[Name, i
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
     writes = [node for node in nodes if node in kept]
     graph.output(tuple(mapping[node] for node in writes))
-    groups = sorted({group_of[node.name] for node in reads if node.name in group_of})
     module = fx.GraphModule(nn.Module(), graph)
-    return Segment(module, [n.name for n in reads], [n.name for n in writes], groups=groups)
+    return Segment(module, [n.name for n in reads], [n.name for n in writes])
 
 
 def render_segments(segments: list[Segment]) -> str:

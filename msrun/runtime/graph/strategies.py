@@ -220,13 +220,14 @@ def _follow(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> d
 
 
 def _data_parallel(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> dict[str, Axes]:
-    """Cut the first dimension of the first input over as many ranks as divide it."""
+    """Cut the first dimension of the first input over as many ranks as divide it, beginning with those that cut it."""
     first = next((i for i, layout in enumerate(layouts) if layout is not None), None)
     if first is None or not form.inputs[first]:
         return {}
-    label = form.inputs[first][0]
-    axes: list[int] = []
+    label, present = form.inputs[first][0], layouts[first]
+    own = present.split[0] if present is not None else ()
+    axes = list(own) if form.can_split(label, mesh.extent(own)) else []
     for axis in mesh.axes:
-        if form.can_split(label, mesh.extent((*axes, axis))):
+        if axis not in axes and form.can_split(label, mesh.extent((*axes, axis))):
             axes.append(axis)
     return {label: tuple(axes)} if axes and label is not None else {}

@@ -75,7 +75,9 @@ class Compilation:
             scale=part_scale(self.settings.compat, copies),
             regathers=hsdp is not None and hsdp.optimizer_level == "level3",
         )
-        return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
+        return compiled, build_parallel_plan(
+            compiled, self.storage, settings=self.settings, mesh=self.mesh, layouts=self.layouts
+        )
 
     def _capture(
         self, call: Target, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], copies: int

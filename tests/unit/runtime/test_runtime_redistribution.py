@@ -57,7 +57,7 @@ def neighbours(
 def cheapest(
     mesh: Mesh, source: TensorLayout, shape: tuple[int, ...], *, is_differentiable: bool
 ) -> dict[Split, float]:
-    """Return the least elements from one layout to every other: relax every edge until nothing changes (Bellman-Ford)."""
+    """Return the least elements from one layout to every other: relax edges until nothing changes (Bellman-Ford)."""
     layouts = [layout.split for layout in every_layout(mesh, shape)]
     edges = {split: list(neighbours(mesh, split, shape, is_differentiable=is_differentiable)) for split in layouts}
     best = dict.fromkeys(layouts, math.inf) | {source.split: 0.0}

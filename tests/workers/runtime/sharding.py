@@ -1,0 +1,196 @@
+"""Trains every case of sharding_cases on all ranks and on this very process alone.
+
+usage: sharding.py RESULT.json
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts
+from torch import nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    Layout,
+    MicroBatchInterleaved,
+    ParallelPlan,
+    WithLoss,
+    get_rank,
+    init,
+    release,
+    shard,
+)
+from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.parallel.storage import find_placement
+
+STEPS = 3
+
+
+def batch(dtype, number, rows=BATCH):
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randn(rows, INPUTS, generator=generator, dtype=torch.float64).to(dtype)
+    return images, torch.randint(0, OUTPUTS, (rows,), generator=generator)
+
+
+def build(case, dtype):
+    torch.manual_seed(3)
+    torch.set_default_dtype(dtype)
+    return case.build()
+
+
+def part(tensor, dataset, rank):
+    """Return what a rank passes."""
+    if dataset == "full_batch":
+        return tensor
+    parts, index = (6, rank) if dataset == "data_parallel" else (2, rank // 3)
+    return tensor.chunk(parts)[index]
+
+
+def train(step, parameters, case, dtype, rank=None):
+    """Return the losses of a few steps, and of an evaluation of another batch size; rank None = all data."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    losses, moved = [], None
+    for number in range(STEPS):
+        traffic.reset()
+        values = batch(dtype, number)
+        loss = step(*(values if rank is None else [part(v, case.dataset, rank) for v in values]))
+        loss.backward()
+        moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, moved
+
+
+def run(case, dtype, rank):
+    alone = build(case, dtype)
+    right, _ = train(WithLoss(alone, F.cross_entropy), [p for p in alone.parameters() if p.requires_grad], case, dtype)
+    network = build(case, dtype)
+    whole = WithLoss(network, F.cross_entropy)
+    if case.copies > 1:
+        whole = MicroBatchInterleaved(whole, case.copies)
+    step = AutoParallel(whole).dataset_strategy(case.dataset)
+    if case.hsdp:
+        step.hsdp(**case.hsdp)
+    if case.strict:
+        step.strict()
+    losses, moved = train(step, [p for p in network.parameters() if p.requires_grad], case, dtype, rank)
+    plan = step.plan
+    worst = 0.0
+    for mine, other in zip(network.parameters(), alone.parameters(), strict=True):
+        shape, layout, mesh = find_placement(mine)
+        wanted = other.detach()[layout.slices(mesh, shape, rank)]
+        assert mine.shape == wanted.shape
+        worst = max(worst, float((mine.detach() - wanted).abs().max() / other.detach().abs().max()))
+    # another batch: operators may choose other axes, the parameters stay as they are stored
+    with torch.no_grad():
+        values = batch(dtype, 9, 2 * BATCH)
+        later = float(step(*[part(v, case.dataset, rank) for v in values]))
+        later_right = float(F.cross_entropy(alone(values[0]), values[1]))
+    return {
+        "right": right,
+        "losses": losses,
+        "difference": worst,
+        "later": [later, later_right],
+        "traffic": moved,
+        "plan": plan.to_json(),
+        "explain": plan.explain(),
+        "round_trip": ParallelPlan.from_json(json.dumps(plan.to_json())) == plan,
+        "mesh": list(plan.mesh),
+    }
+
+
+def refusals():
+    """Return the messages of what must be refused."""
+
+    def message(network, dataset="full_batch", strict=True):
+        torch.set_default_dtype(torch.float64)
+        step = AutoParallel(WithLoss(network, F.cross_entropy)).dataset_strategy(dataset)
+        if strict:
+            step.strict()
+        images, labels = batch(torch.float64, 0)
+        try:
+            step(images, labels)
+        except StrategyError as error:
+            return str(error)
+        return "accepted"
+
+    def change():
+        net = Mlp()
+        shard(net.fc1, ((1, 1), (6, 1)))
+        return net
+
+    def late():
+        net = Mlp()
+        step = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")
+        step(*batch(torch.float64, 0))
+        layout = Layout((2, 3), ("dp", "mp"))
+        shard(net.fc1, (layout("dp", "None"), layout("None", "None")))
+        try:
+            step(*batch(torch.float64, 0, 2 * BATCH))
+        except StrategyError as error:
+            return str(error)
+        return "accepted"
+
+    def contradiction():
+        net = layouts(Layout((2, 3), ("dp", "mp")))()
+        other = Layout((3, 2), ("a", "b"))
+        shard(net.fc2, (other("a", "b"), other("None", "b")))
+        return net
+
+    def several():
+        return shard(Mlp(), ((1, 1), (6, 1)))
+
+    def unknown_name():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            shard(Mlp(), parameter_plan={"fc3.weight": (6, 1)}, in_strategy=((1, 1),))
+        return str(caught[0].message)
+
+    def small_matrix():
+        layout = Layout((2, 2), ("dp", "mp"))
+        net = Mlp()
+        shard(net.fc1, (layout("dp", "None"), layout("mp", "None")))
+        return net
+
+    return {
+        "strict": message(change()),
+        "strict-input": message(nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6)))), "data_parallel"),
+        "lenient": message(change(), strict=False),
+        "late": late(),
+        "contradiction": message(contradiction(), strict=False),
+        "several": message(several(), strict=False),
+        "unknown-name": unknown_name(),
+        "small-matrix": message(small_matrix(), strict=False),
+        "results": message(shard(Mlp(), out_strategy=((6, 1), (1, 1))), strict=False),
+    }
+
+
+def main():
+    init(timeout_s=60)
+    rank = get_rank()
+    results = {}
+    for case in CASES:
+        for name in case.dtypes:
+            everyone = [None] * 6
+            try:
+                mine = run(case, getattr(torch, name), rank)
+            except Exception as error:
+                mine = {"error": f"{type(error).__name__}: {error}"}
+                if "--debug" in sys.argv:
+                    raise
+            dist.all_gather_object(everyone, mine)
+            results[f"{case.name}/{name}"] = everyone
+    results["refusals"] = refusals()
+    if rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    release()
+
+
+main()

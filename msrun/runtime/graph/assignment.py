@@ -70,7 +70,7 @@ def assign_strategies(
         StrategyError: a strategy that fits neither one operator nor the inputs of its region.
     """
     assignment = Assignment()
-    inside = _operators_of_regions(graph, len(regions))
+    inside, has_inner = _operators_of_regions(graph, len(regions))
     marks: list[dict[Mark, fx.Node]] = [{} for _ in regions]
     for node in graph.nodes:
         mark = read_mark(node)
@@ -82,7 +82,7 @@ def assign_strategies(
             assignment.notes.append(f"strategy of {region.name}: nothing of it is left in the graph")
             continue
         mains = _candidates(inside[number])
-        if _is_meant_for_one(region, mains):
+        if not has_inner[number] and _is_meant_for_one(region, mains):
             mains[0].meta[_STRATEGY] = region.strategy
         else:
             _check_region(region, mains)
@@ -96,8 +96,8 @@ def assign_strategies(
     return assignment
 
 
-def _operators_of_regions(graph: fx.Graph, count: int) -> list[list[fx.Node]]:
-    """Return the operators that stand in each region and in no region inside it."""
+def _operators_of_regions(graph: fx.Graph, count: int) -> tuple[list[list[fx.Node]], list[bool]]:
+    """Return the operators that stand in each region and in no region inside it, and whether there is such a one."""
     begin, end = [-1] * count, [-1] * count
     nodes = list(graph.nodes)
     for place, node in enumerate(nodes):
@@ -110,7 +110,8 @@ def _operators_of_regions(graph: fx.Graph, count: int) -> list[list[fx.Node]]:
         around = [k for k in range(count) if begin[k] < place < end[k]]
         if around and node.op == "call_function" and read_mark(node) is None:
             inside[max(around, key=lambda k: begin[k])].append(node)
-    return inside
+    has_inner = [any(begin[k] < begin[other] < end[k] for other in range(count)) for k in range(count)]
+    return inside, has_inner
 
 
 def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -163,7 +163,11 @@ def capture(
             raise
         except Exception as error:
             raise _explain(target, error) from error
-    return _read(program, box["output_spec"], target.root, regions)
+    captured = _read(program, box["output_spec"], target.root, regions)
+    uncalled = sorted(set(strategies or {}) - {region.name for region in regions})
+    if uncalled:
+        captured.assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(uncalled)}")
+    return captured
 
 
 @contextlib.contextmanager

@@ -64,6 +64,11 @@ class ParameterUses:
         self._planned: dict[str, TensorLayout] = {}
         self._decided = decided
         self._reads: dict[fx.Node, _Read] = {}
+        self._marked: dict[str, TensorLayout] = {}
+
+    def mark(self, name: str, layout: TensorLayout) -> None:
+        """Say how the user lays out what enters or leaves a region, by the name of its captured mark."""
+        self._marked[name] = layout
 
     def add(self, node: fx.Node, name: str, local: fx.Node) -> None:
         """Say which captured placeholder is which parameter, and where its part is in the local graph.
@@ -73,19 +78,15 @@ class ParameterUses:
         known = next((read for read in self._reads.values() if read.name == name), None)
         self._reads[node] = known or _Read(name, node, local, [])
 
-    def layout_of(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> TensorLayout | None:
-        """Return the layout that the user planned, or of the first use; None before that.
-
-        Args:
-            layouts: name of every captured node so far -> its layout.
-        """
-        self._read_plan(node, layouts)
+    def layout_of(self, node: fx.Node) -> TensorLayout | None:
+        """Return the layout that the user planned, or of the first use; None before that."""
+        self._read_plan(node)
         read = self._reads[node]
         return self._planned.get(read.name) or (read.uses[0].layout if read.uses else None)
 
-    def read(self, node: fx.Node, use: Use, layouts: Mapping[str, TensorLayout], reader: str) -> fx.Node:
+    def read(self, node: fx.Node, use: Use, reader: str) -> fx.Node:
         """Return a parameter as one operator reads it."""
-        self._read_plan(node, layouts)
+        self._read_plan(node)
         read = self._reads[node]
         if use not in read.uses:
             read.uses.append(use)
@@ -119,13 +120,13 @@ class ParameterUses:
         fixed = self._fixed.get(read.name) or self._planned.get(read.name)
         return choose_storage(self._mesh, read.node, read.uses, fixed)
 
-    def _read_plan(self, node: fx.Node, layouts: Mapping[str, TensorLayout]) -> None:
+    def _read_plan(self, node: fx.Node) -> None:
         """Read the user's plan for a parameter at its first use: by then the inputs of its region have their axes."""
         name = self._reads[node].name
         if name not in self._assignment.parameters or name in self._planned:
             return
         entry, marks = self._assignment.parameters[name]
-        taken = {axis for mark in marks if mark in layouts for axis in layouts[mark].used}
+        taken = {axis for mark in marks if mark in self._marked for axis in self._marked[mark].used}
         order = sorted(self._mesh.axes, key=lambda axis: (axis in taken, axis))
         shape = tuple(node.meta["val"].shape)
         self._planned[name] = entry_layout(entry, shape, self._mesh, what=f"parameter_plan of {name}", order=order)

@@ -247,6 +247,7 @@ class _Partition:
         if source in self._differentiable:
             self._differentiable.add(node)
         self._values[node] = _Value(local, layout)
+        self._parameters.mark(node.name, layout)
         kind = "out_strategy" if wanted.leaves else "in_strategy"
         moved = self._collectives_since(before)
         self._program.collectives.append(moved)
@@ -285,17 +286,14 @@ class _Partition:
         """Return a value's layout; None for a parameter whose layout its first use will decide."""
         if node in self._values:
             return self._values[node].layout
-        return self._parameters.layout_of(node, self._layouts())
-
-    def _layouts(self) -> dict[str, TensorLayout]:
-        return {node.name: value.layout for node, value in self._values.items()}
+        return self._parameters.layout_of(node)
 
     def _input(
         self, node: fx.Node, wanted: TensorLayout, entered: Axes, *, reader: str = "", asked: bool = False
     ) -> fx.Node:
         entered = entered if node in self._differentiable else ()
         if node not in self._values:
-            return self._parameters.read(node, Use(wanted, entered), self._layouts(), reader)
+            return self._parameters.read(node, Use(wanted, entered), reader)
         self._moves.hold(node, self._values[node].node, self._values[node].layout)
         return self._moves.bring(node, wanted, entered, reader=reader, asked=asked)
 

@@ -49,6 +49,12 @@ def test_losses_and_weights_are_those_of_one_process(results: dict[str, Any], ca
         assert rank["right"][-1] != rank["right"][0]
 
 
+def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(results: dict[str, Any]) -> None:
+    for rank in results["out-strategies"]:
+        assert rank["wrong"] == []
+        assert rank["runs"] == 144
+
+
 def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch(results: dict[str, Any]) -> None:
     for found, right in results["other-strategies"]:
         assert found == pytest.approx(right, rel=1e-10, abs=0)

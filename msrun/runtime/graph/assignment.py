@@ -20,7 +20,8 @@ from msrun.runtime.graph.operators.registry import find_rule
 from msrun.runtime.graph.operators.rule import operator_call
 from msrun.runtime.graph.strategies import Entry, OperatorStrategy
 
-_STRATEGY, _FOLLOWS, _LAYOUT = "msrun_strategy", "msrun_follows", "msrun_layout"
+STRATEGY, FOLLOWS, LAYOUT = "msrun_strategy", "msrun_follows", "msrun_layout"
+"""Keys of a captured node's meta: an operator's strategy; that it follows its inputs; the layout that a mark is for."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,17 @@ class Assignment:
 
 def strategy_of(node: fx.Node) -> OperatorStrategy | None:
     """Return the user's strategy for a captured operator."""
-    return node.meta.get(_STRATEGY)
+    return node.meta.get(STRATEGY)
 
 
 def follows_region(node: fx.Node) -> bool:
     """Return True for an operator that keeps what its inputs bring, because its region was laid out."""
-    return _FOLLOWS in node.meta
+    return FOLLOWS in node.meta
 
 
 def wanted_layout(node: fx.Node) -> WantedLayout | None:
     """Return the layout that a captured mark stands for."""
-    return node.meta.get(_LAYOUT)
+    return node.meta.get(LAYOUT)
 
 
 def assign_strategies(
@@ -83,12 +84,18 @@ def assign_strategies(
             continue
         mains = _candidates(inside[number])
         if not has_inner[number] and _is_meant_for_one(region, mains):
-            mains[0].meta[_STRATEGY] = region.strategy
+            mains[0].meta[STRATEGY] = region.strategy
         else:
             _check_region(region, mains)
             _lay_out(region, marks[number], inside[number])
             kept = tuple(node.name for mark, node in marks[number].items() if not mark.leaves)
             for parameter, entry in region.strategy.parameters:
+                if id(parameter) not in names:
+                    shape = tuple(parameter.shape)
+                    raise StrategyError(
+                        f"parameter_plan of {region.name}: its parameter of shape {shape} is none of the network's; "
+                        "let the function use modules that the network holds"
+                    )
                 assignment.parameters[names[id(parameter)]] = entry, kept
         _lay_out_results(region, marks[number])
     for node in [node for of_region in marks for node in of_region.values()]:
@@ -152,11 +159,11 @@ def _path(node: fx.Node) -> str:
 
 def _lay_out(region: Region, marks: Mapping[Mark, fx.Node], operators: Sequence[fx.Node]) -> None:
     for node in operators:
-        node.meta[_FOLLOWS] = True
+        node.meta[FOLLOWS] = True
     for mark, node in marks.items():
         entry = region.strategy.inputs[mark.index] if mark.index < len(region.strategy.inputs) else None
         if entry is not None and not mark.leaves:
-            node.meta[_LAYOUT] = WantedLayout(entry, region.name, leaves=False)
+            node.meta[LAYOUT] = WantedLayout(entry, region.name, leaves=False)
 
 
 def _lay_out_results(region: Region, marks: Mapping[Mark, fx.Node]) -> None:
@@ -169,7 +176,7 @@ def _lay_out_results(region: Region, marks: Mapping[Mark, fx.Node]) -> None:
     for mark, node in marks.items():
         entry = wanted[mark.index] if mark.leaves and wanted else None
         if entry is not None:
-            node.meta[_LAYOUT] = WantedLayout(entry, region.name, leaves=True)
+            node.meta[LAYOUT] = WantedLayout(entry, region.name, leaves=True)
 
 
 def _settle_mark(node: fx.Node, parameter_of: Mapping[str, str], assignment: Assignment) -> None:

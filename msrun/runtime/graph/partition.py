@@ -7,6 +7,7 @@ whole. The result is plain local tensors and collectives; no layout is looked at
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -330,6 +331,7 @@ class _Partition:
                 strategy=tuple(form.layout(labels, split).numbers(self._mesh) for labels in form.inputs),
                 origin=origin,
                 collectives=_texts(added),
+                repeats=self._mesh.size // math.prod(self._mesh.extent(axes) for axes in split.values()),
             )
         )
         if rule is REPLICATED and call.tensors:

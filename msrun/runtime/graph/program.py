@@ -44,6 +44,8 @@ class OperatorPlan:
     """What was inserted for it."""
     traffic: tuple[CollectiveTraffic, ...] = ()
     """What these move, in the plan of a program."""
+    repeats: int = 1
+    """Ranks that compute the same: its strategy cuts it into fewer parts than there are ranks."""
 
 
 @dataclass

@@ -69,7 +69,18 @@ def choose_split(
         followed = _follow(form, mesh, layouts)
         if followed or follows:
             return followed, "follows"
-    return _data_parallel(form, mesh, layouts), "data parallel"
+    cut = _data_parallel(form, mesh, layouts)
+    if all(layout is not None for layout in layouts):
+        # of activations alone, as in attention: what is cut over as many ranks already need not move
+        followed = _follow(form, mesh, layouts)
+        is_as_cut = _parts(mesh, followed) >= _parts(mesh, cut) > 1
+        if followed != cut and is_as_cut and not any(label in followed for label in form.summed):
+            return followed, "follows"
+    return cut, "data parallel"
+
+
+def _parts(mesh: Mesh, split: LabelSplit) -> int:
+    return math.prod(mesh.extent(axes) for axes in split.values())
 
 
 def entry_numbers(entry: Entry, mesh: Mesh) -> tuple[int, ...]:

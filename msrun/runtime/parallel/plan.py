@@ -125,7 +125,8 @@ class ParallelPlan:
         lines += ["", "operators"]
         for o in self.operators:
             strategy = ", ".join(str(numbers) for numbers in o.strategy)
-            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}")
+            repeated = f", the same on {o.repeats} ranks" if o.repeats > 1 and any(o.strategy) else ""
+            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}")
             lines += [f"      {collective}" for collective in o.traffic or o.collectives]
         lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
         lines += self._messages()

@@ -217,6 +217,33 @@ def test_axis_that_two_dimensions_of_the_work_would_share_is_refused() -> None:
         local_program(Calls(multiply))
 
 
+def test_parameter_of_another_network_is_no_plan_for_this_one() -> None:
+    other = nn.Linear(8, 8)
+
+    def twice(x: Tensor, w: Tensor) -> Tensor:
+        return torch.matmul(torch.matmul(x, w), other.weight.detach())
+
+    network = Calls(shard(twice, ((1, 1), (1, 1)), parameter_plan={"weight": (4, 1)}))
+    with pytest.raises(StrategyError, match="is none of the network's"):
+        local_program(network)
+
+
+def test_product_of_activations_that_are_cut_over_all_ranks_stays_where_they_are() -> None:
+    heads = shard(torch.mul, ((2, 2, 1, 1), (1, 1, 1, 1)))
+
+    def attention(x: Tensor, w: Tensor) -> Tensor:
+        q = heads(x.reshape(2, 4, 2, 4), w[:1, :1].reshape(1, 1, 1, 1))
+        return torch.matmul(q, q.transpose(-1, -2))
+
+    (last,) = [o for o in local_program(Calls(attention)).operators if o.operator == "aten.matmul"]
+    assert (last.origin, last.strategy, last.collectives) == ("follows", ((2, 2, 1, 1), (2, 2, 1, 1)), ())
+
+
+def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so() -> None:
+    assert [o.repeats for o in product(((2, 1), (1, 1))).operators] == [2]
+    assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
+
+
 # -- values between layouts ---------------------------------------------------------------------------------------
 
 

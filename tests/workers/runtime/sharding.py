@@ -4,6 +4,7 @@ usage: sharding.py RESULT.json
 """
 
 import copy
+import itertools
 import json
 import sys
 import warnings
@@ -27,7 +28,15 @@ from msrun.runtime import (
     release,
     shard,
 )
+from msrun.runtime.graph.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
+from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.partition import partition
+from msrun.runtime.graph.strategies import OperatorStrategy
+from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.parallel.compiled import build_compiled_call
+from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.storage import find_placement
 
 STEPS = 3
@@ -99,6 +108,66 @@ def run(case, dtype, rank):
         "round_trip": ParallelPlan.from_json(json.dumps(plan.to_json())) == plan,
         "mesh": list(plan.mesh),
     }
+
+
+def out_strategies(rank):
+    """Run a linear layer with every strategy and every layout of its result; return how many, and what is wrong."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(5)
+    network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 1), (1, 1)), ((1, 1),)))
+    images, gradient = batch(torch.float64, 0)[0].requires_grad_(), torch.randn(BATCH, OUTPUTS)
+    right = network(images)
+    right.backward(gradient)
+    whole = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    captured = capture(
+        find_target(network),
+        [images],
+        {},
+        input_shapes=[tuple(images.shape)],
+        parameter_shapes={},
+        strategies=strategies_of(network),
+    )
+    (product,) = [node for node in captured.graph.nodes if strategy_of(node)]
+    (mark,) = [node for node in captured.graph.nodes if wanted_layout(node)]
+    mesh, numbers, wrong, runs = build_mesh(6), (1, 2, 3, 6), [], 0
+    for a, b, c, x, y in itertools.product(numbers, repeat=5):
+        if 6 % (a * b * c) or 6 % (x * y):
+            continue
+        product.meta[STRATEGY] = OperatorStrategy(((a, b), (c, b), (c,)))
+        mark.meta[LAYOUT] = WantedLayout((x, y), "0", leaves=True)
+        program = partition(
+            captured,
+            mesh,
+            input_layouts=[TensorLayout.replicated(2)],
+            strategies={},
+            output_batch_axes=(),
+            differentiable_inputs=frozenset({0}),
+        )
+        stored = {
+            name: StoredParameter(
+                name,
+                nn.Parameter(whole[name][use.layout.slices(mesh, use.shape, rank)].clone()),
+                use.shape,
+                use.layout,
+                (),
+                "test",
+            )
+            for name, use in program.parameters.items()
+        }
+        compiled = build_compiled_call(
+            captured, program, stored, {}, mesh=mesh, rank=rank, copies=1, scale=1.0, regathers=False
+        )
+        mine = images.detach().clone().requires_grad_()
+        output = compiled.run([mine])
+        output.backward(gradient)
+        found = [(output, right), (mine.grad, images.grad)]
+        for name, item in stored.items():
+            grad = network.get_parameter(name).grad
+            found.append((item.parameter.grad, grad[item.used.slices(mesh, item.shape, rank)]))
+        runs += 1
+        if not all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in found):
+            wrong.append(f"rank {rank}: in {((a, b), (c, b))} out {(x, y)}")
+    return {"runs": runs, "wrong": wrong}
 
 
 def other_strategies():
@@ -208,6 +277,9 @@ def main():
             results[f"{case.name}/{name}"] = everyone
     results["refusals"] = refusals()
     results["other-strategies"] = other_strategies()
+    laws = [None] * 6
+    dist.all_gather_object(laws, out_strategies(rank))
+    results["out-strategies"] = laws
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

@@ -9,6 +9,7 @@
       Interrupted           128+n    the launcher was told to stop by signal n
       ParallelError             1    raised inside a worker by `msrun.runtime`
         StrategyError           1    an illegal split of an operator, an input or a parameter
+          LayoutTypeError       1    a value of a wrong type given to Layout
         CaptureError            1    the network cannot be captured as one graph
         WorldError              1    the process cannot find, join or leave its world
         DataError               1    a data file is missing, damaged or not what it claims to be
@@ -76,6 +77,10 @@ class ParallelError(MsrunError):
 
 class StrategyError(ParallelError, ValueError):
     """A strategy that the operator, the tensor or the number of ranks does not allow."""
+
+
+class LayoutTypeError(StrategyError, TypeError):
+    """A value of a wrong type given to Layout, where MindSpore raises TypeError."""
 
 
 class CaptureError(ParallelError):

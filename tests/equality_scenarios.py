@@ -98,19 +98,19 @@ SCENARIOS = [
     Scenario("two-copies-hsdp", _hsdp(), copies=2, traffic={**ONE_MESSAGE, "all_reduce": 3}),
     Scenario("two-copies-hsdp-level3-sum", _hsdp("level3"), copies=2, compat="mindspore"),
     Scenario("two-copies-full-batch-step-function", copies=2, dataset="full_batch", form="step"),
-    # layer2's partial sums forward; layer3 is data-parallel: the loss, and its input's gradient gathered.
+    # layer2's partial sums are scattered, for layer3 is data-parallel; gathered on the way back; loss and gradients.
     Scenario(
         "tensor-parallel",
         strategies=MEGATRON,
         dataset="full_batch",
-        traffic={"all_reduce": 3, "all_gather": 1},
+        traffic={"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1},
     ),
     Scenario(
         "tensor-parallel-two-copies",
         strategies=MEGATRON,
         dataset="full_batch",
         copies=2,
-        traffic={"all_reduce": 5, "all_gather": 2},
+        traffic={"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2},
         float32=True,
     ),
     Scenario("tensor-parallel-own-batches", strategies=MEGATRON),

@@ -30,6 +30,7 @@ _HOMES = {
     ),
     "parallel.hybrid": "layerwise_parallel",
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
+    "named_layout": "Layout",
     "parallel.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
     "nn.losses": "SoftmaxCrossEntropyExpand",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from msrun.runtime.groups import (
         process_group as process_group,
     )
+    from msrun.runtime.named_layout import Layout as Layout
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand

@@ -1,16 +1,16 @@
 """Layouts: how a tensor is cut over the ranks. Pure maths, no torch.
 
-The world is seen as a mesh whose axes are the prime factors of its size: 8 ranks are 2 x 2 x 2. Every strategy value
-that divides the world is then a set of whole axes, so any two layouts can be compared axis by axis.
+The world is seen as a mesh whose axes are prime factors of its size: 8 ranks are 2 x 2 x 2. Every strategy value
+that divides the world is then a set of whole axes, so any two layouts can be compared axis by axis. The factors stand
+largest first, unless a device matrix of the user (`Layout`) wants them otherwise.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from msrun.errors import StrategyError
 
@@ -52,6 +52,10 @@ class Mesh:
         """Return the number of ranks along these axes together."""
         return math.prod(self.shape[axis] for axis in axes)
 
+    def stride(self, axis: int) -> int:
+        """Return how many ranks lie between two neighbours along an axis."""
+        return math.prod(self.shape[axis + 1 :])
+
     def index(self, global_rank: int, axes: Axes) -> int:
         """Return a rank's place along `axes` read as one number, first axis most significant."""
         place = self.coordinates(global_rank)
@@ -69,20 +73,38 @@ class Mesh:
         return [tuple(sorted(ranks, key=lambda rank: self.index(rank, axes))) for ranks in found.values()]
 
 
-def build_mesh(world_size: int, first_rank: int = 0) -> Mesh:
+def build_mesh(world_size: int, first_rank: int = 0, *, strides: Iterable[int] = ()) -> Mesh:
     """Return the mesh of prime factors, largest first: 12 -> 3 x 2 x 2; 1 -> no axis.
 
     Args:
         world_size: number of ranks, from `first_rank` on.
+        strides: numbers of neighbouring ranks at which an axis must begin, because a device matrix has one there:
+            2 x 3 of 6 ranks has the strides 3 and 6, so its mesh is 2 x 3.
+
+    Raises:
+        StrategyError: no row-major mesh has all these strides.
     """
+    chain = sorted({1, world_size, *strides})
+    for inner, outer in itertools.pairwise(chain):
+        if outer % inner:
+            raise StrategyError(
+                f"no mesh of {world_size} ranks has axes that begin at every {inner} and at every {outer} ranks; "
+                "give device matrices that divide the ranks alike"
+            )
+    parts = [outer // inner for inner, outer in itertools.pairwise(chain)]
+    return Mesh(tuple(factor for part in reversed(parts) for factor in prime_factors(part)), first_rank)
+
+
+def prime_factors(number: int) -> list[int]:
+    """Return the prime factors of a number, largest first; none for 1."""
     factors = []
-    rest, factor = world_size, 2
-    while rest > 1:
-        while rest % factor == 0:
+    factor = 2
+    while number > 1:
+        while number % factor == 0:
             factors.append(factor)
-            rest //= factor
+            number //= factor
         factor += 1
-    return Mesh(tuple(sorted(factors, reverse=True)), first_rank)
+    return sorted(factors, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -130,76 +152,31 @@ class TensorLayout:
         return tuple(mesh.extent(axes) for axes in self.split)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One move of a redistribution.
-
-    gather joins the parts of `dim` along `axes` (its innermost); slice keeps this rank's part of `dim`;
-    exchange cuts `dim` and joins `from_dim` along the same axes: an all-to-all.
-    """
-
-    kind: Literal["gather", "slice", "exchange"]
-    dim: int
-    axes: Axes
-    from_dim: int = -1
-
-
-def plan_redistribution(source: TensorLayout, target: TensorLayout) -> list[Step]:
-    """Return the moves from one layout to another.
-
-    Axes are taken off and put on at the inner end of a dimension's list. What can be cut for nothing is cut first,
-    then parts that only change their dimension are exchanged, then the rest is gathered and cut again.
-    """
-    current = [list(axes) for axes in source.split]
-    steps: list[Step] = []
-
-    def surplus(dim: int) -> Axes:
-        kept = len(_common_prefix(current[dim], target.split[dim]))
-        return tuple(current[dim][kept:])
-
-    def missing(dim: int) -> Axes:
-        kept = len(_common_prefix(current[dim], target.split[dim]))
-        return target.split[dim][kept:]
-
-    def cut_what_is_free() -> None:
-        used = set(itertools.chain.from_iterable(current))
-        for dim in range(len(current)):
-            wanted = missing(dim)
-            if wanted and not surplus(dim) and not used & set(wanted):
-                steps.append(Step("slice", dim, wanted))
-                current[dim] += wanted
-                used |= set(wanted)
-
-    cut_what_is_free()
-    for from_dim, dim in itertools.permutations(range(len(current)), 2):
-        moved = surplus(from_dim)
-        if moved and not surplus(dim) and missing(dim)[: len(moved)] == moved:
-            steps.append(Step("exchange", dim, moved, from_dim))
-            del current[from_dim][-len(moved) :]
-            current[dim] += moved
-    for dim in range(len(current)):
-        extra = surplus(dim)
-        if extra:
-            steps.append(Step("gather", dim, extra))
-            del current[dim][-len(extra) :]
-    cut_what_is_free()
-    return steps
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))]
-
-
-def assign_axes(mesh: Mesh, numbers: Sequence[int], *, what: str) -> tuple[Axes, ...]:
+def assign_axes(
+    mesh: Mesh,
+    numbers: Sequence[int],
+    *,
+    what: str,
+    near: TensorLayout | None = None,
+    order: Sequence[int] | None = None,
+) -> tuple[Axes, ...]:
     """Give each number of parts its own mesh axes, leftmost first; what is left over holds copies.
+
+    Args:
+        near: a layout whose axes are kept where the numbers allow it, so that nothing moves without need.
+        order: the order in which axes are taken, instead of from left to right.
 
     Raises:
         StrategyError: the numbers do not multiply to a divisor of the world, or cannot be made of its factors.
     """
-    free = list(mesh.axes)
+    kept = [_kept(mesh, axes, number) for axes, number in zip(near.split, numbers, strict=True)] if near else []
+    kept = kept or [()] * len(numbers)
+    free = [axis for axis in order or mesh.axes if not any(axis in axes for axes in kept)]
     assigned: list[Axes] = []
-    for number in numbers:
-        axes = _take(mesh, free, number)
+    for number, own in zip(numbers, kept, strict=True):
+        axes = _take(mesh, free, number // mesh.extent(own))
+        if axes is None and near is not None:
+            return assign_axes(mesh, numbers, what=what, order=order)
         if axes is None:
             raise StrategyError(
                 f"{what}: {math.prod(numbers)} parts do not divide {mesh.size} ranks; "
@@ -207,8 +184,18 @@ def assign_axes(mesh: Mesh, numbers: Sequence[int], *, what: str) -> tuple[Axes,
             )
         for axis in axes:
             free.remove(axis)
-        assigned.append(axes)
+        assigned.append(own + axes)
     return tuple(assigned)
+
+
+def _kept(mesh: Mesh, axes: Axes, number: int) -> Axes:
+    """Return the outermost axes that a number of parts can begin with."""
+    kept: Axes = ()
+    for axis in axes:
+        if number % mesh.extent((*kept, axis)):
+            break
+        kept = (*kept, axis)
+    return kept
 
 
 def _take(mesh: Mesh, free: Sequence[int], number: int) -> Axes | None:

@@ -71,6 +71,15 @@ def test_number_of_collectives_of_a_step_is_the_closed_form(results: dict[str, A
     assert results[f"{scenario.name}/float64"]["traffic"]["calls"] == scenario.traffic
 
 
+@every_run()
+def test_plan_tells_number_and_bytes_of_the_collectives_of_a_step(
+    results: dict[str, Any], scenario: Scenario, dtype: str
+) -> None:
+    found = results[f"{scenario.name}/{dtype}"]
+    if scenario.mode == "semi_auto":
+        assert found["plan"]["traffic"] == found["traffic"]
+
+
 @pytest.mark.parametrize("name", ["hsdp-level1", "hsdp-level2", "two-copies-hsdp", "fusion-never"])
 def test_bytes_of_optimizer_parallel_are_the_closed_form(results: dict[str, Any], name: str) -> None:
     """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.graph.collective_messages import result_shape
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.operators.rule import fake_given
 from msrun.runtime.graph.partition import LocalProgram
@@ -190,13 +191,8 @@ class _Run:
         if collective.kind == "slice":  # rows of a tensor keep all of it
             part = value.detach().narrow(collective.dim, 0, shape[collective.dim] // count).contiguous()
             return part.requires_grad_(value.requires_grad)
-        if collective.kind in ("gather", "gather_enter"):
-            shape[collective.dim] *= count
-        elif collective.kind in ("reduce_scatter", "exchange"):
-            shape[collective.dim] //= count
-        if collective.kind == "exchange":
-            shape[collective.from_dim] *= count
-        return torch.empty(shape, dtype=value.dtype, device=value.device).requires_grad_(value.requires_grad)
+        made = result_shape(collective, shape, self._mesh)
+        return torch.empty(made, dtype=value.dtype, device=value.device).requires_grad_(value.requires_grad)
 
 
 class _Keeping(fx.Interpreter):

@@ -19,11 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
+from msrun.runtime.graph.assignment import Assignment, assign_strategies
 from msrun.runtime.graph.autocast import inline_autocast
 from msrun.runtime.graph.batch_rows import trace_batch_rows
 from msrun.runtime.graph.flattened_linear import unflatten_linears
 from msrun.runtime.graph.gradient_modes import inline_gradient_modes
+from msrun.runtime.graph.marked_calls import Region, recording_regions
 from msrun.runtime.graph.operators.dropout import number_dropouts
+from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.graph.writes import assignments_as_writes, make_functional
 
 GlobalShape = tuple[int, ...]
@@ -48,6 +51,10 @@ class CapturedGraph:
     """flattened results"""
     buffer_updates: dict[str, fx.Node] = field(default_factory=dict)
     """buffer name -> its value after the forward pass, of every buffer that the network changes"""
+    assignment: Assignment = field(default_factory=Assignment)
+    """what the user's strategies mean, beside what is written on the operators"""
+    regions: list[Region] = field(default_factory=list)
+    """calls that have a strategy of the user"""
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ def capture(
     *,
     input_shapes: Sequence[GlobalShape],
     parameter_shapes: Mapping[str, GlobalShape],
+    strategies: Mapping[str, OperatorStrategy] | None = None,
 ) -> CapturedGraph:
     """Trace `target` once.
 
@@ -121,9 +129,11 @@ def capture(
         args, kwargs: one call's arguments; only tensors become inputs of the graph, everything else is fixed.
         input_shapes: global shape of every tensor among them, in order.
         parameter_shapes: global shape of every parameter, which may be sharded already.
+        strategies: module path -> the user's strategy. Those of functions come with their calls.
 
     Raises:
         CaptureError: a construct that cannot be captured; names it and what to do.
+        StrategyError: a strategy of a module or function in which it could mean several operators, or none.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given_tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -152,14 +162,21 @@ def capture(
             flat, box["output_spec"] = pytree.tree_flatten(result)
             return flat
 
-    with _faked(target.root, parameter_shapes, fake, device):
+    with (
+        _faked(target.root, parameter_shapes, fake, device),
+        recording_regions(target.root, strategies or {}) as regions,
+    ):
         try:
             program = torch.export.export(Call(), tuple(samples), strict=False)
         except ParallelError:  # says already what is wrong
             raise
         except Exception as error:
             raise _explain(target, error) from error
-    return _read(program, box["output_spec"], target.root)
+    captured = _read(program, box["output_spec"], target.root, regions)
+    uncalled = sorted(set(strategies or {}) - {region.name for region in regions})
+    if uncalled:
+        captured.assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(uncalled)}")
+    return captured
 
 
 @contextlib.contextmanager
@@ -203,29 +220,35 @@ def _faked(
             table[key] = value
 
 
-def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
+def _read(
+    program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module, regions: list[Region]
+) -> CapturedGraph:
     signature = program.graph_signature
     inline_autocast(program.graph)
     inline_gradient_modes(program.graph_module, signature.inputs_to_buffers)
     _refuse_sizes_from_values(program.graph)
+    canonical = _canonical_names(root)
+    parameters = {k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()}
+    assignment = assign_strategies(program.graph, regions, parameters, root)
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)
     inputs = [name for name in signature.user_inputs if isinstance(name, str)]
     unflatten_linears(program.graph)
     number_dropouts(program.graph)
     trace_batch_rows(program.graph, inputs)
-    canonical = _canonical_names(root)
     buffers = {k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_buffers.items()}
     output = next(node for node in program.graph.nodes if node.op == "output")
     return CapturedGraph(
         graph=program.graph,
-        parameters={k: canonical[v.removeprefix("root.")] for k, v in signature.inputs_to_parameters.items()},
+        parameters=parameters,
         buffers=buffers,
         constants={k: program.constants[v] for k, v in signature.inputs_to_lifted_tensor_constants.items()},
         inputs=inputs,
         output_spec=output_spec,
         outputs=list(output.args[0]),
         buffer_updates={buffers[name]: value for name, value in updates.items()},
+        assignment=assignment,
+        regions=regions,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from msrun.runtime.graph.collective_messages import result_shape
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.operators.rule import apply_collective, fake_given
 from msrun.runtime.graph.partition import ORIGIN, LocalProgram
@@ -80,14 +81,4 @@ def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
 
 def _after(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
     """Return the result of a collective: of another size, with a gradient where the value has one."""
-    shape = list(value.shape)
-    extent = mesh.extent(collective.axes)
-    match collective.kind:
-        case "gather" | "gather_enter":
-            shape[collective.dim] *= extent
-        case "slice" | "reduce_scatter":
-            shape[collective.dim] //= extent
-        case "exchange":
-            shape[collective.dim] //= extent
-            shape[collective.from_dim] *= extent
-    return value.new_empty(shape).requires_grad_(value.requires_grad)
+    return value.new_empty(result_shape(collective, value.shape, mesh)).requires_grad_(value.requires_grad)

@@ -8,85 +8,50 @@ whole. The result is plain local tensors and collectives; no layout is looked at
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from msrun.errors import StrategyError
+from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
 from msrun.runtime.graph.capture import CapturedGraph
-from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.graph.decisions import Decisions, find_scatters
+from msrun.runtime.graph.moves import Moves, describe_operator
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
-from msrun.runtime.graph.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, Rule, operator_call
+from msrun.runtime.graph.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    apply_collective,
+    operator_call,
+    summed_axes,
+)
+from msrun.runtime.graph.parameter_uses import ParameterUses, Use
+from msrun.runtime.graph.program import MODULE_PATH as MODULE_PATH
+from msrun.runtime.graph.program import ORIGIN as ORIGIN
+from msrun.runtime.graph.program import LocalProgram as LocalProgram
+from msrun.runtime.graph.program import OperatorPlan as OperatorPlan
+from msrun.runtime.graph.program import ParameterUse as ParameterUse
 from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
-from msrun.runtime.layout import Axes, Mesh, TensorLayout, plan_redistribution
-
-MODULE_PATH = "module_path"
-"""Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
-ORIGIN = "captured"
-"""Key of a local node's `meta`: the captured operator that it was made for."""
-
-
-@dataclass
-class ParameterUse:
-    """How the graph uses one parameter."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Global shape."""
-    dtype: torch.dtype
-    layout: TensorLayout
-    """Layout at its use, before optimizer parallel cuts it further."""
-    partial_axes: Axes
-    """Axes along which this rank's gradient is a partial sum."""
-    node: fx.Node
-    """Its placeholder in the local graph; gets the part that `layout` says."""
-
-
-@dataclass(frozen=True)
-class OperatorPlan:
-    """What was decided for one operator: for the plan's explanation."""
-
-    name: str
-    operator: str
-    module_path: str
-    strategy: tuple[tuple[int, ...], ...]
-    """MindSpore's tuples: parts per dimension, per input."""
-    origin: str
-    """user, follows, data parallel, or no rule."""
-    collectives: tuple[str, ...]
-    """What was inserted for it."""
-
-
-@dataclass
-class LocalProgram:
-    """The program of every rank: the same graph, each with its own parts."""
-
-    graph: fx.Graph
-    mesh: Mesh
-    parameters: dict[str, ParameterUse]
-    buffers: dict[str, fx.Node]
-    """name -> placeholder; buffers are whole on every rank"""
-    constants: dict[str, tuple[fx.Node, torch.Tensor]]
-    inputs: list[fx.Node]
-    input_layouts: list[TensorLayout]
-    outputs: list[Any]
-    """fx nodes or plain values"""
-    operators: list[OperatorPlan]
-    notes: list[str] = field(default_factory=list)
-    buffer_updates: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """placeholder of a buffer -> its whole value after the forward pass"""
+from msrun.runtime.graph.strictness import refuse_redistributions
+from msrun.runtime.graph.wanted import layout_of_result
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
 
 @dataclass(frozen=True)
 class _Value:
     node: fx.Node
     layout: TensorLayout
+    summed: Axes = ()
+    """Axes over which an all-reduce made it whole that could be a reduce-scatter."""
 
 
 def partition(
@@ -97,19 +62,42 @@ def partition(
     strategies: Mapping[str, OperatorStrategy],
     output_batch_axes: Axes,
     differentiable_inputs: frozenset[int] = frozenset(),
+    stored: Mapping[str, TensorLayout] | None = None,
+    is_strict: bool = False,
 ) -> LocalProgram:
     """Return the local program.
 
     Args:
         input_layouts: how the user's tensors arrive.
-        strategies: module path -> the user's strategy.
+        strategies: module path -> strategy, for operators without one of their own.
         output_batch_axes: axes that cut dimension 0 of results that are not scalars; () gives them whole.
         differentiable_inputs: indexes of the user's tensors whose gradient is wanted.
+        stored: parameter name -> layout in which it is stored already.
+        is_strict: refuse traffic between layouts that nobody asked for.
 
     Raises:
-        StrategyError: an illegal strategy, or one parameter wanted in two layouts.
+        StrategyError: an illegal strategy, or with `is_strict` a redistribution.
     """
-    return _Partition(captured, mesh, input_layouts, strategies, output_batch_axes, differentiable_inputs).run()
+    decisions = Decisions()
+    while True:
+        walk = _Partition(
+            captured,
+            mesh,
+            input_layouts,
+            strategies,
+            output_batch_axes,
+            differentiable_inputs,
+            stored=stored or {},
+            decisions=decisions,
+        )
+        program = walk.run()
+        found = walk.next_decisions()
+        if found == decisions:
+            break
+        decisions = found
+    if is_strict:
+        refuse_redistributions(program.redistributions)
+    return program
 
 
 def _gives_tensors(node: fx.Node) -> bool:
@@ -126,6 +114,9 @@ class _Partition:
         strategies: Mapping[str, OperatorStrategy],
         output_batch_axes: Axes,
         differentiable_inputs: frozenset[int],
+        *,
+        stored: Mapping[str, TensorLayout],
+        decisions: Decisions,
     ) -> None:
         self._differentiable_inputs = differentiable_inputs
         self._differentiable: set[fx.Node] = set()
@@ -140,41 +131,49 @@ class _Partition:
         self._batch_axes = output_batch_axes
         self._graph = fx.Graph()
         self._build = LocalBuilder(self._graph, mesh)
+        self._moves = Moves(self._build, self._differentiable)
+        self._parameters = ParameterUses(self._moves, mesh, captured.assignment, stored, decisions.storage)
         self._values: dict[fx.Node, _Value] = {}
-        self._parameters: dict[fx.Node, ParameterUse | None] = {}
+        """captured node that is no parameter -> its local value"""
+        self._decisions = decisions
         self._others: dict[fx.Node, tuple[TensorLayout, ...]] = {}
         """captured node -> layouts of its second and further results"""
-        self._moved: dict[tuple[fx.Node, str], fx.Node] = {}
-        """(local node, moves) -> result: two readers of one value share its redistribution"""
+        self._sums: dict[str, tuple[fx.Node, Axes]] = {}
+        """captured operator -> its local result and the axes over which that was summed"""
         self._program = LocalProgram(self._graph, mesh, {}, {}, {}, [], self._input_layouts, [], [])
 
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
         for node in self._captured.graph.nodes:
-            before = next(reversed(self._graph.nodes), None)
+            newest = next(reversed(self._graph.nodes), None)
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node)
-            self._stamp(node, before)
+            self._stamp(node, newest)
+        before = len(self._graph.nodes)
         self._program.outputs = [self._output(value) for value in self._captured.outputs]
         self._buffer_updates()
+        self._program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(self._program.outputs))
-        self._finish_parameters()
+        self._program.parameters = self._parameters.finished()
+        self._program.redistributions = self._moves.redistributions
+        self._program.differentiable_inputs = self._differentiable_inputs
         unused = sorted(set(self._strategies) - self._used_strategies)
         if unused:
             self._program.notes.append(f"strategies of modules that the graph does not call: {', '.join(unused)}")
+        self._program.notes += self._captured.assignment.notes
         return self._program
 
     # -- inputs -------------------------------------------------------------------------------------------------
 
     def _placeholder(self, node: fx.Node) -> None:
         local = self._graph.placeholder(node.name)
-        value = node.meta["val"]
+        value = local.meta["val"] = node.meta["val"]
         if node.name in self._captured.parameters:
-            self._parameters[node] = None
-            self._differentiable.add(node)
-            self._values[node] = _Value(local, TensorLayout.replicated(value.dim()))
+            self._parameters.add(node, self._captured.parameters[node.name], local)
+            if value.requires_grad:
+                self._differentiable.add(node)
         elif node.name in self._captured.buffers:
             self._program.buffers[self._captured.buffers[node.name]] = local
             self._values[node] = _Value(local, TensorLayout.replicated(value.dim()))
@@ -189,15 +188,6 @@ class _Partition:
                 self._differentiable.add(node)
             self._values[node] = _Value(local, self._input_layouts[index])
 
-    def _finish_parameters(self) -> None:
-        for node, use in self._parameters.items():
-            value = node.meta["val"]
-            if use is None:  # never read by an operator with a rule of its own
-                layout = TensorLayout.replicated(value.dim())
-                use = ParameterUse("", tuple(value.shape), value.dtype, layout, (), self._values[node].node)
-            use.name = self._captured.parameters[node.name]
-            self._program.parameters[use.name] = use
-
     def _stamp(self, captured: fx.Node, before: fx.Node | None) -> None:
         """Write on the local nodes after `before` what they were made for."""
         for made in itertools.takewhile(partial(operator.is_not, before), reversed(self._graph.nodes)):
@@ -211,6 +201,10 @@ class _Partition:
         if node.target is operator.getitem:
             self._item(node)
             return
+        mark = wanted_layout(node)
+        if mark is not None:
+            self._lay_out(node, mark)
+            return
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
@@ -221,29 +215,69 @@ class _Partition:
         path = call.module_path
         is_asked = not rule.follows or rule.takes_strategy or len(call.tensors) > 1 or self._operators_of[path] == 1
         strategy = self._strategies.get(path) if is_asked else None
+        strategy = strategy_of(node) or strategy
         split, origin = choose_split(
-            call, rule, form, self._mesh, strategy, [self._layout_of(tensor) for tensor in call.tensors]
+            call,
+            rule,
+            form,
+            self._mesh,
+            strategy,
+            [self._layout_of(tensor) for tensor in call.tensors],
+            follows=follows_region(node),
         )
         if origin == "user":
             self._used_strategies.add(path)
         before = len(self._graph.nodes)
-        inputs = [
-            self._input(tensor, labels_layout, form.entered(index, split))
-            for index, (tensor, labels_layout) in enumerate(
-                zip(call.tensors, (form.layout(labels, split) for labels in form.inputs), strict=True)
-            )
-        ]
+        after = self._split_of_result(node, form, split)
+        inputs = []
+        for index, (tensor, labels) in enumerate(zip(call.tensors, form.inputs, strict=True)):
+            own = after if index in form.added else split
+            wanted, entered = form.layout(labels, own), form.entered(index, own)
+            inputs.append(self._input(tensor, wanted, entered, reader=describe_operator(node)))
+        self._build.scatter = self._decisions.scatters.get(node.name)
         result = rule.lower(call, form, self._build, inputs, split)
+        self._build.scatter = None
         if self._differentiable & set(call.tensors) and (form.others or node.meta["val"].is_floating_point()):
             self._differentiable.add(node)
-        self._values[node] = _Value(result, form.layout(form.output, split))
+        summed = summed_axes(form, split) if rule.scatters else ()
+        self._values[node] = _Value(result, form.layout(form.output, after), summed)
+        if summed:
+            self._sums[node.name] = result, summed
         self._others[node] = tuple(form.layout(labels, split) for labels in form.others)
         self._record(call, rule, form, split, origin, before)
+
+    def _split_of_result(self, node: fx.Node, form: Form, split: LabelSplit) -> LabelSplit:
+        """Return the split with the axes by which a sum is left cut added to its dimension of the output."""
+        if node.name not in self._decisions.scatters:
+            return split
+        dim, axes = self._decisions.scatters[node.name]
+        label = form.output[dim]
+        assert label is not None
+        return {**split, label: (*split.get(label, ()), *axes)}
+
+    def _lay_out(self, node: fx.Node, wanted: WantedLayout) -> None:
+        """Give a value the layout that the user wants where it enters or leaves a region."""
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        held, shape = self._values[source], tuple(node.meta["val"].shape)
+        layout = layout_of_result(wanted, shape, self._mesh, held.layout, held.summed)
+        before = len(self._graph.nodes)
+        local = self._input(source, layout, (), asked=True)
+        if source in self._differentiable:
+            self._differentiable.add(node)
+        self._values[node] = _Value(local, layout)
+        self._parameters.mark(node.name, layout)
+        kind = "out_strategy" if wanted.leaves else "in_strategy"
+        moved = self._collectives_since(before)
+        self._program.collectives.append(moved)
+        self._program.operators.append(
+            OperatorPlan(node.name, kind, wanted.name, (layout.numbers(self._mesh),), "user", _texts(moved))
+        )
 
     def _whole_operator(self, node: fx.Node) -> None:
         """An operator with several results, or none: every rank computes the whole."""
         values = {
-            tensor: self._input(tensor, TensorLayout.replicated(tensor.meta["val"].dim()), ())
+            tensor: self._input(tensor, TensorLayout.replicated(tensor.meta["val"].dim()), (), reader=str(node.target))
             for tensor in node.all_input_nodes
             if isinstance(tensor.meta.get("val"), torch.Tensor)
         }
@@ -272,81 +306,50 @@ class _Partition:
 
     def _layout_of(self, node: fx.Node) -> TensorLayout | None:
         """Return a value's layout; None for a parameter whose layout its first use will decide."""
-        if node in self._parameters and self._parameters[node] is None:
-            return None
-        return self._values[node].layout
+        if node in self._values:
+            return self._values[node].layout
+        return self._parameters.layout_of(node)
 
-    def _input(self, node: fx.Node, wanted: TensorLayout, entered: Axes) -> fx.Node:
-        if node in self._parameters:
-            return self._parameter(node, wanted, entered)
-        value = self._values[node]
-        steps = plan_redistribution(value.layout, wanted)
-        enters = bool(entered) and node in self._differentiable
-        local = value.node
-        for index, step in enumerate(steps):
-            collective = Collective(step.kind, step.axes, step.dim, step.from_dim)
-            if enters and index == len(steps) - 1 and step.kind == "gather" and set(step.axes) <= set(entered):
-                # gather then enter along the same axes: the way back is one reduce-scatter
-                collective = Collective("gather_enter", step.axes, step.dim)
-                entered = tuple(axis for axis in entered if axis not in step.axes)
-            local = self._shared(local, collective)
-        if enters and entered:
-            local = self._shared(local, Collective("enter", entered))
-        return local
+    def _input(
+        self, node: fx.Node, wanted: TensorLayout, entered: Axes, *, reader: str = "", asked: bool = False
+    ) -> fx.Node:
+        entered = entered if node in self._differentiable else ()
+        if node not in self._values:
+            return self._parameters.read(node, Use(wanted, entered), reader)
+        self._moves.hold(node, self._values[node].node, self._values[node].layout)
+        return self._moves.bring(node, wanted, entered, reader=reader, asked=asked)
 
-    def _shared(self, local: fx.Node, collective: Collective) -> fx.Node:
-        key = (local, str(collective))
-        if key not in self._moved:
-            self._moved[key] = self._build.collective(collective, local)
-        return self._moved[key]
-
-    def _parameter(self, node: fx.Node, wanted: TensorLayout, entered: Axes) -> fx.Node:
-        """A parameter is stored as its first use wants it; the sum of its gradient is the parameter's own business."""
-        use = self._parameters[node]
-        value = node.meta["val"]
-        if use is None:
-            use = ParameterUse(
-                self._captured.parameters[node.name],
-                tuple(value.shape),
-                value.dtype,
-                wanted,
-                entered,
-                self._values[node].node,
-            )
-            self._parameters[node] = use
-            self._values[node] = _Value(use.node, wanted)
-            return use.node
-        if use.layout != wanted:
-            raise StrategyError(
-                f"parameter {use.name}: used as {use.layout.numbers(self._mesh)} by one operator and as "
-                f"{wanted.numbers(self._mesh)} by another; give the operators that share it the same strategy for it"
-            )
-        if use.partial_axes != entered:
-            raise StrategyError(
-                f"parameter {use.name}: its gradient is a sum over axes {use.partial_axes} at one use and "
-                f"{entered} at another; give the operators that share it strategies with equal batch parts"
-            )
-        return use.node
+    def next_decisions(self) -> Decisions:
+        """Return what the next walk should know; equal to this walk's decisions when nothing is left to improve."""
+        known = self._decisions
+        scatters = known.scatters | {
+            n: found for n, found in find_scatters(self._sums).items() if n not in known.scatters
+        }
+        return Decisions(scatters, known.storage | self._parameters.better_storage())
 
     # -- results ------------------------------------------------------------------------------------------------
 
     def _output(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
             return value
-        held = self._values[value]
         shape = tuple(value.meta["val"].shape)
         wanted = TensorLayout.replicated(len(shape))
         if shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
-        return self._input(value, wanted, ()) if held.layout != wanted else held.node
+        return self._input(value, wanted, (), reader="the results", asked=True)
 
     def _buffer_updates(self) -> None:
         for name, value in self._captured.buffer_updates.items():
             wanted = TensorLayout.replicated(value.meta["val"].dim())
-            self._program.buffer_updates[self._program.buffers[name]] = self._input(value, wanted, ())
+            updated = self._input(value, wanted, (), reader=f"buffer {name}", asked=True)
+            self._program.buffer_updates[self._program.buffers[name]] = updated
+
+    def _collectives_since(self, count: int) -> list[fx.Node]:
+        return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]
 
     def _record(self, call: OperatorCall, rule: Rule, form: Form, split: LabelSplit, origin: str, before: int) -> None:
-        added = list(self._graph.nodes)[before:]
+        added = self._collectives_since(before)
+        self._program.collectives.append(added)
         self._program.operators.append(
             OperatorPlan(
                 name=call.node.name,
@@ -354,7 +357,8 @@ class _Partition:
                 module_path=call.module_path,
                 strategy=tuple(form.layout(labels, split).numbers(self._mesh) for labels in form.inputs),
                 origin=origin,
-                collectives=tuple(str(n.kwargs["collective"]) for n in added if "collective" in n.kwargs),
+                collectives=_texts(added),
+                repeats=self._mesh.size // math.prod(self._mesh.extent(axes) for axes in split.values()),
             )
         )
         if rule is REPLICATED and call.tensors:
@@ -364,3 +368,7 @@ class _Partition:
         note = f"{operator} has no rule: every rank computes all of it"
         if note not in self._program.notes:
             self._program.notes.append(note)
+
+
+def _texts(collectives: Sequence[fx.Node]) -> tuple[str, ...]:
+    return tuple(str(node.kwargs["collective"]) for node in collectives)

@@ -101,8 +101,8 @@ class AutoParallel:
         return self._set("hsdp", hsdp=HsdpSpec(shard_size, threshold, optimizer_level))
 
     def dataset_strategy(self, config: DatasetStrategy) -> AutoParallel:
-        """Say what each rank passes: "data_parallel" its own part of the batch, "full_batch" all of it, or a tuple of
-        parts per dimension for each input."""
+        """Say what each rank passes: "data_parallel" its own part of the batch, "full_batch" all of it, or for each
+        input a tuple of parts per dimension or a Layout."""
         return self._set("dataset_strategy", dataset_strategy=config)
 
     def enable_gradients_mean(self) -> AutoParallel:
@@ -172,6 +172,13 @@ class AutoParallel:
                 the one that makes them get None.
         """
         return self._set("pipeline", pipeline=PipelineSpec(stages, scheduler, interleave, output_broadcast))
+
+    def strict(self, value: bool = True) -> AutoParallel:
+        """Refuse, at capture, every redistribution that was not asked for with out_strategy or dataset_strategy.
+
+        The error names the operators on both sides, their layouts, the bytes, and what to write.
+        """
+        return self._set("strict", is_strict=value)
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         self.settings.check_setter(name, changes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +17,10 @@ from msrun.runtime.graph.autocast import apply_autocast
 from msrun.runtime.graph.capture import CapturedGraph, Target, capture
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.regions import RecomputeSpec
-from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
+from msrun.runtime.graph.strategies import entry_numbers
+from msrun.runtime.graph.wanted import entry_layout
+from msrun.runtime.layout import Mesh, TensorLayout
+from msrun.runtime.named_layout import Layout, choose_mesh
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.parts import BatchParts, find_tensors
@@ -45,6 +48,8 @@ class Compilation:
     mesh: Mesh
     rank: int
     storage: ParameterStorage
+    layouts: list[Layout] = field(default_factory=list)
+    """Named layouts that the user gave, in order: their names are those of the plan."""
 
     def compile(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -74,7 +79,9 @@ class Compilation:
         if limit is not None:
             recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
         compiled = build(recompute)
-        return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
+        return compiled, build_parallel_plan(
+            compiled, self.storage, settings=self.settings, mesh=self.mesh, rank=self.rank, layouts=self.layouts
+        )
 
     def _builder(
         self, captured: CapturedGraph, program: LocalProgram, parts: BatchParts
@@ -105,6 +112,8 @@ class Compilation:
     ) -> tuple[CapturedGraph, LocalProgram]:
         """Return the graph of one copy of one micro batch and its local program."""
         tensors = find_tensors(args, kwargs)
+        strategies = strategies_of(self.target.root)
+        self._settle_mesh(layout for strategy in strategies.values() for layout in strategy.layouts)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
         precision = self.settings.precision
@@ -117,20 +126,36 @@ class Compilation:
                     kwargs,
                     input_shapes=shapes,
                     parameter_shapes=self.storage.shapes,
+                    strategies=strategies,
                 )
         finally:
             current_tracing.reset(current)
+        self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)
+        layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         lower = precision.torch_dtype if precision else None
         apply_autocast(captured.graph, captured.parameters, world.device().type, lower)
         program = partition(
             captured,
             self.mesh,
             input_layouts=layouts,
-            strategies=strategies_of(self.target.root),
+            strategies={},
             output_batch_axes=self.mesh.axes if self.settings.dataset_strategy == "data_parallel" else (),
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
+            stored=self.storage.layouts,
+            is_strict=self.settings.is_strict,
         )
         return captured, program
+
+    def _settle_mesh(self, layouts: Iterable[Layout]) -> None:
+        """Give the mesh the axes of the user's device matrices; parameters that are stored already keep theirs.
+
+        Raises:
+            StrategyError: matrices that contradict each other, or the mesh of the stored parameters.
+        """
+        config = self.settings.dataset_strategy
+        given = [] if isinstance(config, str) else [entry for entry in config if isinstance(entry, Layout)]
+        self.layouts = list(dict.fromkeys((*self.layouts, *given, *layouts)))
+        self.mesh = self.storage.use_mesh(choose_mesh(self.mesh.size, self.layouts, self.mesh.first_rank), self.layouts)
 
     def _input_layout(self, index: int, tensor: Tensor) -> TensorLayout:
         strategy = self.settings.dataset_strategy
@@ -138,13 +163,16 @@ class Compilation:
             return TensorLayout.replicated(tensor.dim())
         if strategy == "data_parallel":
             return TensorLayout((self.mesh.axes, *((),) * (tensor.dim() - 1)))
-        if index >= len(strategy) or len(strategy[index]) != tensor.dim():
-            given = strategy[index] if index < len(strategy) else "nothing"
+        entry = strategy[index] if index < len(strategy) else ()
+        assert not isinstance(entry, str)
+        numbers = entry_numbers(entry, self.mesh)
+        if len(numbers) != tensor.dim():
             raise StrategyError(
-                f"dataset_strategy: {given} for input {index} of {tensor.dim()} dimensions; "
+                f"dataset_strategy: {entry or 'nothing'} for input {index} of {tensor.dim()} dimensions; "
                 "give one tuple per input, one number per dimension"
             )
-        return TensorLayout(assign_axes(self.mesh, strategy[index], what=f"dataset_strategy of input {index}"))  # type: ignore[arg-type]
+        shape = tuple(size * parts for size, parts in zip(tensor.shape, numbers, strict=True))
+        return entry_layout(entry, shape, self.mesh, what=f"dataset_strategy of input {index}")
 
     def _global_shape(self, tensor: Tensor, layout: TensorLayout, parts: BatchParts) -> tuple[int, ...]:
         shape = [size * self.mesh.extent(axes) for size, axes in zip(tensor.shape, layout.split, strict=True)]

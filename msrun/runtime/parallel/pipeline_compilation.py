@@ -126,7 +126,14 @@ def compile_pipeline(
         output_broadcast=settings.pipeline.output_broadcast,
         output_spec=captured.output_spec,
     )
-    plan = build_parallel_plan(result, compilation.storage, settings=settings, mesh=compilation.mesh)
+    plan = build_parallel_plan(
+        result,
+        compilation.storage,
+        settings=settings,
+        mesh=compilation.mesh,
+        rank=compilation.rank,
+        layouts=compilation.layouts,
+    )
     return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from msrun.errors import StrategyError
+from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import OperatorPlan
 from msrun.runtime.graph.segments import render_segments
 from msrun.runtime.layout import Mesh
+from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.hsdp import ZERO_WORDS
+from msrun.runtime.parallel.plan_json import build_from_json
+from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.schedule import Schedule
 from msrun.runtime.parallel.schedule_picture import render_svg, render_text
@@ -41,8 +48,20 @@ class ParameterPlan:
     reason: str
     group: int
     """Parameters of one group travel in one message; -1 when this rank's graph does not use it."""
+    axes: tuple[str, ...] | None = None
+    """The layout at rest in the names of the user's Layout, "None" for whole dimensions; None without a Layout."""
     stages: tuple[int, ...] = ()
     """Stages of a pipeline that hold it; () when every rank does."""
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What the parameters of one fusion group move in a training step."""
+
+    parameters: tuple[str, ...]
+    gathers: tuple[Message, ...]
+    sums: tuple[Message, ...]
+    """Of their gradients."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +80,30 @@ class ParallelPlan:
     notes: tuple[str, ...]
     program: str
     """The local program as text: every operator and every collective."""
+    results: tuple[CollectiveTraffic, ...] = ()
+    """Collectives that bring the results to the layout of the dataset strategy."""
+    groups: tuple[GroupPlan, ...] = ()
+    """Messages of the parameters."""
+    traffic: Totals | None = None
+    """All messages of one training step on this rank, all copies together; None when they could not be told."""
     pipeline: PipelinePlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any] | str) -> ParallelPlan:
+        """Return the plan that `to_json` made into a dict, or into text by `json.dumps`.
+
+        Raises:
+            StrategyError: a field is missing or unknown.
+        """
+        plan: ParallelPlan = build_from_json(cls, json.loads(value) if isinstance(value, str) else value)
+        return plan
+
+    def __str__(self) -> str:
+        return self.explain()
 
     @property
     def local_bytes(self) -> int:
@@ -95,15 +133,27 @@ class ParallelPlan:
             shape = f"{_shape(p.global_shape)} -> {_shape(p.local_shape)}"
             where = f"message {p.group}" if p.group >= 0 else "unused" if not p.stages else "elsewhere"
             where = f"stage {','.join(map(str, p.stages))}, {where}" if p.stages else where
-            lines.append(f"  {p.name:<{width}}  {shape:<28} {p.local_bytes:>10} B  {where:<10}  {p.reason}")
+            cut = _row(p.axes if p.axes is not None else p.layout)
+            lines.append(f"  {p.name:<{width}}  {shape:<28} {cut:<14} {p.local_bytes:>10} B  {where:<10}  {p.reason}")
         lines += ["", "operators"]
         for o in self.operators:
             strategy = ", ".join(str(numbers) for numbers in o.strategy)
-            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}")
-            lines += [f"      {collective}" for collective in o.collectives]
+            repeated = f", the same on {o.repeats} ranks" if o.repeats > 1 and any(o.strategy) else ""
+            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}")
+            lines += [f"      {collective}" for collective in o.traffic or o.collectives]
+        lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
+        lines += self._messages()
         lines += ["", *self.pipeline.lines()] if self.pipeline else []
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _messages(self) -> list[str]:
+        lines = ["", "messages of parameters"]
+        for number, group in enumerate(self.groups):
+            moved = [*(f"forward {m}" for m in group.gathers), *(f"backward {m}" for m in group.sums)]
+            lines.append(f"  message {number:<3} {len(group.parameters)} parameters: {', '.join(moved) or 'stay here'}")
+        times = f"; what operators move, {self.copies} times" if self.copies > 1 else ""
+        return [*lines, "", f"one training step, on each rank{times}: {self.traffic or 'not known'}"]
 
     def schedule_text(self) -> str:
         """Return the order of a pipeline's step as a table: a row for each stage of ranks, a column for each time.
@@ -127,6 +177,10 @@ class ParallelPlan:
         return self.pipeline.build_schedule()
 
 
+def _row(entries: Sequence[object]) -> str:
+    return f"({', '.join(map(str, entries))})"
+
+
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "()"
 
@@ -137,8 +191,15 @@ def build_parallel_plan(
     *,
     settings: ParallelSettings,
     mesh: Mesh,
+    rank: int,
+    layouts: Sequence[Layout] = (),
 ) -> ParallelPlan:
-    """Put every decision about one captured call together."""
+    """Put every decision about one captured call together.
+
+    Args:
+        layouts: those that the user gave; parameters are described in their names where they can be.
+    """
+    step = predict_traffic(compiled, rank) if isinstance(compiled, CompiledCall) else None
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
@@ -149,14 +210,37 @@ def build_parallel_plan(
         losses=describe(settings.compat),
         optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
         dataset_strategy=str(settings.dataset_strategy),
-        parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1)) for s in storage.stored.values()),
-        operators=tuple(replace(o, module_path=user_name(o.module_path)) for o in compiled.program.operators),
-        notes=tuple(compiled.program.notes),
+        parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1), layouts) for s in storage.stored.values()),
+        operators=tuple(
+            replace(operator, module_path=user_name(operator.module_path), traffic=moved)
+            for operator, moved in zip(
+                compiled.program.operators, step.operators if step else itertools.repeat(()), strict=False
+            )
+        ),
+        notes=(*compiled.program.notes, *(step.notes if step else ())),
         program=render_segments(compiled.segments),
+        results=step.results if step else (),
+        groups=_groups(compiled, step),
+        traffic=step.totals if step else None,
     )
 
 
-def _parameter(stored: StoredParameter, mesh: Mesh, group: int) -> ParameterPlan:
+def _groups(compiled: CompiledCall | PipelinedCall, step: StepTraffic | None) -> tuple[GroupPlan, ...]:
+    if step is None or not isinstance(compiled, CompiledCall):
+        return ()
+    gathered = zip(compiled.groups, step.gathers, strict=True)
+    summed = zip(compiled.executor.gradient_groups, step.sums, strict=True)
+    return (
+        *(GroupPlan(_names(group.members), tuple(messages), ()) for group, messages in gathered if messages),
+        *(GroupPlan(_names(group.members), (), tuple(messages)) for group, messages in summed),
+    )
+
+
+def _names(members: Sequence[StoredParameter]) -> tuple[str, ...]:
+    return tuple(user_name(member.name) for member in members)
+
+
+def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequence[Layout]) -> ParameterPlan:
     item = stored.parameter.element_size()
     return ParameterPlan(
         name=user_name(stored.name),
@@ -169,6 +253,7 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int) -> ParameterPlan
         reason=stored.reason,
         group=group,
         stages=find_stages(stored.parameter),
+        axes=next((names for layout in layouts if (names := layout.names(stored.stored, mesh)) is not None), None),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.fusion_config import FusionConfig
 from msrun.runtime.parallel.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline import PipelineSpec
@@ -26,7 +27,7 @@ _REPLICA_SETTERS = (
     "disable_gradient_fp32_sync",
 )
 DATASET_WORDS = ("data_parallel", "full_batch")
-DatasetStrategy = str | tuple[tuple[int, ...], ...]
+DatasetStrategy = str | tuple[tuple[int, ...] | Layout, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class ParallelSettings:
     activation_limit_bytes: int | None = None
     """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    is_strict: bool = False
+    """Refuse traffic between layouts that the user did not ask for."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
@@ -70,6 +73,10 @@ class ParallelSettings:
                 f"dataset_strategy({config!r}){near_miss(config, DATASET_WORDS)}: "
                 "must be data_parallel, full_batch or a tuple of tuples"
             )
+        if not isinstance(config, str):
+            wrong = [entry for entry in config if isinstance(entry, Layout) and entry.tensor_map is None]
+            if wrong:
+                raise StrategyError(f"dataset_strategy: call {wrong[0]} with axis names, e.g. layout('dp', 'None')")
 
     def batch_parts(self, ranks: int) -> int:
         """Return how many parts the rows of the global batch are cut into over `ranks` ranks, as they come in.
@@ -80,7 +87,8 @@ class ParallelSettings:
             return 1
         if isinstance(self.dataset_strategy, str):
             return self.pipeline.ranks_per_stage(ranks)
-        return self.dataset_strategy[0][0]
+        first = self.dataset_strategy[0]
+        return first.numbers[0] if isinstance(first, Layout) else first[0]
 
     def check_setter(self, name: str, changes: Mapping[str, Any]) -> None:
         """Refuse a setter that the mode cannot obey.

@@ -15,6 +15,7 @@ from msrun.runtime import world
 from msrun.runtime.graph.parameters import StoredParameter, layout_at_rest
 from msrun.runtime.graph.partition import LocalProgram, ParameterUse
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.named_layout import Layout
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.fusion import fusion_id_of
@@ -115,6 +116,31 @@ class ParameterStorage:
         return {
             n: _placements[value].stages for n, value in named if value in _placements and _placements[value].stages
         }
+
+    @property
+    def layouts(self) -> dict[str, TensorLayout]:
+        """Layout, before optimizer parallel cuts it further, of every parameter that is stored already."""
+        named = self._root.named_parameters()
+        return {name: _placements[value].used for name, value in named if value in _placements}
+
+    def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
+        """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
+
+        Raises:
+            StrategyError: that one lacks axes of the user's device matrices.
+        """
+        placed = [_placements[value].mesh for value in self._root.parameters() if value in _placements]
+        if placed and placed[0] != mesh:
+            own = {placed[0].size, *(placed[0].stride(axis) for axis in placed[0].axes)}
+            strange = next((layout for layout in layouts if not layout.strides <= own), None)
+            if strange is not None:
+                raise StrategyError(
+                    f"{strange}: the parameters are stored on a mesh of {placed[0].shape} since an earlier call, which "
+                    "has no such axes; give every Layout before the first call"
+                )
+            mesh = placed[0]
+        self._mesh = mesh
+        return mesh
 
     def place(self, program: LocalProgram, stages: StageHolders | None = None) -> list[str]:
         """Store the parameters that `program` uses, and check those that are stored already.

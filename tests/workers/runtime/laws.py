@@ -23,8 +23,9 @@ from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh, plan_redistribution
+from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compiled import build_compiled_call
+from msrun.runtime.redistribution import Move, plan_redistribution
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -160,7 +161,8 @@ def redistributions(mesh, rank):
     pairs = list(itertools.product(layouts, repeat=2))
     wrong = []
     for source, target in pairs:
-        moves = [Collective(s.kind, s.axes, s.dim, s.from_dim) for s in plan_redistribution(source, target)]
+        steps = plan_redistribution(Move(mesh, source, target, tuple(whole.shape)))
+        moves = [Collective(s.kind, s.axes, s.dim, s.from_dim) for s in steps]
         value = whole[source.slices(mesh, whole.shape, rank)]
         for move in moves:
             value = move.start_forward(value, mesh, rank).wait()

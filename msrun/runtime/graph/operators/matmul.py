@@ -27,6 +27,8 @@ aten = torch.ops.aten
 class Linear(Rule):
     """y[.., n] = sum_k x[.., k] w[n, k] + b[n]. The bias is added once, after partial sums are whole."""
 
+    scatters = True
+
     def form(self, call: OperatorCall) -> Form:
         """Return labels: batch dimensions, k, n."""
         shapes = call.shapes
@@ -48,6 +50,8 @@ class Linear(Rule):
 
 class AddMatMul(Rule):
     """addmm: y = c + a b with default scales; the first input is added once, after partial sums are whole."""
+
+    scatters = True
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels m, k, n; the first input is broadcast to (m, n)."""
@@ -106,6 +110,8 @@ class Outer(Rule):
 
 class MatMul(Rule):
     """matmul, mm and bmm of tensors with at least two dimensions; batch dimensions broadcast."""
+
+    scatters = True
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels: batch dimensions, m, k, n; vectors have no m or no n."""

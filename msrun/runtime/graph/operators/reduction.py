@@ -25,6 +25,7 @@ class Reduction(Rule):
     """sum: split reduced dimensions leave partial sums."""
 
     follows = True
+    scatters = True
     can_split_reduced = True
 
     def form(self, call: OperatorCall) -> Form:

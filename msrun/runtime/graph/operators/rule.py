@@ -153,6 +153,8 @@ class LocalBuilder:
         self.packed: dict[fx.Node, dict[int, fx.Node]] = {}
         """first result of an operator -> all of its results, where they are values of their own"""
         self._given: dict[str, fx.Node] = {}
+        self.scatter: tuple[int, Axes] | None = None
+        """Dimension and axes that the operator being written leaves its sums cut by, instead of whole."""
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """Add one local operator."""
@@ -184,7 +186,11 @@ class LocalBuilder:
         return results[0]
 
     def sum_over(self, value: fx.Node, axes: Axes) -> fx.Node:
-        """Make partial sums whole; nothing to do without axes."""
+        """Make partial sums whole, or this rank's part of them where `scatter` says so; nothing without axes."""
+        if axes and self.scatter is not None:
+            dim, cut = self.scatter
+            value = self.collective(Collective("reduce_scatter", cut, dim), value)
+            axes = tuple(axis for axis in axes if axis not in cut)
         return self.collective(Collective("all_reduce", axes), value) if axes else value
 
 
@@ -201,6 +207,8 @@ class Rule(ABC):
     the traffic of a change. The others run data-parallel."""
     takes_strategy = False
     """True for followers of one input that take a strategy all the same, such as pooling."""
+    scatters = False
+    """True for operators whose partial sums have the dimensions of the output: they may be reduce-scattered."""
 
     @abstractmethod
     def form(self, call: OperatorCall) -> Form:

@@ -1,0 +1,346 @@
+"""shard: which operator a strategy means, what it lays out, and how values and parameters get there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import Layout, shard
+from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.graph.partition import LocalProgram, partition
+from msrun.runtime.graph.prediction import local_values, nodes_with_gradient
+from msrun.runtime.layout import TensorLayout
+from msrun.runtime.named_layout import choose_mesh
+from msrun.runtime.parallel.shard import strategies_of
+
+LAYOUT = Layout((2, 2), ("dp", "mp"))
+
+
+class Calls(nn.Module):
+    """Calls one function of its input and a parameter."""
+
+    def __init__(self, call: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x, self.weight)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+def local_program(network: nn.Module, shape: tuple[int, ...] = (8, 8), **settings: Any) -> LocalProgram:
+    """Return the program on 4 ranks that are given whole inputs."""
+    value = torch.ones(shape)
+    strategies = strategies_of(network)
+    target = find_target(network)
+    graph = capture(target, [value], {}, input_shapes=[shape], parameter_shapes={}, strategies=strategies)
+    named = [layout for region in graph.regions for layout in region.strategy.layouts]
+    inputs = [TensorLayout.replicated(len(shape))]
+    mesh = choose_mesh(4, named)
+    return partition(graph, mesh, input_layouts=inputs, strategies={}, output_batch_axes=(), **settings)
+
+
+def rows(program: LocalProgram) -> list[tuple[str, str, Any]]:
+    return [(o.operator.removeprefix("aten."), o.origin, o.strategy) for o in program.operators]
+
+
+def kinds(program: LocalProgram) -> list[str]:
+    return [str(node.kwargs["collective"]).split()[0] for nodes in program.collectives for node in nodes]
+
+
+# -- what shard takes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((LAYOUT("dp", "None"), (1, 1)),), "tuples and Layouts in one call"),
+        ((((1, 1), (2, 1)), LAYOUT("dp", "mp")), "tuples and Layouts in one call"),
+        ((((1, 1), (2, 1)), None, {"weight": LAYOUT("dp", "mp")}), "tuples and Layouts in one call"),
+        (((LAYOUT, LAYOUT),), "call the Layout with axis names"),
+        ((LAYOUT("dp", "mp"),), "give one tuple of whole numbers above 0 for each input"),
+        ((((1, 1), (0, 1)),), "give one tuple of whole numbers above 0"),
+        ((None, ((1, "a"),)), "give one tuple of whole numbers above 0"),
+        ((None, None, {"weight": (1, -1)}), "give one tuple of whole numbers above 0"),
+        ((), "an out_strategy or a parameter_plan"),
+    ],
+)
+def test_what_is_no_strategy_is_refused_at_once(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        shard(nn.Linear(2, 2), *arguments)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("target", [nn.Linear, 3, torch.ones(2)])
+def test_only_modules_and_functions_take_a_strategy(target: Any) -> None:
+    with pytest.raises(StrategyError, match="a torch module is expected, or a function"):
+        shard(target, ((1, 1),))
+
+
+def test_sharded_function_computes_what_it_did_and_keeps_its_name() -> None:
+    @shard(in_strategy=((2, 1),))
+    def double(x: Tensor) -> Tensor:
+        """Twice."""
+        return x * 2
+
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert torch.equal(double(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+
+
+def test_parameter_that_does_not_exist_is_warned_about_with_the_nearest_name() -> None:
+    with pytest.warns(UserWarning, match=r"no parameter 'fc1.wieght' \(did you mean fc1.weight\?\)"):
+        shard(Mlp(), ((1, 1),), parameter_plan={"fc1.wieght": (2, 1)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shard(Mlp(), ((1, 1),), parameter_plan={"self.fc1.weight": (2, 1)})
+
+
+# -- which operator is meant --------------------------------------------------------------------------------------
+
+
+def test_strategy_of_an_operator_that_is_called_in_a_network_is_that_of_the_call() -> None:
+    multiply = shard(torch.matmul, ((2, 2), (2, 1)))
+    program = local_program(Calls(lambda x, w: torch.matmul(multiply(x, w), w)))
+    assert rows(program) == [
+        ("matmul", "user", ((2, 2), (2, 1))),
+        ("matmul", "data parallel", ((4, 1), (1, 1))),
+    ]
+
+
+def test_strategy_of_a_function_with_one_product_is_that_of_the_product() -> None:
+    @shard(in_strategy=((2, 2), (2, 1)))
+    def project(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(x @ w)
+
+    assert rows(local_program(Calls(project)))[0] == ("matmul", "user", ((2, 2), (2, 1)))
+
+
+def test_single_operator_of_one_input_obeys_its_strategy() -> None:
+    network = nn.Sequential(nn.Linear(8, 8), shard(nn.Softmax(-1), ((2, 1),)))
+    assert rows(local_program(network))[-1] == ("softmax.int", "user", ((2, 1),))
+    with pytest.raises(StrategyError, match="dimension 1 of input 0 must stay whole"):
+        local_program(nn.Sequential(shard(nn.Softmax(-1), ((1, 2),))))
+
+
+def test_strategy_of_a_module_with_several_operators_lays_out_what_enters_and_leaves() -> None:
+    program = local_program(shard(Mlp(), ((2, 1),), ((1, 2),), {"fc1.weight": (2, 1), "fc2.weight": (1, 2)}))
+    assert rows(program) == [
+        ("in_strategy", "user", ((2, 1),)),
+        ("linear", "follows", ((2, 1), (2, 1), (2,))),
+        ("relu", "follows", ((2, 2),)),
+        ("linear", "follows", ((2, 2), (1, 2), (1,))),
+        ("out_strategy", "user", ((1, 2),)),
+    ]
+    assert program.parameters["fc1.weight"].layout == TensorLayout(((1,), ())), "the axis that the input leaves"
+
+
+def test_module_inside_a_region_keeps_its_own_strategy() -> None:
+    network = Mlp()
+    shard(network.fc1, ((1, 1), (4, 1)))
+    shard(network, ((4, 1),))
+    assert rows(local_program(network))[1:3] == [
+        ("linear", "user", ((1, 1), (4, 1), (4,))),
+        ("relu", "follows", ((1, 4),)),
+    ]
+
+
+def test_strategy_that_fits_neither_an_operator_nor_the_inputs_names_what_is_called() -> None:
+    with pytest.raises(StrategyError) as caught:
+        local_program(nn.Sequential(shard(Mlp(), ((1, 1), (4, 1)))))
+    text = str(caught.value)
+    assert "strategy of 0 has 2 tuples for its 1 tensor inputs" in text
+    assert "aten.linear in 0.fc1, aten.linear in 0.fc2" in text
+    assert "parameter_plan" in text
+    with pytest.raises(StrategyError, match="it calls no operator: give one tuple"):
+        local_program(nn.Sequential(shard(nn.Identity(), ((1, 1), (4, 1)))))
+
+
+def test_identity_with_a_strategy_is_a_place_where_the_layout_changes() -> None:
+    program = local_program(nn.Sequential(nn.Linear(8, 8), shard(nn.Identity(), ((1, 4),))))
+    assert rows(program)[-1] == ("in_strategy", "user", ((1, 4),))
+    assert kinds(program)[:2] == ["slice", "exchange"]
+
+
+def test_module_that_the_graph_does_not_call_is_a_note() -> None:
+    network = Mlp()
+    network.unused = shard(nn.Linear(8, 8), ((1, 1), (4, 1)))
+    assert "strategies of modules that the graph does not call: unused" in local_program(network).notes
+
+
+def test_parameter_given_to_a_sharded_function_is_stored_as_its_strategy_says() -> None:
+    @shard(in_strategy=(LAYOUT("dp", "None"), LAYOUT("None", "mp")))
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        return torch.matmul(torch.tanh(torch.matmul(x, w)), w.t())
+
+    program = local_program(Calls(block))
+    assert program.parameters["weight"].layout == TensorLayout(((), (1,)))
+    assert [origin for _, origin, _ in rows(program)] == ["user", *["follows"] * 4]
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (((3, 1),), "out_strategy of 0: dimension 0 has size 8, which 3 does not divide"),
+        (((4, 4),), "16 parts do not divide 4 ranks"),
+        (((4,),), "has 1 numbers for 2 dimensions"),
+        (((4, 1), (4, 1)), "has 2 tuples for its 1 results"),
+    ],
+)
+def test_illegal_out_strategy_is_refused(out: Any, text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        local_program(nn.Sequential(shard(nn.Linear(8, 8), ((1, 1), (4, 1)), out)))
+    assert text in str(caught.value)
+
+
+def test_axis_that_two_dimensions_of_the_work_would_share_is_refused() -> None:
+    multiply = shard(torch.matmul, (LAYOUT("dp", "None"), LAYOUT("None", "dp")))
+    with pytest.raises(StrategyError, match="cuts two different dimensions of the work by one axis"):
+        local_program(Calls(multiply))
+    multiply = shard(torch.matmul, (LAYOUT("dp", "mp"), LAYOUT("dp", "None")))
+    with pytest.raises(StrategyError, match="dimension 0 of input 1 is cut by other axes than the same dimension"):
+        local_program(Calls(multiply))
+
+
+def test_parameter_of_another_network_is_no_plan_for_this_one() -> None:
+    other = nn.Linear(8, 8)
+
+    def twice(x: Tensor, w: Tensor) -> Tensor:
+        return torch.matmul(torch.matmul(x, w), other.weight.detach())
+
+    network = Calls(shard(twice, ((1, 1), (1, 1)), parameter_plan={"weight": (4, 1)}))
+    with pytest.raises(StrategyError, match="is none of the network's"):
+        local_program(network)
+
+
+def test_product_of_activations_that_are_cut_over_all_ranks_stays_where_they_are() -> None:
+    heads = shard(torch.mul, ((2, 2, 1, 1), (1, 1, 1, 1)))
+
+    def attention(x: Tensor, w: Tensor) -> Tensor:
+        q = heads(x.reshape(2, 4, 2, 4), w[:1, :1].reshape(1, 1, 1, 1))
+        return torch.matmul(q, q.transpose(-1, -2))
+
+    (last,) = [o for o in local_program(Calls(attention)).operators if o.operator == "aten.matmul"]
+    assert (last.origin, last.strategy, last.collectives) == ("follows", ((2, 2, 1, 1), (2, 2, 1, 1)), ())
+
+
+def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so() -> None:
+    assert [o.repeats for o in product(((2, 1), (1, 1))).operators] == [2]
+    assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
+
+
+# -- values between layouts ---------------------------------------------------------------------------------------
+
+
+def product(inputs: Any, out: Any = None) -> LocalProgram:
+    return local_program(Calls(shard(torch.matmul, inputs, out)))
+
+
+def test_product_with_split_sums_is_all_reduced_unless_its_result_is_wanted_cut() -> None:
+    assert kinds(product(((1, 4), (4, 1)))) == ["slice", "all_reduce"]
+    assert kinds(product(((1, 4), (4, 1)), ((4, 1),)))[:2] == ["slice", "reduce_scatter"]
+    assert kinds(product(((1, 4), (4, 1)), ((1, 4),)))[:2] == ["slice", "reduce_scatter"]
+    assert kinds(product(((1, 4), (4, 1)), ((2, 1),)))[1:3] == ["reduce_scatter", "all_reduce"]
+    assert kinds(product(((2, 2), (2, 1)), ((4, 1),)))[:3] == ["slice", "slice", "reduce_scatter"]
+
+
+def test_sum_that_one_reader_wants_whole_is_not_scattered() -> None:
+    multiply = shard(torch.matmul, ((1, 4), (4, 1)))
+
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        y = multiply(x, w)
+        return torch.matmul(y, w) + torch.cat([y[:4], y[4:]])
+
+    assert "all_reduce" in kinds(local_program(Calls(both)))
+
+
+def test_value_that_was_gathered_for_one_reader_is_cut_from_there_for_another() -> None:
+    rows_first = shard(torch.matmul, ((4, 1), (1, 1)), ((4, 1),))
+    whole, sums = shard(torch.matmul, ((1, 1), (1, 1))), shard(torch.matmul, ((1, 4), (4, 1)))
+
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        y = rows_first(x, w)
+        return whole(y, w) + sums(y, w)
+
+    network = Calls(call)
+    network.weight.requires_grad_(requires_grad=False)
+    first, _, both, cut, *_ = local_program(network).operators
+    assert (first.collectives, both.collectives) == (("slice dim 0 over axes 0,1",), ("gather dim 0 over axes 0,1",))
+    assert cut.collectives[0] == "slice dim 1 over axes 0,1", "no exchange of the parts that it came from"
+
+
+def test_strategy_takes_the_axes_that_its_input_has_already() -> None:
+    first = shard(torch.matmul, (LAYOUT("mp", "None"), LAYOUT("None", "None")))
+    second = shard(torch.matmul, ((2, 1), (1, 2)))
+    program = local_program(Calls(lambda x, w: second(first(x, w), w)))
+    assert kinds(program)[:2] == ["slice", "gather"], "the rows stay where they are; only the result is gathered"
+
+
+def test_strict_refuses_traffic_that_nobody_asked_for_and_names_both_ends() -> None:
+    network = nn.Sequential(shard(nn.Linear(8, 8), ((1, 1), (4, 1))), nn.Linear(8, 8))
+    with pytest.raises(StrategyError) as caught:
+        local_program(network, is_strict=True)
+    text = str(caught.value)
+    assert "aten.linear in module 0 gives (1, 4) and aten.linear in module 1 reads (4, 1)" in text
+    assert "out_strategy=((4, 1),)" in text
+    shard(network[0], ((1, 1), (4, 1)), ((4, 1),))
+    assert kinds(local_program(network, is_strict=True))[:1] == ["exchange"]
+
+
+def test_strict_allows_cuts_that_move_nothing() -> None:
+    local_program(nn.Linear(8, 8), is_strict=True)
+
+
+# -- parameters in several layouts --------------------------------------------------------------------------------
+
+
+def test_parameter_is_stored_as_its_uses_need_least_traffic() -> None:
+    columns = shard(torch.matmul, ((1, 1), (1, 4)))
+    whole = shard(torch.matmul, ((4, 1), (1, 1)))
+    program = local_program(Calls(lambda x, w: whole(columns(x, w), w)))
+    assert program.parameters["weight"].layout == TensorLayout(((), (0, 1)))
+    assert program.parameters["weight"].partial_axes == ()
+    assert "gather_enter" in kinds(program), "its gradient comes back by a reduce-scatter"
+
+
+def test_parameter_that_is_stored_already_keeps_its_layout() -> None:
+    stored = {"weight": TensorLayout(((0, 1), ()))}
+    program = local_program(Calls(torch.matmul), stored=stored)
+    assert program.parameters["weight"].layout == stored["weight"]
+    assert "gather_enter" in kinds(program)
+    assert {r.producer for r in program.redistributions if r.bytes} >= {"parameter weight"}
+
+
+def test_frozen_parameter_has_no_gradient_to_sum() -> None:
+    network = Calls(torch.matmul)
+    network.weight.requires_grad_(requires_grad=False)
+    assert local_program(network).parameters["weight"].partial_axes == ()
+    assert local_program(Calls(torch.matmul)).parameters["weight"].partial_axes == (0, 1)
+
+
+# -- what a program moves -----------------------------------------------------------------------------------------
+
+
+def test_gradients_are_told_only_where_they_come_back() -> None:
+    network = Calls(lambda x, w: (torch.matmul(x, w) * (x @ w).detach()).sum())
+    program = local_program(network)
+    values = local_values(program)
+    reached = nodes_with_gradient(program, values)
+    multiplied = [node for node in program.graph.nodes if node.target is torch.ops.aten.matmul.default]
+    assert [node in reached for node in multiplied] == [True, False]
+    assert tuple(values[multiplied[0]].shape) == (2, 8)

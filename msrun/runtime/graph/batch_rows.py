@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from msrun.runtime.graph.marked_calls import read_mark
 from msrun.runtime.graph.operators.dropout import BATCH_DIM, LOST
 from msrun.runtime.graph.operators.registry import find_rule
 from msrun.runtime.graph.operators.rule import Labels, operator_call
@@ -41,6 +42,8 @@ def _of_results(node: fx.Node) -> list[int | None]:
         assert isinstance(source, fx.Node)
         return [source.meta[_RESULTS][index]]
     tensors = operator_call(node).tensors
+    if read_mark(node) is not None:
+        return [tensors[0].meta[BATCH_DIM]]
     held = {index: tensor.meta[BATCH_DIM] for index, tensor in enumerate(tensors) if tensor.meta[BATCH_DIM] is not None}
     if not held:
         return [None] * count

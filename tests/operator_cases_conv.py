@@ -29,12 +29,18 @@ def _batch_norm_eval(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor)
     return F.batch_norm(x, mean, var, w, b, eps=1e-2)
 
 
+def _instance_norm_eval(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return F.instance_norm(x, mean, var, use_input_stats=False)
+
+
 NORM = [
     OperatorCase("layer-norm", _layer_norm(8), ((4, 8), (8,), (8,)), "bn,n,n", parameters=(1, 2), on_eight=True),
     OperatorCase("layer-norm-2d", _layer_norm(4, 4), ((4, 4, 4), (4, 4)), "bmn,mn", parameters=(1,)),
     OperatorCase("rms-norm", lambda x, w: F.rms_norm(x, (8,), w), ((2, 4, 8), (8,)), "abn,n", parameters=(1,)),
     OperatorCase("group-norm", _group_norm(4), ((2, 8, 4), (8,), (8,)), "bgs,g,g", parameters=(1, 2)),
     OperatorCase("group-norm-of-one", _group_norm(1), ((2, 4, 4), (4,), (4,)), "bcs,c,c", parameters=(1, 2)),
+    OperatorCase("instance-norm", F.instance_norm, ((2, 4, 4, 2),), "bchw"),
+    OperatorCase("instance-norm-eval", _instance_norm_eval, ((2, 2, 4), (2,), (2,)), "bcs,c,c", kinds="fww"),
     OperatorCase("batch-norm-1d", _batch_norm, ((8, 4), (4,), (4,)), "bc,c,c", parameters=(1, 2)),
     OperatorCase("batch-norm-2d", _batch_norm, ((4, 2, 4, 2), (2,), (2,)), "bchw,c,c", parameters=(1, 2)),
     OperatorCase(

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
-from msrun.runtime.graph.regions import inline_regions
+from msrun.runtime.graph.gradient_modes import inline_gradient_modes
 from msrun.runtime.graph.writes import assignments_as_writes, make_functional
 
 GlobalShape = tuple[int, ...]
@@ -199,7 +199,7 @@ def _faked(
 
 def _read(program: torch.export.ExportedProgram, output_spec: pytree.TreeSpec, root: nn.Module) -> CapturedGraph:
     signature = program.graph_signature
-    inline_regions(program.graph_module, signature.inputs_to_buffers)
+    inline_gradient_modes(program.graph_module, signature.inputs_to_buffers)
     _refuse_sizes_from_values(program.graph)
     updates = make_functional(program.graph, signature.inputs_to_buffers)
     _drop_bookkeeping(program.graph)

@@ -65,6 +65,8 @@ class Executor:
         self._regathers = any(group.regathers for group in self.groups)
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
         self._buffer_plan = plan_buffers(program, self._segments)
+        changed = set(self._buffer_plan.written)
+        self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class Executor:
         copy = _Copy()
         for name, value in zip(self._input_names, batch, strict=True):
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
-        copy.values.update(self._buffers)
+        copy.values.update(self._fixed_buffers)
         return copy
 
     def _prefetch(self, step: Step, index: int) -> None:
@@ -134,6 +136,10 @@ class Executor:
             source = self._read(step, copy, crossing.source)
             pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank)
             copy.arriving[crossing.result] = _WithGradient(pending, source.requires_grad)
+        self._write_buffers(step, copy, index)
+
+    def _write_buffers(self, step: Step, copy: _Copy, index: int) -> None:
+        """Let the next copy, and at the end the module, have the buffers' new values."""
         for update in self._buffer_plan.updates.get(index, ()):
             value = self._read(step, copy, update.value)
             if value.requires_grad:
@@ -142,14 +148,15 @@ class Executor:
                     f"buffer {names[update.buffer]} is set to a value that gradients flow through, which would reach "
                     "into the next step: give it value.detach()"
                 )
+            copy.values.setdefault(update.buffer, step.buffers[update.buffer])  # for later readers of the old value
             step.buffers[update.buffer] = value
 
     def _read(self, step: Step, copy: _Copy, name: Name) -> Tensor:
         group = self._group_of.get(name)
         if group is not None:
             return step.gathered[group].leaves[name]
-        if name in step.buffers:
-            return step.buffers[name]
+        if name in step.buffers:  # what the copy read first is what it reads until its end
+            return copy.values.setdefault(name, step.buffers[name])
         if name in copy.arriving:
             copy.values[name] = copy.arriving.pop(name).wait()
         return copy.values[name]

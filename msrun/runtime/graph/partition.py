@@ -8,6 +8,7 @@ whole. The result is plain local tensors and collectives; no layout is looked at
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +128,8 @@ class _Partition:
         self._input_layouts = list(input_layouts)
         self._strategies = strategies
         self._used_strategies: set[str] = set()
+        calls = [n for n in captured.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+        self._operators_of = Counter(operator_call(node).module_path for node in calls)
         self._batch_axes = output_batch_axes
         self._graph = fx.Graph()
         self._build = LocalBuilder(self._graph, mesh)
@@ -200,8 +203,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        is_asked = not rule.follows or rule.takes_strategy or len(call.tensors) > 1
-        strategy = self._strategies.get(path) if is_asked else None
+        takes_strategy = not rule.follows or len(call.tensors) > 1 or self._operators_of[path] == 1
+        strategy = self._strategies.get(path) if takes_strategy else None
         split, origin = choose_split(
             call, rule, form, self._mesh, strategy, [self._layout_of(tensor) for tensor in call.tensors]
         )

@@ -14,7 +14,7 @@ from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolutio
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddMatMul, Linear, MatMul
-from msrun.runtime.graph.operators.norm import GroupNorm, LayerNorm, RmsNorm
+from msrun.runtime.graph.operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.graph.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
@@ -86,6 +86,7 @@ def _table() -> dict[Any, Rule]:
         (LayerNorm(), [aten.layer_norm.default]),
         (RmsNorm(), [aten.rms_norm.default]),
         (GroupNorm(), [aten.group_norm.default]),
+        (InstanceNorm(), [aten.instance_norm.default]),
         (BatchNorm(), [aten.batch_norm.default, aten._native_batch_norm_legit_functional.default]),
         (
             Convolution(),

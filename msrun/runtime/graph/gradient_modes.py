@@ -1,6 +1,7 @@
-"""Regions: what torch.export puts into a graph of its own becomes part of the one graph.
+"""Gradient modes: what a network does under `torch.no_grad()` becomes part of the one graph.
 
-`with torch.no_grad():` inside a network is such a region: its operators read their inputs without gradient.
+torch.export puts it into a graph of its own, inside one operator; here its operators stand in the graph again and read
+their inputs without gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msrun.errors import CaptureError
 _GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
-def inline_regions(module: fx.GraphModule, buffers: Collection[str]) -> None:
+def inline_gradient_modes(module: fx.GraphModule, buffers: Collection[str]) -> None:
     """Put the operators of every `no_grad` and `enable_grad` region into the graph of `module`.
 
     Args:
@@ -40,7 +41,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, buffers: Collection[str]) -> 
     is_enabled, body, *given = cast("list[Any]", node.args)
     region = getattr(module, str(body.target))
     own_buffers = [p.name for p, n in zip(_placeholders(region), given, strict=True) if _is_named(n, buffers)]
-    inline_regions(region, own_buffers)
+    inline_gradient_modes(region, own_buffers)
     graph = module.graph
     with graph.inserting_before(node):
         if not is_enabled:

@@ -29,12 +29,18 @@ def _batch_norm_eval(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor)
     return F.batch_norm(x, mean, var, w, b, eps=1e-2)
 
 
+def _instance_norm_eval(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return F.instance_norm(x, mean, var, use_input_stats=False)
+
+
 NORM = [
     OperatorCase("layer-norm", _layer_norm(8), ((4, 8), (8,), (8,)), "bn,n,n", parameters=(1, 2), on_eight=True),
     OperatorCase("layer-norm-2d", _layer_norm(4, 4), ((4, 4, 4), (4, 4)), "bmn,mn", parameters=(1,)),
     OperatorCase("rms-norm", lambda x, w: F.rms_norm(x, (8,), w), ((2, 4, 8), (8,)), "abn,n", parameters=(1,)),
     OperatorCase("group-norm", _group_norm(4), ((2, 8, 4), (8,), (8,)), "bgs,g,g", parameters=(1, 2)),
     OperatorCase("group-norm-of-one", _group_norm(1), ((2, 4, 4), (4,), (4,)), "bcs,c,c", parameters=(1, 2)),
+    OperatorCase("instance-norm", F.instance_norm, ((2, 4, 4, 2),), "bchw"),
+    OperatorCase("instance-norm-eval", _instance_norm_eval, ((2, 2, 4), (2,), (2,)), "bcs,c,c", kinds="fww"),
     OperatorCase("batch-norm-1d", _batch_norm, ((8, 4), (4,), (4,)), "bc,c,c", parameters=(1, 2)),
     OperatorCase("batch-norm-2d", _batch_norm, ((4, 2, 4, 2), (2,), (2,)), "bchw,c,c", parameters=(1, 2)),
     OperatorCase(
@@ -59,10 +65,10 @@ CONV = [
         "bihw,oi..,o",
         parameters=(1, 2),
     ),
-    OperatorCase("conv2d-strided", _conv(stride=2, padding=1), ((2, 1, 8, 8), (2, 1, 3, 3)), "b.hw,o...", "", (1,)),
-    OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 1, 8, 8), (4, 1, 1, 1)), "b.hw,o...", "", (1,)),
-    OperatorCase("conv2d-7x7-strided", _conv(stride=2, padding=3), ((2, 1, 8, 8), (2, 1, 7, 7)), "b.hw,o...", "", (1,)),
-    OperatorCase("conv2d-dilated", _conv(dilation=2, padding=2), ((1, 2, 4, 8), (2, 2, 3, 3)), ".ihw,oi..", "", (1,)),
+    OperatorCase("conv2d-strided", _conv(stride=2, padding=1), ((2, 1, 8, 7), (2, 1, 3, 3)), "b.h.,o...", "", (1,)),
+    OperatorCase("conv2d-1x1-strided", _conv(stride=2), ((2, 1, 7, 8), (4, 1, 1, 1)), "b..w,o...", "", (1,)),
+    OperatorCase("conv2d-7x7-strided", _conv(stride=2, padding=3), ((2, 1, 7, 8), (2, 1, 7, 7)), "b..w,o...", "", (1,)),
+    OperatorCase("conv2d-dilated", _conv(dilation=2, padding=2), ((1, 2, 8, 5), (2, 2, 3, 3)), ".ih.,oi..", "", (1,)),
     OperatorCase("conv2d-same-even", _conv(padding="same"), ((1, 1, 4, 4), (2, 1, 2, 4)), "..hw,o...", "", (1,)),
     OperatorCase("conv2d-of-arguments", _conv(padding=(0, 1)), ((2, 2, 5, 4), (2, 2, 3, 3)), "bi.w,oi.."),
     OperatorCase(
@@ -80,7 +86,7 @@ CONV = [
         parameters=(1, 2),
     ),
     OperatorCase(
-        "conv-transpose2d-4x4", _transposed(stride=2, padding=1), ((1, 2, 4, 4), (2, 2, 4, 4)), ".ihw,io..", "", (1,)
+        "conv-transpose2d-4x4", _transposed(stride=2, padding=1), ((1, 2, 5, 4), (2, 2, 4, 4)), ".i.w,io..", "", (1,)
     ),
     OperatorCase("conv-transpose1d-2", _transposed(stride=2), ((2, 2, 4), (2, 2, 2)), "bis,io.", parameters=(1,)),
     OperatorCase(
@@ -99,7 +105,7 @@ def _halved(x: Tensor) -> Tensor:
 
 
 POOL = [
-    OperatorCase("max-pool2d", lambda x: F.max_pool2d(x, 2), ((2, 2, 8, 8),), "bchw"),
+    OperatorCase("max-pool2d", lambda x: F.max_pool2d(x, 2), ((2, 2, 8, 7),), "bch."),
     OperatorCase("max-pool2d-overlapping", lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 1, 8, 8),), "b.hw"),
     OperatorCase("avg-pool2d-padded", lambda x: F.avg_pool2d(x, 3, 1, 1), ((1, 2, 4, 4),), ".chw"),
     OperatorCase("avg-pool1d-ceil", lambda x: F.avg_pool1d(x, 3, 2, ceil_mode=True), ((2, 4, 8),), "bcs", "s"),

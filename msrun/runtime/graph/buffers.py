@@ -1,8 +1,8 @@
 """Buffers that the forward pass changes: when they are written, and which segments a copy runs without a break.
 
 Copy 2 must read what copy 1 wrote, as one process that runs the copies one after the other. From the first segment
-that reads such a buffer to the one after which it is written, copies therefore do not take turns: these segments are
-one span, run by copy 1, then by copy 2. Batch normalisation reads and writes its statistics in one segment, so its
+that reads such a buffer to the one in which its new value comes, copies therefore do not take turns: these segments
+are one span, run by copy 1, then by copy 2. Batch normalisation reads and writes its statistics in one segment, so its
 copies still take turns everywhere.
 """
 
@@ -47,7 +47,7 @@ def plan_buffers(program: LocalProgram, segments: Sequence[Segment]) -> BufferPl
     bound: set[int] = set()
     for placeholder, value in program.buffer_updates.items():
         reads = [i for i, segment in enumerate(segments) if placeholder.name in _read_names(segment)]
-        last = max([*reads, _available(value, segments)])
+        last = _available(value, segments)
         updates.setdefault(last, []).append(BufferUpdate(placeholder.name, value.name))
         bound |= set(range(min([*reads, last]), last))
     spans: list[range] = []

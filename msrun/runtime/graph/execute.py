@@ -77,6 +77,8 @@ class Executor:
         gathered = {number for number, group in enumerate(self.groups) if group.shard_axes}
         self._forward_turns = join_turns(forward_turns(self._segments, gathered), self._buffer_plan.spans)
         self._backward_turns = backward_turns(self._segments, gathered, {r.last for r in self.replays if r.segments})
+        changed = set(self._buffer_plan.written)
+        self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
 
     # -- plans ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Executor:
         copy = Copy()
         for name, value in zip(self._input_names, batch, strict=True):
             copy.values[name] = value.detach().requires_grad_(needs_grad and value.requires_grad)
-        copy.values.update(self.buffers)
+        copy.values.update(self._fixed_buffers)
         return copy
 
     def _give(self, copies: Sequence[Copy], slices: Sequence[int], slice_count: int) -> None:
@@ -200,12 +202,13 @@ class Executor:
                 copy.values[name] = value.detach().requires_grad_(value.requires_grad) if needs_grad else value
         for crossing in segment.crossings:
             self._start_crossing(step, copy, crossing)
-        self._update_buffers(step, copy, index)
+        self._write_buffers(step, copy, index)
         if needs_grad and segment.region is not None and index == self.replays[segment.region].last:
             for name in self.replays[segment.region].dropped:
                 copy.values.pop(name, None)
 
-    def _update_buffers(self, step: Step, copy: Copy, index: int) -> None:
+    def _write_buffers(self, step: Step, copy: Copy, index: int) -> None:
+        """Let the next copy, and at the end the module, have the buffers' new values."""
         for update in self._buffer_plan.updates.get(index, ()):
             value = self._read(step, copy, update.value)
             if value.requires_grad:
@@ -214,6 +217,7 @@ class Executor:
                     f"buffer {names[update.buffer]} is set to a value that gradients flow through, which would reach "
                     "into the next step: give it value.detach()"
                 )
+            copy.values.setdefault(update.buffer, step.buffers[update.buffer])  # for later readers of the old value
             step.buffers[update.buffer] = value
 
     def _run_forgetting(self, copy: Copy, index: int, segment: Segment, inputs: list[Tensor]) -> Sequence[Tensor]:
@@ -234,8 +238,8 @@ class Executor:
         group = self._group_of.get(name)
         if group is not None:
             return step.parameters.leaf(name)
-        if name in step.buffers:
-            return step.buffers[name]
+        if name in step.buffers:  # what the copy read first is what it reads until its end
+            return copy.values.setdefault(name, step.buffers[name])
         if name in copy.arriving:
             copy.values[name] = copy.arriving.pop(name).wait()
         return copy.values[name]

@@ -1,6 +1,7 @@
-"""Gradient modes: what torch.export puts into a graph of its own becomes part of the one graph.
+"""Gradient modes: what a network does under `torch.no_grad()` becomes part of the one graph.
 
-`with torch.no_grad():` inside a network is such a region: its operators read their inputs without gradient.
+torch.export puts it into a graph of its own, inside one operator; here its operators stand in the graph again and read
+their inputs without gradient.
 """
 
 from __future__ import annotations

@@ -213,9 +213,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        is_asked = not rule.follows or rule.takes_strategy or len(call.tensors) > 1 or self._operators_of[path] == 1
-        strategy = self._strategies.get(path) if is_asked else None
-        strategy = strategy_of(node) or strategy
+        takes_strategy = not rule.follows or len(call.tensors) > 1 or self._operators_of[path] == 1
+        strategy = strategy_of(node) or (self._strategies.get(path) if takes_strategy else None)
         split, origin = choose_split(
             call,
             rule,

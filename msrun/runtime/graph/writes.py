@@ -74,6 +74,10 @@ class _Writes:
         for node in list(self._graph.nodes):
             if node.target is aten.batch_norm.default:
                 self._batch_norm(node)
+            elif node.target is aten.instance_norm.default:
+                call = operator_call(node)
+                if call.argument("use_input_stats") and call.argument("running_mean") is not None:
+                    raise _cannot_write("aten.instance_norm", "its running statistics")
             elif getattr(getattr(node.target, "_schema", None), "is_mutable", False):
                 self._write(node)
         return self._last

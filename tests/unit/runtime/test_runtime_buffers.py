@@ -62,7 +62,13 @@ def reset(self: Averaging, x: Tensor) -> Tensor:
     return y
 
 
-FORMS = [in_place, assigned, copied, reset]
+def late_reader(self: Averaging, x: Tensor) -> Tensor:
+    before = self.average.clone()
+    self.average.mul_(0.5)
+    return self.layer(x) * before + self.average
+
+
+FORMS = [in_place, assigned, copied, reset, late_reader]
 
 
 def captured(network: nn.Module, x: Tensor) -> CapturedGraph:

@@ -260,12 +260,27 @@ def _write_through_a_view(x: Tensor) -> Tensor:
             "aten.batch_norm changes",
         ),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)), "depends on a tensor's values"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True)),
+            "aten.instance_norm changes its running statistics",
+        ),
         (Calls(lambda s, x: s.layer(x) if x.sum() > 0 else x, layer=nn.Linear(4, 4)), "depends on a tensor's values"),
         (Calls(lambda s, x: s.layer(x) * float(x.sum()), layer=nn.Linear(4, 4)), ""),
         (Calls(lambda s, x: s.layer(torch.from_numpy(x.numpy())), layer=nn.Linear(4, 4)), ""),
         (Calls(lambda s, x: s.layer(x)[x > 0].sum(), layer=nn.Linear(4, 4)), "a tensor whose size depends on values"),
     ],
-    ids=["column", "view", "argument", "batch-norm-of-an-argument", "average", "branch", "number", "numpy", "mask"],
+    ids=[
+        "column",
+        "view",
+        "argument",
+        "batch-norm-of-an-argument",
+        "average",
+        "instance-norm",
+        "branch",
+        "number",
+        "numpy",
+        "mask",
+    ],
 )
 def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(network: nn.Module, words: str) -> None:
     with pytest.raises(CaptureError) as caught:

@@ -135,7 +135,7 @@ def test_message_says_what_is_wrong_and_what_is_legal(name: str, strategy: Any, 
                 "halo dim 3, 4 rows from -1 every 2 over axes 1",
             ],
         ),
-        ("conv2d-1x1-strided", ((1, 1, 4, 1), (1, 1, 1, 1)), ["slice dim 2 over axes 0,1"]),
+        ("conv2d-1x1-strided", ((1, 1, 1, 4), (1, 1, 1, 1)), ["slice dim 3 over axes 0,1"]),
         (
             "conv1d-valid",
             ((1, 1, 4), (1, 1, 1)),

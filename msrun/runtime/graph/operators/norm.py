@@ -183,11 +183,24 @@ class GroupNorm(Rule):
     ) -> fx.Node:
         """Add the same operator on this rank's groups."""
         named = inputs_by_name(call, inputs)
-        return build.call(
-            aten.group_norm.default,
-            named["input"],
-            own_groups,
-            named.get("weight"),
-            named.get("bias"),
-            call.argument("eps"),
-        )
+        affine = (named.get("weight"), named.get("bias"))
+        return build.call(aten.group_norm.default, named["input"], own_groups, *affine, call.argument("eps"))
+
+
+class InstanceNorm(GroupNorm):
+    """instance_norm: every channel is a group; in evaluation with running statistics nothing is shared at all.
+
+    A capture refuses training with running statistics: see `writes`.
+    """
+
+    def groups(self, call: OperatorCall) -> int:
+        """Return the number of channels."""
+        return call.shapes[0][1]
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Running statistics are cut like the channels and used as they are."""
+        if call.argument("use_input_stats"):
+            return super().lower(call, form, build, inputs, split)
+        return self.local_call(call, build, inputs)

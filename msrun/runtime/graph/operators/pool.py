@@ -31,7 +31,6 @@ class SpaceRule(Rule):
     """An operator on the last `ndim` dimensions of one input; those before them are free."""
 
     follows = True
-    takes_strategy = True
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim

@@ -20,7 +20,7 @@ from msrun.runtime.graph.operators.joining import Join, Stack, TakeApart, Unbind
 from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Select
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Linear, MatMul, Outer
-from msrun.runtime.graph.operators.norm import GroupNorm, LayerNorm, RmsNorm
+from msrun.runtime.graph.operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from msrun.runtime.graph.operators.ordering import AlongOne
 from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
@@ -148,6 +148,7 @@ def _table() -> dict[Any, Rule]:
         (LayerNorm(), [aten.layer_norm.default]),
         (RmsNorm(), [aten.rms_norm.default]),
         (GroupNorm(), [aten.group_norm.default]),
+        (InstanceNorm(), [aten.instance_norm.default]),
         (BatchNorm(), [aten.batch_norm.default, aten._native_batch_norm_legit_functional.default]),
         (
             Convolution(),

@@ -68,10 +68,7 @@ class PixelShuffle(SpaceRule):
 
 
 class Padding(Rule):
-    """pad with a constant, by reflection or replication: dimensions that are padded stay whole.
-
-    It takes no strategy: that of its module is the convolution's (`padding_mode`).
-    """
+    """pad with a constant, by reflection or replication: dimensions that are padded stay whole."""
 
     follows = True
 

@@ -205,8 +205,6 @@ class Rule(ABC):
     follows = False
     """True for operators that, without a strategy, keep the layout of their first input: those that are cheap beside
     the traffic of a change. The others run data-parallel."""
-    takes_strategy = False
-    """True for followers of one input that take a strategy all the same, such as pooling."""
     scatters = False
     """True for operators whose partial sums have the dimensions of the output: they may be reduce-scattered."""
 

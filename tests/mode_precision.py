@@ -115,6 +115,46 @@ def overflow(build: Build, *, form: str = "module", is_shared: bool = True) -> R
     }
 
 
+class Amplified(nn.Module):
+    """A network whose gradient overflows in one column of the first weight, while its loss stays finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_network(torch.float32)
+        with torch.no_grad():
+            self.inner.layer1.weight[0] = 0.0
+            self.inner.layer1.bias[0] = 1e-6
+
+    def forward(self, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+        hidden = F.relu(self.inner.layer1(x)) * factors
+        return F.cross_entropy(self.inner.layer2(hidden), y)
+
+
+def overflow_that_one_rank_sees() -> Result:
+    """Only the rank that holds the column can know, and still nobody steps."""
+    ranks = get_group_size()
+    network = Amplified()
+    shard(network.inner.layer1, ((1, 1), (ranks, 1), (ranks,)))
+    shard(network.inner.layer2, ((1, ranks), (1, ranks)))
+    optimizer = momentum(network)
+    step = AutoParallel(network).mixed_precision("float16", "dynamic").dataset_strategy("full_batch")
+    changed, scales, sees = [], [], []
+    for index, (images, labels) in enumerate(batches(torch.float32, STEPS)):
+        factors = torch.ones(32)
+        if index == BAD_STEP:
+            factors[0] = 1e5
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        step(images, labels, factors).backward()
+        sees.append(any(not bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None))
+        optimizer.step()
+        optimizer.zero_grad()
+        if index:  # the first call has cut the parameters
+            pairs = zip(network.parameters(), before, strict=True)
+            changed.append(any(not torch.equal(parameter, old) for parameter, old in pairs))
+        scales.append(step.loss_scale)
+    return {"changed": changed, "scales": scales, "sees": sees}
+
+
 def _local(tensor: Any) -> Tensor:
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
@@ -205,6 +245,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         "mixed/columns-rows": lambda: trained(full, short, strategies=both, is_full=True),
         "mixed/float16-unscaled": lambda: trained(mixed("semi_auto", "float16"), half),
         "region": own_autocast_region,
+        "seen-by-one": overflow_that_one_rank_sees,
         "model": model_with_a_dynamic_scale,
         "overflow/stand-alone": lambda: overflow(mixed("stand_alone", "float16", "dynamic"), is_shared=False),
     }

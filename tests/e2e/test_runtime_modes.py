@@ -306,6 +306,15 @@ def test_gradients_that_overflow_on_one_rank_are_skipped_by_all(outcomes: Callab
         assert rank["is_finite"]
 
 
+def test_overflow_that_only_one_rank_can_see_is_skipped_by_all(outcomes: Callable[..., Outcome]) -> None:
+    bad = mode_precision.BAD_STEP
+    ranks = outcomes("seen-by-one")
+    assert [rank["sees"][bad] for rank in ranks] == [True, False, False, False]
+    for rank in ranks:
+        assert rank["changed"] == [step != bad for step in range(1, mode_precision.STEPS)]
+        assert rank["scales"] == [2.0**16] * bad + [2.0**15] * (mode_precision.STEPS - bad)
+
+
 def test_stand_alone_ranks_skip_their_own_overflows_only(outcomes: Callable[..., Outcome]) -> None:
     bad = mode_precision.BAD_STEP
     for number, rank in enumerate(outcomes("overflow/stand-alone")):

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 _REGION = "autocast_region"
 """node.meta key: dtype of the network's own autocast around an operator, None where it is switched off."""
+_KEYS = {"npu": "AutocastPrivateUse1"}
+"""torch's dispatch key of autocast, where it is not called like the device"""
 _OPERATOR = "wrap_with_autocast"
 IS_CAST = "autocast_cast"
 """node.meta key: the operator is a cast that autocast makes; it keeps its input's layout."""
@@ -106,7 +108,9 @@ def _policy(node: fx.Node, device: str, lower: torch.dtype) -> Policy:
             return "lower"
         if result(lower, is_on=True) == torch.float32 != result(lower, is_on=False):
             return "float32"
-        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{device.upper()}")
+        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(
+            target.name(), _KEYS.get(device, f"Autocast{device.upper()}")
+        )
         with torch.autocast(device, enabled=False):
             return "widest" if has_rule or _try(target, args) is None else "as it comes"
 

@@ -105,7 +105,7 @@ class ShardedNetwork:
                 continue
             if id(new) not in self.decisions:
                 self.decisions[id(new)] = before[id(old)]
-                vars(new).update(vars(old)) if hasattr(new, "__dict__") else None
+                vars(new).update(vars(old))  # the user's marks, such as parallel_optimizer
                 replace_parameter(old, new)
         assert isinstance(root, FSDPModule)
         return root

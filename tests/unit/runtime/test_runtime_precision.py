@@ -1,4 +1,4 @@
-"""Modes, their words, and mixed precision and clipping in one process."""
+"""Mixed precision in one process: casts in the graph, loss scales."""
 
 from __future__ import annotations
 
@@ -10,172 +10,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
 
-import msrun.runtime.parallel.fsdp
-from msrun.errors import CaptureError, ParallelError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime import (
     AutoParallel,
     WithLoss,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    clip_by_global_norm,
-    clip_grad_norm_,
-    layerwise_parallel,
     optim,
-    reduce_scatter,
     value_and_grad,
 )
 from msrun.runtime.graph.autocast import apply_autocast
 from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
-from msrun.runtime.nn.replaced import current, replace_parameter
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
-from msrun.runtime.parallel.scaling import replica_scales
-
-# -- words --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("word", "mode"),
-    [
-        ("semi_auto_parallel", "semi_auto"),
-        ("data_parallel", "data_parallel"),
-        ("hybrid_parallel", "hybrid_parallel"),
-        ("stand_alone", "stand_alone"),
-    ],
-)
-def test_old_names_of_modes_keep_their_meaning(word: str, mode: str) -> None:
-    assert AutoParallel(nn.Linear(2, 2), word).settings.parallel_mode == mode
-
-
-@pytest.mark.parametrize("word", ["auto", "auto_parallel", "recursive_programming", "sharding_propagation"])
-def test_modes_that_search_are_refused_with_the_way_to_go(word: str) -> None:
-    with pytest.raises(
-        StrategyError, match=f'{word!r}: strategies are not searched for; use parallel_mode="semi_auto"'
-    ):
-        AutoParallel(nn.Linear(2, 2), word)
-
-
-@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel", "stand_alone"])
-def test_setters_that_a_mode_cannot_obey_are_refused(mode: str) -> None:
-    with pytest.raises(StrategyError, match=r"dataset_strategy\(\)"):
-        AutoParallel(nn.Linear(2, 2), mode).dataset_strategy("full_batch")
-
-
-def test_hsdp_needs_ranks_that_are_alike() -> None:
-    AutoParallel(nn.Linear(2, 2), "data_parallel").hsdp()
-    with pytest.raises(StrategyError, match="needs a captured graph"):
-        AutoParallel(nn.Linear(2, 2), "hybrid_parallel").hsdp()
-    with pytest.raises(StrategyError, match="its ranks exchange nothing"):
-        AutoParallel(nn.Linear(2, 2), "stand_alone").hsdp()
-
-
-def test_no_sync_is_for_modes_without_capture() -> None:
-    with pytest.raises(StrategyError, match="it is for data_parallel and"), AutoParallel(nn.Linear(2, 2)).no_sync():
-        pass
-
-
-@pytest.mark.parametrize(
-    ("compat", "averages", "start", "own"),
-    [
-        ("torch", True, 1.0, 0.25),
-        ("torch", False, 4.0, 0.25),
-        ("mindspore", True, 1.0, 1.0),
-        ("mindspore", False, 4.0, 0.25),
-    ],
-)
-def test_gradients_that_ddp_averages_begin_with_the_right_factor(
-    compat: Any, averages: bool, start: float, own: float
-) -> None:
-    scales = replica_scales(compat, averages, 4)
-    assert (scales.start, scales.own) == (start, own)
-
-
-# -- hybrid -------------------------------------------------------------------------------------------------------
-
-
-def test_operators_return_their_input_in_a_world_of_one() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    for call in (all_reduce, all_gather, reduce_scatter, broadcast, all_to_all):
-        assert call(x) is x
-
-
-def test_operators_refuse_what_has_no_result_or_no_gradient() -> None:
-    x = torch.ones(2, 2)
-    with pytest.raises(StrategyError, match=r"op='prod'.*must be sum, max or min"):
-        all_reduce(x, "prod")
-    with pytest.raises(StrategyError, match=r"reduce_scatter\(op='max'\): must be sum"):
-        reduce_scatter(x, "max")
-    with pytest.raises(StrategyError, match="root_rank=3"):
-        broadcast(x, 3)
-    with pytest.raises(StrategyError, match="dimension 2 of a tensor of shape"):
-        all_gather(x, 2)
-
-
-def test_operator_in_a_captured_network_names_the_mode_for_it() -> None:
-    class Cut(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return all_reduce(x)
-
-    with pytest.raises(CaptureError, match='parallel_mode="hybrid_parallel"'):
-        capture(find_target(Cut()), [torch.ones(2)], {}, input_shapes=[(2,)], parameter_shapes={})
-
-
-def test_only_parameters_can_be_marked() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    assert layerwise_parallel(parameter) is parameter
-    with pytest.raises(StrategyError, match=r"mark a torch\.nn\.Parameter"):
-        layerwise_parallel(torch.ones(2))  # type: ignore[type-var]
-
-
-# -- clipping -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-@pytest.mark.parametrize("max_norm", [0.1, 1e9])
-def test_clipping_in_one_process_is_torchs(norm_type: float, max_norm: float) -> None:
-    torch.manual_seed(0)
-    mine, right = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
-    gradients = [torch.randn_like(parameter) for parameter in mine.parameters()]
-    for network in (mine, right):
-        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-            parameter.grad = gradient.clone()
-    norm = clip_grad_norm_(mine.parameters(), max_norm, norm_type)
-    expected = nn.utils.clip_grad_norm_(right.parameters(), max_norm, norm_type)
-    torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
-    clipped = clip_by_global_norm(gradients, max_norm, norm_type)
-    for one, two, other in zip(mine.parameters(), clipped, right.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=0)
-        torch.testing.assert_close(two, other.grad, rtol=1e-12, atol=0)
-
-
-def test_tied_parameters_and_those_without_gradient_count_once_and_not_at_all() -> None:
-    tied, without = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-    tied.grad = torch.full((4,), 3.0)
-    assert float(clip_grad_norm_([tied, tied, without], 3.0)) == 6.0
-    torch.testing.assert_close(tied.grad, torch.full((4,), 1.5), rtol=1e-6, atol=0)
-
-
-def test_short_gradients_are_measured_in_float32() -> None:
-    parameter = nn.Parameter(torch.zeros(2048, dtype=torch.bfloat16))
-    parameter.grad = torch.full((2048,), 1.0, dtype=torch.bfloat16)
-    assert float(clip_grad_norm_(parameter, 1e9)) == pytest.approx(math.sqrt(2048), rel=1e-6)
-
-
-@pytest.mark.parametrize("norm_type", [0.0, 0.5, -1.0, math.nan, "two", True])
-def test_norms_that_are_none_are_refused(norm_type: Any) -> None:
-    with pytest.raises(StrategyError, match="must be 1 or more, or infinity"):
-        clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0, norm_type)
-
-
-def test_norm_that_is_not_finite_is_an_error_when_asked_for() -> None:
-    parameter = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.full((1,), math.inf)
-    with pytest.raises(ParallelError, match="the norm is inf"):
-        clip_grad_norm_(parameter, 1.0, error_if_nonfinite=True)
-
-
-# -- mixed precision ----------------------------------------------------------------------------------------------
 
 
 class Mixture(nn.Module):
@@ -380,29 +224,3 @@ def test_two_scales_for_one_parameter_and_a_scale_with_fsdp_are_refused() -> Non
         AutoParallel(network).mixed_precision("float16", 4)(torch.ones(1, 2))
     with pytest.raises(StrategyError, match="use bfloat16, which needs none"):
         AutoParallel(network, "data_parallel").hsdp().mixed_precision("float16", 4)
-
-
-# -- replaced parameters and private names ------------------------------------------------------------------------
-
-
-def test_optimizer_made_before_takes_the_new_parameter_and_keeps_its_state() -> None:
-    old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
-    old.grad = torch.ones(3)
-    optimizer.step()
-    moment = optimizer.state[old]["momentum_buffer"]
-    replace_parameter(old, new)
-    assert current(old) is new
-    assert old.numel() == 0, "nobody may read what is trained no more"
-    new.grad = torch.ones(3)
-    optimizer.step()
-    assert optimizer.param_groups[0]["params"] == [new]
-    assert optimizer.state[new]["momentum_buffer"] is moment
-    torch.testing.assert_close(new.detach(), torch.full((3,), 1 - 0.1 * 1.9))
-
-
-def test_torch_still_has_the_private_names_that_leave_parameters_whole() -> None:
-    """Fails loudly when torch moves them; parallel/fsdp.py is the one place to change."""
-    assert msrun.runtime.parallel.fsdp.ShardPlacementResult is not None
-    assert msrun.runtime.parallel.fsdp.HSDPMeshInfo is not None
-    assert callable(nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)

@@ -275,7 +275,7 @@ def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(
     y = step(x).sum()
     y.backward()
     assert x.grad is not None
-    assert float((x.grad * x.detach()).sum()) == pytest.approx(float(y))
+    assert float((x.grad * x.detach()).sum()) == pytest.approx(float(y.detach()))
 
 
 def test_wrong_probability_is_refused_as_torch_refuses_it() -> None:

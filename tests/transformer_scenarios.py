@@ -146,9 +146,7 @@ class Scenario:
 SCENARIOS = [
     Scenario("data-parallel", steps=STEPS),
     Scenario("data-parallel-float32", dtype="float32", steps=STEPS),
-    Scenario("data-parallel-without-dropout", drop=0.0),
     Scenario("data-parallel-layer-norm", norm="layer"),
-    Scenario("two-copies-full-batch", copies=2, dataset="full_batch"),
     Scenario("megatron", _megatron(1, 4), dataset="full_batch", steps=STEPS),
     Scenario("megatron-own-batches-two-copies", _megatron(1, 4), copies=2),
     Scenario("mixed", MIXED, steps=STEPS),

@@ -278,6 +278,16 @@ def test_gradient_of_recomputed_dropout_belongs_to_the_mask_of_its_forward_pass(
     assert float((x.grad * x.detach()).sum()) == pytest.approx(float(y.detach()))
 
 
+def test_compiled_network_drops_anew_at_every_step() -> None:
+    network = Network(lambda x: F.dropout(x, 0.5))
+    step = AutoParallel(torch.compile(network, backend="eager"))
+    x = torch.ones(8, 6, dtype=torch.float64)
+    first, second, third = (step(x).detach() for _ in range(3))
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert set(third.unique().tolist()) == {0.0, 2.0}
+
+
 def test_wrong_probability_is_refused_as_torch_refuses_it() -> None:
     with pytest.raises(ValueError, match="but got 1"):
         run_alone(lambda x: F.dropout(x, 1.5))

@@ -146,9 +146,7 @@ class Scenario:
 SCENARIOS = [
     Scenario("data-parallel", steps=STEPS),
     Scenario("data-parallel-float32", dtype="float32", steps=STEPS),
-    Scenario("data-parallel-without-dropout", drop=0.0),
     Scenario("data-parallel-layer-norm", norm="layer"),
-    Scenario("two-copies-full-batch", copies=2, dataset="full_batch"),
     Scenario("megatron", _megatron(1, 4), dataset="full_batch", steps=STEPS),
     Scenario("megatron-own-batches-two-copies", _megatron(1, 4), copies=2),
     Scenario("mixed", MIXED, steps=STEPS),
@@ -159,6 +157,10 @@ SCENARIOS = [
     Scenario("kinds-data-parallel", norm="kinds"),
     Scenario("kinds-two-copies", norm="kinds", copies=2),
 ]
+
+
+SAVED_AFTER, RESUMED = 4, Scenario("resumed", hsdp={"threshold": 0}, steps=8)
+"""A checkpoint is written after so many steps of the first scenario, and gone on with from there."""
 
 
 def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -183,10 +185,8 @@ def build(scenario: Scenario) -> tuple[nn.Module, torch.optim.Optimizer]:
         return network, optim.Adam(network.parameters(), lr=1e-3)
 
 
-def train(
-    network: nn.Module, optimizer: torch.optim.Optimizer, scenario: Scenario, take: Callable[[Tensor], Tensor]
-) -> tuple[list[float], AutoParallel]:
-    """Return the losses of training; `take` gives a rank's part of a batch."""
+def wrap(network: nn.Module, scenario: Scenario) -> AutoParallel:
+    """Return what runs the network in the way of the scenario."""
     for path, strategy in scenario.strategies.items():
         shard(network.get_submodule(path), strategy)
     whole = MicroBatchInterleaved(network, scenario.copies) if scenario.copies > 1 else network
@@ -195,11 +195,18 @@ def train(
         step.dataset_strategy(scenario.dataset)
     if scenario.hsdp is not None:
         step.hsdp(**scenario.hsdp)
+    return step
+
+
+def train(
+    step: AutoParallel, optimizer: torch.optim.Optimizer, steps: range, take: Callable[[Tensor], Tensor]
+) -> list[float]:
+    """Return the losses of some steps; `take` gives a rank's part of a batch."""
     losses = []
-    for text, following in batches(scenario.steps):
+    for text, following in batches(steps.stop)[steps.start :]:
         loss = step(take(text), take(following))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    return losses, step
+    return losses

@@ -38,8 +38,9 @@ _log = logging.getLogger("msrun.runtime")
 class DropoutCalls(TorchFunctionMode):
     """Gives the dropouts called inside the masks that they have on any number of ranks.
 
-    Recomputation by torch.utils.checkpoint happens where this mode is not on; a dropout inside it keeps torch's own
-    masks, which are right there but those of one process only.
+    Recomputation by torch.utils.checkpoint happens where this mode is not on, and torch.compile would take the mask of
+    the first step for a constant: dropouts inside them keep torch's own masks, which are right, but those of one
+    process only.
     """
 
     def __torch_function__(
@@ -47,6 +48,8 @@ class DropoutCalls(TorchFunctionMode):
     ) -> Any:
         """Replace calls of dropout; let all others through."""
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         draw = current_draw.get()
         if func is F.multi_head_attention_forward:
             with self:

@@ -8,6 +8,7 @@ Any part of a tensor's mask is computed alone, by any rank, at any time, and aga
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch import Tensor
 _WORD = 1 << 32
 _BLOCK = 1 << 16
 """Elements worked on at a time on the host: what stays in a core's cache."""
+_LOW_WORD = 0 if sys.byteorder == "little" else 1
 _ROUND_1 = 0x7FEB352D
 _ROUND_2 = 0x846CA68B - _WORD
 
@@ -66,18 +68,18 @@ def keep_mask(key: DrawKey, call: int, p: float, box: Box, batch_dim: int | None
         call: number of the dropout call in the network's order.
         batch_dim: dimension whose outermost index is the row of the batch; None when no dimension is.
     """
-    threshold = min(round(p * _WORD), _WORD - 1) - _WORD // 2
-    multiplier, added, second = _words(key.seed, key.step, call)
-    outer, inner = _counters(key, box, batch_dim, device)
-    outer, inner = outer * (multiplier | 1) + _signed(added), inner * (multiplier | 1)
     if p >= 1:
         return torch.zeros(box.sizes, dtype=torch.bool, device=device)
+    threshold = round(p * _WORD) - _WORD // 2
+    multiplier, added, second = _words(key.seed, key.step, call)
+    outer, inner = _counters(key, box, batch_dim, device)
+    outer, inner = (outer * multiplier).add_(added), inner * multiplier
     result = torch.empty((outer.numel(), inner.numel()), dtype=torch.bool, device=device)
     rows = max(1, _BLOCK // max(1, inner.numel())) if device.type == "cpu" else max(1, outer.numel())
     for begin in range(0, outer.numel(), rows):
         block = outer[begin : begin + rows, None] + inner
-        torch.ge(_mix(block, _signed(second)), threshold, out=result[begin : begin + rows])
-    return result.view(box.sizes)
+        torch.ge(_mix(block, second), threshold, out=result[begin : begin + rows])
+    return result.view(-1)[: math.prod(box.sizes)].view(box.sizes)
 
 
 def _mix(x: Tensor, key: int) -> Tensor:
@@ -95,15 +97,20 @@ def _mix(x: Tensor, key: int) -> Tensor:
 def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return two int32 vectors whose outer sum holds every element's number in the whole tensor, modulo 2^32.
 
-    The whole tensor is that of the whole batch: a copy's rows have their numbers there.
+    The whole tensor is that of the whole batch: a copy's rows have their numbers there. What stands behind the last
+    element of the box is to be dropped.
     """
+    is_part = key.count > 1 and batch_dim is not None
+    if not is_part and (run := _one_run(box)) is not None:
+        begin, size = run
+        inner = torch.arange(min(size, _BLOCK), device=device)
+        return _wrapped(torch.arange(begin, begin + size, _BLOCK, device=device)), _wrapped(inner)
     whole = [size * (key.count if dim == batch_dim else 1) for dim, size in enumerate(box.shape)]
-    inner = torch.zeros(1, dtype=torch.int64, device=device)
-    outer = torch.zeros(1, dtype=torch.int64, device=device)
+    inner = outer = torch.zeros(1, dtype=torch.int64, device=device)
     is_inner = True
     for dim in reversed(range(len(whole))):
         places = torch.arange(box.begins[dim], box.begins[dim] + box.sizes[dim], device=device)
-        if dim == batch_dim and key.count > 1:
+        if is_part and dim == batch_dim:
             places = _rows_of_part(places, box.shape[dim], key)
         places = places * math.prod(whole[dim + 1 :])
         is_inner = is_inner and inner.numel() * box.sizes[dim] <= _BLOCK
@@ -112,6 +119,19 @@ def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.devic
         else:
             outer = (places[:, None] + outer).view(-1)
     return _wrapped(outer), _wrapped(inner)
+
+
+def _one_run(box: Box) -> tuple[int, int] | None:
+    """Return begin and size when the box is one run of consecutive numbers, as a cut of dimension 0 is."""
+    begin, size, stride, is_whole = 0, 1, 1, True
+    for length, first, count in zip(reversed(box.shape), reversed(box.begins), reversed(box.sizes), strict=True):
+        if not is_whole and length > 1 and count > 1:
+            return None
+        begin += first * stride
+        size *= count
+        is_whole = is_whole and count == length
+        stride *= length
+    return begin, size
 
 
 def _rows_of_part(places: Tensor, size: int, key: DrawKey) -> Tensor:
@@ -124,6 +144,9 @@ def _rows_of_part(places: Tensor, size: int, key: DrawKey) -> Tensor:
 
 
 def _wrapped(numbers: Tensor) -> Tensor:
+    """Return 64-bit numbers modulo 2^32: their low words, whatever the byte order."""
+    if numbers.device.type == "cpu":
+        return numbers.view(torch.int32)[_LOW_WORD::2]
     return ((numbers + _WORD // 2) % _WORD - _WORD // 2).to(torch.int32)
 
 
@@ -132,10 +155,10 @@ def _signed(word: int) -> int:
 
 
 def _words(seed: int, step: int, call: int) -> tuple[int, int, int]:
-    """Return three 32-bit key words: a multiplier below 2^31, so that it fits an int32, and two numbers to add."""
+    """Return three 32-bit key words, as int32 holds them: an odd multiplier and two numbers to add."""
     state = _splitmix(_splitmix(_splitmix(seed % (1 << 64)) ^ step) ^ call)
     following = _splitmix(state)
-    return state >> 33, following >> 32, following % _WORD
+    return _signed(state >> 32 | 1), _signed(following >> 32), _signed(following % _WORD)
 
 
 def _splitmix(value: int) -> int:

@@ -2,8 +2,8 @@
 
 usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
 MODULE holds the cases: operator_cases, or another one in its form. Worlds of more ranks than its EVERY_CASE_UP_TO (4
-unless it says so) run the cases with `on_eight` only. Two ranks compute in other types too: all cases in float32, or
-each in what the module says in MORE_TYPES.
+unless it says so) run the cases with `on_eight` only. Two ranks compute in other types too: those, and all of
+operator_cases, in float32, or each in what the module says in MORE_TYPES.
 """
 
 import importlib
@@ -185,8 +185,9 @@ def main():
     results = {}
     for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
         if everywhere or case.on_eight:
-            more = cases.MORE_TYPES.get(case.name, ()) if hasattr(cases, "MORE_TYPES") else ("float32",)
-            dtypes = [torch.float64, *(getattr(torch, text) for text in more if mesh.size == 2)]
+            is_in_both = case.on_eight or module == "operator_cases"
+            others = getattr(cases, "MORE_TYPES", {case.name: ("float32",) if is_in_both else ()}).get(case.name, ())
+            dtypes = [torch.float64, *(getattr(torch, text) for text in others if mesh.size == 2)]
             results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
     if everywhere and module == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}

@@ -1,16 +1,17 @@
 """Trains a small GPT in every way of transformer_scenarios.
 
-usage: transformer.py RESULT.json
+usage: transformer.py RESULT.json CHECKPOINT; the first one's checkpoint after SAVED_AFTER steps is written there.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-from transformer_scenarios import SCENARIOS, WORLD_SIZE, build, train
+from transformer_scenarios import RESUMED, SAVED_AFTER, SCENARIOS, WORLD_SIZE, build, train, wrap
 
-from msrun.runtime import get_rank, init, release
+from msrun.runtime import get_rank, init, load_checkpoint, release, save_checkpoint
 
 
 def part_of(scenario, rank):
@@ -26,7 +27,12 @@ def main():
     results = {}
     for scenario in SCENARIOS:
         network, optimizer = build(scenario)
-        losses, step = train(network, optimizer, scenario, part_of(scenario, rank))
+        step, take, begin = wrap(network, scenario), part_of(scenario, rank), 0
+        losses = []
+        if scenario is SCENARIOS[0]:
+            losses, begin = train(step, optimizer, range(SAVED_AFTER), take), SAVED_AFTER
+            save_checkpoint(network, sys.argv[2], optimizer)
+        losses += train(step, optimizer, range(begin, scenario.steps), take)
         everyone = [None] * WORLD_SIZE
         dist.all_gather_object(everyone, losses)
         results[scenario.name] = {
@@ -34,6 +40,11 @@ def main():
             "notes": step.plan.notes if scenario.mode == "semi_auto" else [],
             "explain": step.plan.explain() if scenario.mode == "semi_auto" else "",
         }
+    network, optimizer = build(RESUMED)
+    step = wrap(network, RESUMED)
+    torch.manual_seed(1234)
+    load_checkpoint(sys.argv[2], network, optimizer)
+    results["resumed"] = train(step, optimizer, range(SAVED_AFTER, RESUMED.steps), part_of(RESUMED, rank))
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

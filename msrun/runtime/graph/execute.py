@@ -231,13 +231,16 @@ class Executor:
         return _arrived(leaving)
 
     def _give_back(self, step: Step, index: int, leaving: list[PendingGradients] | None) -> None:
-        """Send off the gradients that no earlier segment adds to, and give gathered parts back.
+        """Give gathered parts back, and send off the gradients that no earlier segment adds to.
 
         A scatter has the time of one segment: the next one waits for it, because each holds whole gradients.
 
         Args:
             leaving: gets the gradients on their way; None adds them up for the next micro batch.
         """
+        for number in self._segments[index].new_groups:
+            if self.groups[number].regathers:
+                step.parameters.gathered[number].free()
         for number in self._leaving.get(index, []):
             group = step.parameters.sums[number]
             if leaving is None:
@@ -247,9 +250,6 @@ class Executor:
                 for pending in leaving:
                     pending.settle()
             leaving.append(group.finish(step.parameters.leaf))
-        for number in self._segments[index].new_groups:
-            if self.groups[number].regathers:
-                step.parameters.gathered[number].free()
 
     def reduce(self, gathered: StepParameters) -> dict[str, Tensor]:
         """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""
@@ -263,9 +263,9 @@ class Executor:
             self._run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
+        self._wait_for_parameters(step, index)  # first: a message and what it is copied to are both held till then
         for group in self._gathered_again[index]:
             step.parameters.gathered[group].start_gather()
-        self._wait_for_parameters(step, index)
 
     @torch.enable_grad()
     def _run_again(self, step: Step, replay: Replay) -> None:

@@ -47,8 +47,8 @@ class GradientGroup:
         """True when its sum is a message; False when every rank has the whole gradient already."""
         return bool(self.shard_axes or self.partial_axes)
 
-    def start(self, grads: Sequence[Tensor]) -> Pending:
-        """Start summing the members' gradients; gives those of the stored parts in one row."""
+    def start(self, grads: list[Tensor]) -> Pending:
+        """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row."""
         if self.shard_axes:
             return _start_sharded(self, grads)
         if self.partial_axes:
@@ -156,15 +156,22 @@ class StepParameters:
         return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
 
 
-def _start_sharded(group: GradientGroup, grads: Sequence[Tensor]) -> Pending:
+def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:
+    """Return (count, elements of one part); without a copy where there is one gradient."""
+    if len(grads) == 1:
+        return grads[0].reshape(count, -1)
+    return torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+
+
+def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> Pending:
     """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
 
     Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
     one slice and one reduce-scatter do.
     """
     count = group.mesh.extent(group.shard_axes)
-    parts = [grad.reshape(count, -1) for grad in grads]
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    rows = _join_rows(grads, count)
+    grads.clear()  # copied, or held by the rows: the message needs the memory
     same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
     rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)

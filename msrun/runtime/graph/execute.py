@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from msrun.runtime.graph.collectives import Pending
-from msrun.runtime.graph.gradients import GradientGroup, PendingGradients, StepParameters
+from msrun.runtime.graph.gradients import (
+    GradientGroup,
+    GradientSum,
+    PendingGradients,
+    StepParameters,
+    plan_departures,
+)
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region
@@ -27,7 +33,8 @@ from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.layout import Mesh
 
 AHEAD = 2
-"""Groups gathered ahead of their use when gathered parts are freed again (level3)."""
+"""Groups gathered ahead of their use when gathered parts are freed again (level3), and messages of gradients that are
+cut on arrival in flight at a time: both hold whole parameters' worth of memory."""
 
 
 class Executor:
@@ -63,20 +70,9 @@ class Executor:
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
         self._regathers = any(group.regathers for group in self.groups)
         self._last_reader = {g: i for i, segment in enumerate(self._segments) for g in segment.groups}
-        self._leaving = self._leaving_gradients()
+        self._leaving = plan_departures(self._segments, self.gradient_groups)
 
     # -- forward ------------------------------------------------------------------------------------------------
-
-    def _leaving_gradients(self) -> dict[int, list[int]]:
-        """Return segment -> gradient groups that are complete once its backward pass is done."""
-        first: dict[Name, int] = {}
-        for index, segment in enumerate(self._segments):
-            for name in [*segment.reads, *(crossing.source for crossing in segment.crossings)]:
-                first.setdefault(name, index)
-        leaving: dict[int, list[int]] = {}
-        for number, group in enumerate(self.gradient_groups):
-            leaving.setdefault(min(first[name] for name in group.placeholders), []).append(number)
-        return leaving
 
     def begin(self) -> StepParameters:
         """Return the parameters of one training step, for all its micro batches."""
@@ -183,6 +179,7 @@ class Executor:
             Parameter name -> gradient of its stored part; empty unless `reduces`.
         """
         leaving: list[PendingGradients] = []
+        in_flight: list[PendingGradients | GradientSum] = []
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
@@ -198,11 +195,14 @@ class Executor:
                 if index:
                     self._start_crossings(copy, index - 1)
             for number in self._leaving.get(index, []):
-                group = step.parameters.sums[number]
+                total = step.parameters.sums[number]
                 if reduces:
-                    leaving.append(group.finish(step.parameters.leaf))
+                    leaving.append(total.finish(step.parameters.leaf))
                 else:
-                    group.add(step.parameters.leaf)
+                    total.add(step.parameters.leaf)
+                in_flight = [each for each in (*in_flight, leaving[-1] if reduces else total) if each.is_heavy]
+                for each in in_flight[:-AHEAD]:
+                    each.settle()
             for number in segment.new_groups:
                 if self.groups[number].regathers:
                     step.parameters.gathered[number].free()

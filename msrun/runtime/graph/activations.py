@@ -185,9 +185,12 @@ class _Run:
             return value.detach().requires_grad_(value.requires_grad)
         shape = list(value.shape)
         count = self._mesh.extent(collective.axes)
+        if collective.kind == "slice":  # rows of a tensor keep all of it
+            part = value.detach().narrow(collective.dim, 0, shape[collective.dim] // count).contiguous()
+            return part.requires_grad_(value.requires_grad)
         if collective.kind in ("gather", "gather_enter"):
             shape[collective.dim] *= count
-        elif collective.kind in ("slice", "reduce_scatter", "exchange"):
+        elif collective.kind in ("reduce_scatter", "exchange"):
             shape[collective.dim] //= count
         if collective.kind == "exchange":
             shape[collective.from_dim] *= count

@@ -11,9 +11,9 @@ nothing.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import Store
 
 from msrun.errors import CaptureError
 from msrun.runtime import progress
@@ -92,13 +92,12 @@ class Agreement:
         return f"{_PREFIX}/{self._world}/{self._call}/{what}"
 
 
-def _store() -> Store:
+def _store() -> Any:
     """Return the store that the job's processes have in common; torch has no public name for it."""
-    store: Store = dist.distributed_c10d._get_default_store()
-    return store
+    return dist.distributed_c10d._get_default_store()
 
 
-def _raise_if_refused(store: Store) -> None:
+def _raise_if_refused(store: Any) -> None:
     if store.check([_REFUSED]):
         raise CaptureError(store.get(_REFUSED).decode())
 

@@ -26,6 +26,7 @@ from msrun.runtime.parallel.function_key import FunctionKey
 from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
+from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
@@ -66,6 +67,7 @@ class AutoParallel:
         self._targets: dict[FunctionKey | int, Target] = {}
         self._plan: ParallelPlan | None = None
         self._data_parallel: DataParallelCall | None = None
+        self._is_warned = False
         if parallel_mode == "data_parallel" and not isinstance(network, nn.Module):
             raise StrategyError(
                 'parallel_mode="data_parallel" takes a module with its loss, not a step function: '
@@ -146,7 +148,9 @@ class AutoParallel:
             progress.begin_step()
         if world.get_group_size() == 1:
             init_parameters(target.root)
-            return function(*args, **kwargs)
+            self._warn_of_one_process()
+            with checkpointed(target.root):
+                return function(*args, **kwargs)
         if self.settings.parallel_mode == "data_parallel":
             return self._run_data_parallel(target.root, args, kwargs)
         agreement.begin_call()
@@ -167,7 +171,13 @@ class AutoParallel:
         if self._data_parallel is None:
             init_parameters(network)
             self._data_parallel = DataParallelCall(network, world.device())
-        return self._data_parallel.run(args, kwargs)
+        with checkpointed(network):
+            return self._data_parallel.run(args, kwargs)
+
+    def _warn_of_one_process(self) -> None:
+        if self.settings.activation_limit_bytes is not None and not self._is_warned:
+            self._is_warned = True
+            _log.warning('recompute("auto") has no effect in one process, where nothing is captured')
 
     def _target(self, key: FunctionKey | int, function: Callable[..., Any]) -> Target:
         if key not in self._targets:

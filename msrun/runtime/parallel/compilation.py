@@ -21,7 +21,7 @@ from msrun.runtime.layout import Mesh, TensorLayout, assign_axes
 from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.parts import BatchParts
-from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
+from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan, user_name
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.scaling import scales
@@ -66,7 +66,13 @@ class Compilation:
         limit = self.settings.activation_limit_bytes
         if limit is not None:
             recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
+        unused = sorted(set(recompute) - {region.path for region in compiled.regions})
+        if unused:
+            program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
+        if parts.micro_batches > 1 and len(program.outputs) > 1:
+            program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
         return compiled, build_parallel_plan(compiled, self.storage, settings=self.settings, mesh=self.mesh)
 
     def _builder(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.regions import RecomputeSpec, SavePolicy
@@ -22,8 +25,9 @@ def recompute(
 ) -> nn.Module:
     """Do not remember what `module` computes; compute it again before its backward pass. MindSpore's Cell.recompute.
 
-    Between the passes only what the module reads and its results are kept. Numbers do not change. It takes effect when
-    AutoParallel captures the network. Returns the module.
+    Between the passes only what the module reads and its results are kept. Numbers do not change. It takes effect under
+    AutoParallel: at its capture, or, where nothing is captured (one process, parallel_mode="data_parallel"), through
+    torch's checkpointing, without `save`. Returns the module.
 
     Args:
         mp_comm_recompute: collectives in the module run again too; False keeps their results, which takes memory and
@@ -61,6 +65,23 @@ def _policy(save: Any) -> SavePolicy | None:
     overloads = {o for o in operators if isinstance(o, torch._ops.OpOverload)}
     packets = {o for o in operators if isinstance(o, torch._ops.OpOverloadPacket)}
     return lambda target: target in overloads or getattr(target, "overloadpacket", None) in packets
+
+
+@contextmanager
+def checkpointed(root: nn.Module) -> Iterator[None]:
+    """Let recomputed modules run under torch's checkpointing for as long as the context lasts: without capture.
+
+    Raises:
+        StrategyError: one of them lies in another.
+    """
+    modules = [root.get_submodule(path) for path in recomputed_in(root)] if torch.is_grad_enabled() else []
+    for module in modules:
+        vars(module)["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del vars(module)["forward"]
 
 
 def recomputed_in(root: nn.Module) -> dict[str, RecomputeSpec]:

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import step_measures
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -156,7 +157,10 @@ def parallel(case, dtype, rank):
         traffic.reset()
         loss = step(*batch)
         if case.form == "module":
-            loss.backward()
+            (loss * 3 if case.scaled else loss).backward()
+            if case.scaled:
+                for parameter in network.parameters():
+                    parameter.grad /= 3
             first = first or {name: p.grad.clone() for name, p in network.named_parameters()}
             optimizer.step()
             optimizer.zero_grad()
@@ -209,6 +213,10 @@ def main():
         if not only or case.name in only:
             for dtype_name in case.dtypes:
                 results[f"{case.name}/{dtype_name}"] = law_of(case, dtype_name, rank)
+    if not only or "measures" in only:
+        whole = next(batches(1, torch.float64))
+        mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
+        results["measures"] = step_measures.measure(make_network, mine, whole)
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, results)
     if rank == 0:

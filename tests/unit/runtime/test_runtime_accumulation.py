@@ -1,0 +1,198 @@
+"""GradAccumulation in one process, and networks whose batch is divided in general."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss
+from msrun.runtime.graph.capture import Target, capture
+from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.parts import BatchParts, PartKind
+from msrun.runtime.parallel.scaling import Compat, Scales, scales
+
+
+def network() -> WithLoss:
+    torch.manual_seed(0)
+    return WithLoss(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), F.mse_loss).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (4, 2))
+    return x.requires_grad_(), y
+
+
+def outcome(whole: nn.Module, compat: Compat = "torch", incoming: float = 1.0) -> list[Tensor]:
+    """Return the loss, the gradient of the input, and those of the parameters."""
+    x, y = batch()
+    loss = AutoParallel(whole, compat=compat)(x, y)
+    (loss * incoming).backward()
+    found = [loss.detach(), x.grad, *(parameter.grad for parameter in whole.parameters())]
+    return [value for value in found if value is not None]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 12])
+def test_loss_and_gradients_are_those_of_the_whole_batch(count: int) -> None:
+    torch.testing.assert_close(outcome(GradAccumulation(network(), count)), outcome(network()), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "wrappers", [(GradAccumulation, MicroBatchInterleaved), (MicroBatchInterleaved, GradAccumulation)]
+)
+def test_wrappers_can_be_nested_either_way(wrappers: Any) -> None:
+    outer, inner = wrappers
+    torch.testing.assert_close(outcome(outer(inner(network(), 2), 3)), outcome(network()), rtol=1e-12, atol=1e-15)
+
+
+def test_mindspore_adds_losses_of_micro_batches_up_but_scales_their_gradient() -> None:
+    loss, *gradients = outcome(GradAccumulation(network(), 4), "mindspore")
+    right_loss, *right = outcome(network())
+    torch.testing.assert_close([loss / 4, *gradients], [right_loss, *right], rtol=1e-12, atol=1e-15)
+
+
+def test_gradients_are_times_the_incoming_one() -> None:
+    _, *gradients = outcome(GradAccumulation(network(), 3), incoming=7.0)
+    _, *right = outcome(network())
+    torch.testing.assert_close([g / 7 for g in gradients], right, rtol=1e-12, atol=1e-15)
+
+
+def test_one_micro_batch_is_done_before_the_next_begins() -> None:
+    whole = network()
+    events: list[str] = []
+    whole.register_forward_hook(lambda *_: events.append("forward"))
+    whole.network[0].weight.register_hook(lambda _: events.append("backward"))  # type: ignore[index, union-attr]
+    GradAccumulation(whole, 3)(*batch())
+    assert events == ["forward", "backward"] * 3
+
+
+def test_without_gradients_only_forward_passes_run() -> None:
+    whole = network()
+    whole.network[0].weight.register_hook(lambda _: pytest.fail("a backward pass ran"))  # type: ignore[index, union-attr]
+    with torch.no_grad():
+        loss = GradAccumulation(whole, 3)(*batch())
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, whole(*batch()).detach())
+
+
+def test_gradients_are_handed_out_once() -> None:
+    loss = GradAccumulation(network(), 2)(*batch())
+    loss.backward(retain_graph=True)
+    with pytest.raises(CaptureError, match="twice on one loss"):
+        loss.backward()
+
+
+def test_loss_must_be_a_scalar_and_come_first() -> None:
+    with pytest.raises(StrategyError, match="first result is a tensor of shape \\(6, 8\\): wrap it with its loss"):
+        GradAccumulation(nn.Linear(4, 8).double(), 2)(batch()[0])
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, True, "2", None])
+def test_number_of_micro_batches_must_be_whole_and_above_0(number: Any) -> None:
+    with pytest.raises(StrategyError, match=r"GradAccumulation\(micro_size=.*\): a whole number above 0"):
+        GradAccumulation(nn.Linear(1, 1), number)
+
+
+def test_batch_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(StrategyError, match="a batch of 12 rows on this rank cannot be cut into 5 equal micro batches"):
+        GradAccumulation(network(), 5)(*batch())
+
+
+@pytest.mark.parametrize(
+    ("compat", "copies", "micro_batches", "right"),
+    [
+        ("torch", 1, 1, Scales(1.0, 1.0)),
+        ("torch", 2, 4, Scales(0.125, 0.125)),
+        ("mindspore", 2, 1, Scales(1.0, 1.0)),
+        ("mindspore", 1, 4, Scales(1.0, 0.25)),
+        ("mindspore", 2, 4, Scales(1.0, 0.25)),
+    ],
+)
+def test_scales_are_in_one_place(compat: Compat, copies: int, micro_batches: int, right: Scales) -> None:
+    assert scales(compat, copies, micro_batches) == right
+
+
+@given(st.lists(st.tuples(st.sampled_from(["copies", "micro batches"]), st.integers(1, 3)), max_size=4))
+def test_slices_of_nested_wrappers_are_those_that_cutting_again_and_again_makes(
+    divisions: list[tuple[PartKind, int]],
+) -> None:
+    parts = BatchParts(tuple(divisions))
+    rows = torch.arange(parts.total * 2)
+
+    def cut(value: Tensor, rest: list[tuple[PartKind, int]]) -> list[tuple[tuple[tuple[str, int], ...], Tensor]]:
+        if not rest:
+            return [((), value)]
+        (kind, number), *inner = rest
+        pieces = [cut(piece, inner) for piece in value.chunk(number)]
+        return [(((kind, at), *place), one) for at, piece in enumerate(pieces) for place, one in piece]
+
+    by_place = {
+        tuple(tuple(at for own, at in place if own == kind) for kind in ("micro batches", "copies")): piece
+        for place, piece in cut(rows, divisions)
+    }
+    wanted = [by_place[key] for key in sorted(by_place)]
+    found = [copy[0] for micro in parts.split((rows,)) for copy in micro]
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    in_order = parts.in_order([[copy[0] for copy in micro] for micro in parts.split((rows,))])
+    assert torch.equal(torch.cat(in_order), rows)
+
+
+def trace(function: Any, root: nn.Module) -> Any:
+    """Capture a function as AutoParallel does."""
+    wrappers = find_wrappers(root)
+    tracing = Tracing(wrappers)
+    token = current_tracing.set(tracing)
+    rows = 12 // find_parts(wrappers).total
+    try:
+        return capture(
+            Target(tracing.watch(function), root), batch(), {}, input_shapes=[(rows, 4), (rows, 2)], parameter_shapes={}
+        )
+    finally:
+        current_tracing.reset(token)
+
+
+def test_step_that_hands_its_batch_on_is_captured_as_one_part() -> None:
+    whole = GradAccumulation(MicroBatchInterleaved(network(), 2), 3)
+    graph = trace(lambda x, y: whole(x, y), whole)
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert names.count("aten.linear.default") == 2
+    assert find_parts(find_wrappers(whole)) == BatchParts((("micro batches", 3), ("copies", 2)))
+
+
+whole = MicroBatchInterleaved(network(), 2)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (lambda x, y: whole(x * 2, y), "is called with tensors that the step has computed"),
+        (lambda x, y: whole(x, y) * 2, "the step computes with the result"),
+        (lambda x, y: whole(x, y) + whole(x, y), "is called twice in one step"),
+        (lambda x, y: whole.network(x, y), "is not called by the step that uses its network"),
+    ],
+)
+def test_step_whose_parts_cannot_be_run_apart_is_refused_in_words(step: Any, text: str) -> None:
+    with pytest.raises(StrategyError) as caught:
+        trace(step, whole)
+    assert text in str(caught.value)
+
+
+def test_wrappers_side_by_side_are_refused() -> None:
+    both = nn.ModuleList([MicroBatchInterleaved(network(), 2), GradAccumulation(network(), 2)])
+    with pytest.raises(StrategyError, match="MicroBatchInterleaved and GradAccumulation stand side by side"):
+        find_wrappers(both)
+
+
+def test_every_factorisation_gives_the_same_gradient() -> None:
+    right = outcome(network())
+    for micro, copies in itertools.product([1, 2, 3], [1, 2]):
+        found = outcome(GradAccumulation(MicroBatchInterleaved(network(), copies), micro))
+        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-15)

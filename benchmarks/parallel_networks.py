@@ -61,6 +61,14 @@ class Attend(nn.Module):
         return torch.matmul(torch.softmax(scores, -1), value)
 
 
+class Add(nn.Module):
+    """A residual connection: a module, so that it can have a strategy."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Two tensors of one shape -> their sum."""
+        return x + y
+
+
 class Block(nn.Module):
     """A transformer block: attention and feed-forward, each behind a layer norm and beside a residual."""
 
@@ -76,13 +84,15 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
+        self.add1 = Add()
+        self.add2 = Add()
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, width) -> the same. On local tensors the number of heads is what the weights have."""
         y = self.norm1(x)
         attended = self.attend(self._heads(self.query(y)), self._heads(self.key(y)), self._heads(self.value(y)))
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = self.add1(x, self.out(attended.transpose(1, 2).flatten(2)))
+        return self.add2(x, self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], x.shape[1], -1, self.head_width).transpose(1, 2)

@@ -12,7 +12,7 @@ import pytest
 from job_runner import REPOSITORY, JobRunner
 from step_cases import CASES, HIDDEN, WIDTH, WORLD_SIZE, StepCase
 
-from msrun.runtime.graph.execute import AHEAD
+from msrun.runtime.graph.issue_order import AHEAD
 
 DEADLINE_S = 200.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -174,3 +174,32 @@ def test_new_shape_on_one_rank_is_refused_on_all(msrun_of_module: JobRunner, wor
     texts = {(tmp_path / str(rank)).read_text() for rank in range(4)}
     assert len(texts) == 1
     assert texts.pop().startswith("rank 2 got a batch of 3x8, 3, which no rank had before, while other ranks go on")
+
+
+@pytest.mark.parametrize("way", ["level3", "tensor parallel"])
+def test_network_larger_than_a_rank_is_never_whole_on_it(large: list[dict[str, Any]], way: str) -> None:
+    """Most at a time: parts and their gradients, the gathered layers, and messages of gradients with their sources."""
+    for rank in large:
+        found = rank[way]
+        layer = found["whole"] // found["layers"]
+        assert found["stored"] < found["whole"] // len(large) + layer // 10  # the biases of level3 are whole
+        assert found["built"] < layer
+        in_use = 2 * found["stored"] + (1 + AHEAD + 3 * (1 + AHEAD)) * layer
+        assert found["peak"] < in_use < 0.8 * found["whole"]
+
+
+@pytest.fixture(scope="module")
+def large(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the large network took on each of eight ranks, with an allocator that gives memory back at once."""
+    folder = tmp_path_factory.mktemp("large")
+    finished = msrun_of_module.run(
+        "--worker_num=8",
+        "--quiet",
+        workers / "runtime" / "large.py",
+        folder / "result.json",
+        cwd=folder,
+        env={"PYTHONPATH": str(REPOSITORY), "MALLOC_MMAP_THRESHOLD_": "65536"},
+        deadline_s=DEADLINE_S,
+    )
+    assert finished.code == 0, finished.stderr
+    return list(json.loads((folder / "result.json").read_text()))

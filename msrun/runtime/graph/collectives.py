@@ -152,9 +152,29 @@ def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) 
         result = torch.empty_like(parts[0])
         work = _reduce_scatter_flat(result, parts.view(-1, *parts.shape[2:]), group=group, async_op=True)
         return Pending(result, work, name=_name("reduce_scatter", group))
-    received = torch.empty_like(parts)
-    work = dist.all_to_all_single(received, parts, group=group, async_op=True)
-    return Pending(received, work, lambda got: got.sum(0), _name("reduce_scatter", group))
+    return _start_exchange_and_add(parts, group)
+
+
+def _start_exchange_and_add(parts: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Reduce-scatter of gloo: (ranks, *part) -> the sum of this rank's parts, added up in rank order.
+
+    The first and the last rank leave their own part out of the exchange; the others would have to copy what is left.
+    """
+    size, rank = parts.shape[0], dist.get_rank(group)
+    begin, end = (1, size) if rank == 0 else (0, size - 1 if rank == size - 1 else size)
+    sent = parts[begin:end]
+    received = torch.empty_like(sent)
+    splits = [int(begin <= other < end) for other in range(size)]
+    work = dist.all_to_all_single(received, sent, splits, splits, group=group, async_op=True)
+
+    def add_up(got: Tensor) -> Tensor:
+        given = [*parts[:begin], *got, *parts[end:]]
+        total = given[0] + given[1]
+        for part in given[2:]:
+            total += part
+        return total
+
+    return Pending(received, work, add_up, _name("reduce_scatter", group))
 
 
 def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: int) -> Pending:

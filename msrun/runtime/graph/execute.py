@@ -20,7 +20,8 @@ from torch import Tensor, fx
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.buffers import plan_buffers
 from msrun.runtime.graph.collectives import Pending
-from msrun.runtime.graph.gradients import GradientGroup, PendingGradients, StepParameters
+from msrun.runtime.graph.gradients import GradientGroup, GradientSum, PendingGradients, StepParameters
+from msrun.runtime.graph.issue_order import plan_issue_order
 from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
@@ -28,12 +29,8 @@ from msrun.runtime.graph.regions import Region
 from msrun.runtime.graph.replay import Replay, SavedResults, forgetting, plan_replays
 from msrun.runtime.graph.segments import Crossing, Name, Segment
 from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
-from msrun.runtime.graph.turns import backward_turns, forward_turns, join_turns
 from msrun.runtime.layout import Mesh
 from msrun.runtime.nn.dropout_stream import current_draw
-
-AHEAD = 2
-"""Groups gathered ahead of their use when gathered parts are freed again (level3)."""
 
 
 class Executor:
@@ -67,52 +64,17 @@ class Executor:
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
-        self._regathers = any(group.regathers for group in self.groups)
         self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
-        self._freed_after = self._last_readers()
-        self._gathered_before = [self._upcoming(index) for index in range(len(self._segments) + 1)]
-        self._gathered_again = [self._preceding(index) for index in range(len(self._segments))]
-        self._leaving = self._leaving_gradients()
         self._buffer_plan = plan_buffers(program, self._segments)
-        gathered = {number for number, group in enumerate(self.groups) if group.shard_axes}
-        self._forward_turns = join_turns(forward_turns(self._segments, gathered), self._buffer_plan.spans)
-        self._backward_turns = backward_turns(self._segments, gathered, {r.last for r in self.replays if r.segments})
         changed = set(self._buffer_plan.written)
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
-
-    # -- plans ---------------------------------------------------------------------------------------------------
-
-    def _last_readers(self) -> dict[int, list[int]]:
-        """Return segment -> groups that no later segment reads and that are given back."""
-        last = {group: index for index, segment in enumerate(self._segments) for group in segment.groups}
-        freed: dict[int, list[int]] = {}
-        for group, index in last.items():
-            if self.groups[group].regathers:
-                freed.setdefault(index, []).append(group)
-        return freed
-
-    def _upcoming(self, index: int) -> list[int]:
-        """Return the groups to gather before a segment: all at once, or a few when gathered parts are freed again."""
-        upcoming = [g for segment in self._segments[index:] for g in segment.new_groups if self.groups[g].shard_axes]
-        if self._regathers:
-            return upcoming[:AHEAD]
-        return [] if index else upcoming
-
-    def _preceding(self, index: int) -> list[int]:
-        """Return the groups to gather again before a segment's way back."""
-        wanted = [g for segment in reversed(self._segments[: index + 1]) for g in segment.groups]
-        return list(dict.fromkeys(g for g in wanted if self.groups[g].regathers))[:AHEAD]
-
-    def _leaving_gradients(self) -> dict[int, list[int]]:
-        """Return segment -> gradient groups that are complete once its backward pass is done."""
-        first: dict[Name, int] = {}
-        for index, segment in enumerate(self._segments):
-            for name in [*segment.reads, *(crossing.source for crossing in segment.crossings)]:
-                first.setdefault(name, index)
-        leaving: dict[int, list[int]] = {}
-        for number, group in enumerate(self.gradient_groups):
-            leaving.setdefault(min(first[name] for name in group.placeholders), []).append(number)
-        return leaving
+        self._order = plan_issue_order(
+            self._segments,
+            self.groups,
+            self.gradient_groups,
+            {r.last for r in self.replays if r.segments},
+            self._buffer_plan.spans,
+        )
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -143,7 +105,7 @@ class Executor:
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for turn in self._forward_turns:
+            for turn in self._order.forward:
                 for copy in copies:
                     for index in turn:
                         if copy is copies[0]:
@@ -178,7 +140,7 @@ class Executor:
                 copy.values[DRAW] = draw.key(index, slice_count).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
-        for group in self._gathered_before[index]:
+        for group in self._order.gathered_before[index]:
             step.parameters.gathered[group].start_gather()
 
     def _wait_for_parameters(self, step: Step, index: int) -> None:
@@ -186,7 +148,7 @@ class Executor:
             step.parameters.gathered[group].wait()
 
     def _free_after(self, step: Step, index: int) -> None:
-        for group in self._freed_after.get(index, []):
+        for group in self._order.freed_after[index]:
             step.parameters.gathered[group].free()
 
     def _run(self, step: Step, copy: Copy, index: int, segment: Segment, needs_grad: bool) -> None:
@@ -263,7 +225,7 @@ class Executor:
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
             self._start_crossings(copy, len(self._segments) - 1)
-        for turn in self._backward_turns:
+        for turn in self._order.backward:
             for copy in step.copies:
                 for index in turn:
                     if copy is step.copies[0]:
@@ -273,29 +235,29 @@ class Executor:
                     if index:
                         self._start_crossings(copy, index - 1)
                     if copy is step.copies[-1]:
-                        self._give_back(step, index, leaving if reduces else None)
+                        self._give_back(step, index, leaving, reduces=reduces)
         return _arrived(leaving)
 
-    def _give_back(self, step: Step, index: int, leaving: list[PendingGradients] | None) -> None:
-        """Send off the gradients that no earlier segment adds to, and give gathered parts back.
+    def _give_back(self, step: Step, index: int, leaving: list[PendingGradients], *, reduces: bool) -> None:
+        """Give gathered parts back, and send off the gradients that no earlier segment adds to.
 
-        A scatter has the time of one segment: the next one waits for it, because each holds whole gradients.
-
-        Args:
-            leaving: gets the gradients on their way; None adds them up for the next micro batch.
+        A message that is cut on arrival has the time of one segment, the next one waits for it: it holds whole
+        parameters' worth of memory.
         """
-        for number in self._leaving.get(index, []):
-            group = step.parameters.sums[number]
-            if leaving is None:
-                group.add(step.parameters.leaf)
-                continue
-            if group.group.shard_axes:
-                for pending in leaving:
-                    pending.settle()
-            leaving.append(group.finish(step.parameters.leaf))
         for number in self._segments[index].new_groups:
             if self.groups[number].regathers:
                 step.parameters.gathered[number].free()
+        for number in self._order.departures.get(index, []):
+            total = step.parameters.sums[number]
+            if total.group.shard_axes:
+                in_flight: list[PendingGradients | GradientSum] = [*leaving, *step.parameters.sums]
+                for message in in_flight:
+                    if message.is_heavy:
+                        message.settle()
+            if reduces:
+                leaving.append(total.finish(step.parameters.leaf))
+            else:
+                total.add(step.parameters.leaf)
 
     def reduce(self, gathered: StepParameters) -> dict[str, Tensor]:
         """Return what backward passes without `reduces` have added up: parameter name -> gradient of its part."""
@@ -309,9 +271,9 @@ class Executor:
             self._run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
-        for group in self._gathered_again[index]:
+        self._wait_for_parameters(step, index)  # first: a message and what it is copied to are both held till then
+        for group in self._order.gathered_again[index]:
             step.parameters.gathered[group].start_gather()
-        self._wait_for_parameters(step, index)
 
     @torch.enable_grad()
     def _run_again(self, step: Step, replay: Replay) -> None:

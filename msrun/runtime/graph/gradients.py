@@ -15,6 +15,7 @@ from torch import Tensor
 
 from msrun.runtime.graph.collectives import Pending, start_all_reduce, start_reduce_scatter
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten
+from msrun.runtime.graph.segments import Segment
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
 
@@ -49,13 +50,25 @@ class GradientGroup:
         """True when its sum is a message; False when every rank has the whole gradient already."""
         return bool(self.shard_axes or self.partial_axes)
 
-    def start(self, grads: Sequence[Tensor]) -> Pending:
-        """Start summing the members' gradients; gives those of the stored parts in one row."""
+    def start(self, grads: list[Tensor]) -> Pending:
+        """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row."""
         if self.shard_axes:
             return _start_sharded(self, grads)
         if self.partial_axes:
             return start_all_reduce(flatten(grads), axes_group(self.mesh, self.partial_axes), in_place=True)
         return Pending(flatten(grads))
+
+
+def plan_departures(segments: Sequence[Segment], groups: Sequence[GradientGroup]) -> dict[int, list[int]]:
+    """Return segment -> the groups whose gradients are complete once its backward pass is done."""
+    first: dict[str, int] = {}
+    for index, segment in enumerate(segments):
+        for name in [*segment.reads, *(crossing.source for crossing in segment.crossings)]:
+            first.setdefault(name, index)
+    departures: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        departures.setdefault(min(first[name] for name in group.placeholders), []).append(number)
+    return departures
 
 
 class GradientSum:
@@ -69,12 +82,12 @@ class GradientSum:
     def add(self, leaf_of: Callable[[str], Tensor]) -> None:
         """Between micro batches: send off what must not be kept whole; the rest stays with the leaves."""
         if self.group.scatters_each and self.group.shard_axes:
-            self._settle()
+            self.settle()
             self._pending = self.group.start(self._take(leaf_of))
 
     def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
-        self._settle()
+        self.settle()
         leaves = [leaf_of(name) for name in self.group.placeholders]
         if self._total is not None and all(leaf.grad is None for leaf in leaves):
             return PendingGradients(self.group, Pending(self._total))
@@ -88,8 +101,13 @@ class GradientSum:
         kept = [*grads, self._total, self._pending.wait() if self._pending is not None else None]
         return sum(grad.numel() * grad.element_size() for grad in kept if grad is not None)
 
-    def _settle(self) -> None:
-        """Add what was sent off before."""
+    @property
+    def is_heavy(self) -> bool:
+        """True while a message takes more memory than what comes of it."""
+        return self._pending is not None
+
+    def settle(self) -> None:
+        """Wait for what was sent off, add it and let go of the message."""
         if self._pending is not None:
             part = self._pending.wait()
             self._total = part if self._total is None else self._total.add_(part)
@@ -121,20 +139,26 @@ class PendingGradients:
         self._before = before
         """Sum of earlier micro batches, in one row."""
 
-    def settle(self) -> None:
-        """Wait for a scatter, so that the memory of the whole gradients is free; a sum in place holds none."""
-        if self._pending is not None and self._group.shard_axes:
-            self._pending.wait()
+    @property
+    def is_heavy(self) -> bool:
+        """True while the message takes more memory than what comes of it."""
+        return self._pending is not None and bool(self._group.shard_axes)
 
-    def wait(self) -> dict[str, Tensor]:
-        """Return parameter name -> gradient of its stored part."""
-        members = self._group.members
+    def settle(self) -> None:
+        """Wait for the message and let go of it."""
         if self._pending is not None:
             flat = self._pending.wait()
             flat = (flat if self._before is None else flat + self._before).reshape(-1)
+            members = self._group.members
             parts = flat.split([m.parameter.numel() for m in members])
             self._ready = [part.view(m.parameter.shape) for part, m in zip(parts, members, strict=True)]
+            self._pending = None
+
+    def wait(self) -> dict[str, Tensor]:
+        """Return parameter name -> gradient of its stored part."""
+        self.settle()
         assert self._ready is not None
+        members = self._group.members
         return {m.name: grad.to(m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
 
 
@@ -159,15 +183,22 @@ class StepParameters:
         return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
 
 
-def _start_sharded(group: GradientGroup, grads: Sequence[Tensor]) -> Pending:
+def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:
+    """Return (count, elements of one part); without a copy where there is one gradient."""
+    if len(grads) == 1:
+        return grads[0].reshape(count, -1)
+    return torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+
+
+def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> Pending:
     """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
 
     Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
     one slice and one reduce-scatter do.
     """
     count = group.mesh.extent(group.shard_axes)
-    parts = [grad.reshape(count, -1) for grad in grads]
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    rows = _join_rows(grads, count)
+    grads.clear()  # copied, or held by the rows: the message needs the memory
     same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
     rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)

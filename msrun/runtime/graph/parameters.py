@@ -123,6 +123,8 @@ class GatheredGroup:
             self._fill(name, part, member)
 
     def _is_present(self) -> bool:
+        if not self.group.regathers:
+            return bool(self.leaves)
         return bool(self.leaves) and all(leaf.untyped_storage().size() > 0 for leaf in self.leaves.values())
 
     def _fill(self, name: str, part: Tensor, member: StoredParameter) -> None:

@@ -37,6 +37,7 @@ from msrun.runtime.parallel.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, user_name
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
+from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.replica_plan import build_replica_plan
 from msrun.runtime.parallel.scaling import Compat, current_compat
@@ -87,6 +88,7 @@ class AutoParallel:
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
+        self._is_warned = False
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -231,12 +233,17 @@ class AutoParallel:
     def _run(self, key: Any, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
-            with autocast(self.settings.precision), DropoutCalls():
+            self._warn_of_one_process()
+            with autocast(self.settings.precision), DropoutCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
-            with DropoutCalls(), part_of_batch(world.get_rank(), world.get_group_size()):
+            with (
+                DropoutCalls(),
+                part_of_batch(world.get_rank(), world.get_group_size()),
+                checkpointed(target.root),
+            ):
                 return self._replicas.call(target, args, kwargs)
         agreement.begin_call()
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -251,6 +258,11 @@ class AutoParallel:
         if signature not in self._compiled:
             self._compiled[signature] = self._compile(target, args, kwargs)
         return self._compiled[signature].run(tensors)
+
+    def _warn_of_one_process(self) -> None:
+        if self.settings.activation_limit_bytes is not None and not self._is_warned:
+            self._is_warned = True
+            _log.warning('recompute("auto") has no effect in one process, where nothing is captured')
 
     def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
         self._plan = build_replica_plan(root, self.settings, decisions, notes)

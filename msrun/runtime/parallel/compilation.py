@@ -27,7 +27,7 @@ from msrun.runtime.parallel.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
 from msrun.runtime.parallel.pipelined import PipelinedCall
-from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
+from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan, user_name
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
@@ -78,7 +78,13 @@ class Compilation:
         limit = self.settings.activation_limit_bytes
         if limit is not None:
             recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
+        unused = sorted(set(recompute) - {region.path for region in compiled.regions})
+        if unused:
+            program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
+        if parts.micro_batches > 1 and len(program.outputs) > 1:
+            program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
         return compiled, build_parallel_plan(
             compiled, self.storage, settings=self.settings, mesh=self.mesh, rank=self.rank, layouts=self.layouts
         )

@@ -89,8 +89,8 @@ class CompiledCall:
 
     def gradients_of_loss(self, results: Sequence[Sequence[Any]]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient that begins the backward pass of a micro batch."""
-        loss = self.program.outputs[0]
-        return [{loss.name: torch.full_like(check_loss(list(values)), self.gradient_scale)} for values in results]
+        losses = [check_loss(list(values)) for values in results]
+        return [{self.program.outputs[0].name: torch.full_like(loss, self.gradient_scale)} for loss in losses]
 
     def join_input_gradients(self, gradients: Sequence[Sequence[Sequence[Tensor | None]]]) -> list[Tensor | None]:
         """Return the gradients of the user's tensors from those of micro batches and copies."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.regions import RecomputeSpec, SavePolicy
+from msrun.runtime.nn.dropout_calls import DropoutCalls
+from msrun.runtime.nn.dropout_stream import Draw, current_draw
 
 _ATTRIBUTE = "_msrun_recompute"
 
@@ -22,8 +28,9 @@ def recompute(
 ) -> nn.Module:
     """Do not remember what `module` computes; compute it again before its backward pass. MindSpore's Cell.recompute.
 
-    Between the passes only what the module reads and its results are kept. Numbers do not change. It takes effect when
-    AutoParallel captures the network. Returns the module.
+    Between the passes only what the module reads and its results are kept. Numbers do not change. It takes effect under
+    AutoParallel: at its capture, or, where nothing is captured (one process, parallel_mode="data_parallel"), through
+    torch's checkpointing, without `save`. Returns the module.
 
     Args:
         mp_comm_recompute: collectives in the module run again too; False keeps their results, which takes memory and
@@ -61,6 +68,52 @@ def _policy(save: Any) -> SavePolicy | None:
     overloads = {o for o in operators if isinstance(o, torch._ops.OpOverload)}
     packets = {o for o in operators if isinstance(o, torch._ops.OpOverloadPacket)}
     return lambda target: target in overloads or getattr(target, "overloadpacket", None) in packets
+
+
+@contextmanager
+def checkpointed(root: nn.Module) -> Iterator[None]:
+    """Let recomputed modules run under torch's checkpointing for as long as the context lasts: without capture.
+
+    Raises:
+        StrategyError: one of them lies in another.
+    """
+    modules = [root.get_submodule(path) for path in recomputed_in(root)] if torch.is_grad_enabled() else []
+    for module in modules:
+        vars(module)["forward"] = partial(
+            checkpoint, _call_of(module.forward), use_reentrant=False, context_fn=_same_masks_again
+        )
+    try:
+        yield
+    finally:
+        for module in modules:
+            del vars(module)["forward"]
+
+
+def _call_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of this module, by which dropouts see that they get their masks again (`nn.dropout_calls`)."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return call
+
+
+def _same_masks_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts in which a module runs first and again: its dropouts have the same masks both times."""
+    draw = current_draw.get()
+    if draw is None:
+        return nullcontext(), nullcontext()
+    return nullcontext(), _drawing_again(replace(draw, stream=replace(draw.stream)))
+
+
+@contextmanager
+def _drawing_again(draw: Draw) -> Iterator[None]:
+    token = current_draw.set(draw)
+    try:
+        with DropoutCalls():
+            yield
+    finally:
+        current_draw.reset(token)
 
 
 def recomputed_in(root: nn.Module) -> dict[str, RecomputeSpec]:

@@ -164,3 +164,36 @@ def test_search_leaves_the_users_own_choice_alone() -> None:
     chosen = choose_recomputed(program, fixed, 50, Bytes)  # type: ignore[arg-type]
     assert set(chosen) == {"first.up", "second"}
     assert all("first" not in paths and "first.up" in paths for paths in tried)
+
+
+class CountsCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x).tanh()
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_without_capture_a_module_runs_under_torchs_checkpointing(*, is_recomputed: bool) -> None:
+    torch.manual_seed(0)
+    module = CountsCalls()
+    if is_recomputed:
+        recompute(module)
+    network = nn.Sequential(nn.Linear(8, 8), module, nn.Linear(8, 1))
+    loss = AutoParallel(network)(torch.ones(4, 8)).sum()
+    loss.backward()
+    assert module.calls == (2 if is_recomputed else 1)
+    assert "forward" not in vars(module)
+    assert module.inner.weight.grad is not None
+
+
+def test_without_gradients_nothing_is_checkpointed() -> None:
+    module = CountsCalls()
+    recompute(module)
+    with torch.no_grad():
+        AutoParallel(nn.Sequential(module))(torch.ones(4, 8))
+    assert module.calls == 1

@@ -1,0 +1,169 @@
+"""The overlap law, on a virtual clock: the real executor, with collectives that take their time on one link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from msrun.runtime import shard
+from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.graph.collectives import Collective, Pending
+from msrun.runtime.graph.execute import Executor
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.graph.partition import partition
+from msrun.runtime.graph.segments import Segment
+from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.shard import strategies_of
+
+DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
+
+
+class Network(nn.Module):
+    """Megatron's pairs: columns, then rows; one sum forward and one backward for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(shard(nn.Linear(WIDTH, WIDTH, bias=False), ((1, 1), (RANKS, 1))) for _ in range(DEPTH))
+        self.down = nn.ModuleList(
+            shard(nn.Linear(WIDTH, WIDTH, bias=False), ((1, RANKS), (1, RANKS))) for _ in range(DEPTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = down(torch.relu(up(x)))
+        return x.pow(2).mean()
+
+
+@dataclass
+class Clock:
+    """Virtual time of one rank and of its link, which carries one message after the other."""
+
+    message: float
+    now: float = 0.0
+    link_free: float = 0.0
+    computed: float = 0.0
+    moved: float = 0.0
+
+    def compute(self, duration: float) -> None:
+        self.now += duration
+        self.computed += duration
+
+    def send(self, value: Tensor, share: float) -> Pending:
+        self.link_free = max(self.now, self.link_free) + self.message * share
+        self.moved += self.message * share
+        arrival = self.link_free
+
+        def arrive(result: Tensor) -> Tensor:
+            self.now = max(self.now, arrival)
+            return result
+
+        return Pending(value, None, arrive)
+
+
+def compile_on_one_rank(copies: int) -> CompiledCall:
+    network = Network()
+    rows = BATCH // copies
+    whole = torch.ones(rows, WIDTH)
+    captured = capture(find_target(network), [whole], {}, input_shapes=[(rows, WIDTH)], parameter_shapes={})
+    mesh = build_mesh(RANKS)
+    program = partition(
+        captured,
+        mesh,
+        input_layouts=[TensorLayout.replicated(2)],
+        strategies=strategies_of(network),
+        output_batch_axes=(),
+    )
+    stored = {}
+    for name, parameter in network.named_parameters():
+        use = program.parameters[name]
+        part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
+        stored[name] = StoredParameter(name, part, tuple(parameter.shape), use.layout, (), "test")
+    return build_compiled_call(
+        captured, program, stored, {}, mesh=mesh, rank=0, copies=copies, scale=1.0, regathers=False
+    )
+
+
+def products(segment: Segment) -> int:
+    return sum(node.target is torch.ops.aten.linear.default for node in segment.module.graph.nodes)
+
+
+@pytest.fixture
+def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
+    """Run one training step and return the clock: a product takes 1 forward and 2 backward, for the whole batch."""
+
+    def run(copies: int, message: float) -> Clock:
+        clock = Clock(message)
+        run_forward, run_backward = Executor._run, Executor._run_backward
+
+        def forward(self, step, copy, index, segment, needs_grad):  # type: ignore[no-untyped-def]
+            for name in segment.reads:
+                self._read(step, copy, name)
+            clock.compute(products(segment) / copies)
+            run_forward(self, step, copy, index, segment, needs_grad)
+
+        def backward(self, copy, index, segment):  # type: ignore[no-untyped-def]
+            for name in segment.writes:
+                copy.gradients[name] = [
+                    part.wait() if isinstance(part, Pending) else part for part in copy.gradients.get(name, [])
+                ]
+            clock.compute(2 * products(segment) / copies)
+            run_backward(self, copy, index, segment)
+
+        def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int) -> Pending:
+            if self.kind == "slice":
+                return Pending(value[: value.shape[0] // RANKS])
+            is_big = self.kind == "all_reduce" and value.dim() > 0
+            return clock.send(value, 1 / copies) if is_big else Pending(value)
+
+        def start_backward(self: Collective, grad: Tensor, _mesh: Mesh, _rank: int) -> Pending:
+            if self.kind == "slice":
+                return Pending(torch.cat([grad] * RANKS))
+            return clock.send(grad, 1 / copies) if self.kind == "enter" else Pending(grad)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Executor, "_run", forward)
+            patch.setattr(Executor, "_run_backward", backward)
+            patch.setattr(Collective, "start_forward", start_forward)
+            patch.setattr(Collective, "start_backward", start_backward)
+            compile_on_one_rank(copies).run([torch.ones(BATCH, WIDTH)]).backward()
+        return clock
+
+    return run
+
+
+def test_one_copy_takes_computing_and_communicating_one_after_the_other(
+    step_time: Callable[[int, float], Clock],
+) -> None:
+    clock = step_time(1, 2.0)
+    assert clock.computed == 3 * 2 * DEPTH
+    assert clock.now == pytest.approx(clock.computed + clock.moved)
+
+
+@pytest.mark.parametrize("message", [0.5, 1.0, 2.0, 3.0, 6.0])
+def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_direction(
+    step_time: Callable[[int, float], Clock], message: float
+) -> None:
+    """Forward: DEPTH messages beside 2 DEPTH units of computing; backward: beside 4 DEPTH, the first needs no sum."""
+    clock = step_time(2, message)
+    forward = max(2 * DEPTH, message * DEPTH)
+    backward = max(4 * DEPTH, message * (clock.moved / message - DEPTH))
+    edges = 2 * (2.0 + message)  # the first computing and the last message of each direction hide behind nothing
+    assert clock.now <= forward + backward + edges
+    assert clock.now >= forward + backward - 1e-9
+
+
+def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
+    step_time: Callable[[int, float], Clock],
+) -> None:
+    one, two = step_time(1, 2.5), step_time(2, 2.5)
+    assert one.now / two.now >= 1.4
+    assert two.now <= 1.2 * max(two.computed, two.moved)
+
+
+def test_four_copies_hide_no_less_than_two(step_time: Callable[[int, float], Clock]) -> None:
+    assert step_time(4, 2.0).now <= step_time(2, 2.0).now

@@ -177,15 +177,15 @@ ACTIVATION_CASES = {
 
 
 def activations(make, batch, whole_batch):
-    """Return the measured and the estimated bytes that one copy keeps."""
-    found = {}
+    """Return the measured and the estimated bytes that one copy keeps, and what limits make of them."""
+    found, steps = {}, {}
     for name, given in ACTIVATION_CASES.items():
-        step = activation_step(make, given)
+        steps[name] = step = activation_step(make, given)
         data = whole_batch if given.get("tp") else batch
         step(*data).backward()
         estimate = step.activations
         found[name] = {"kept": kept_bytes(step, data), "estimate": estimate.kept_bytes, "again": estimate.again_bytes}
-    return found
+    return found, limited(make, batch, steps["plain"].activations, steps["blocks"].activations)
 
 
 def activation_step(make, given):
@@ -201,13 +201,9 @@ def activation_step(make, given):
     return AutoParallel(call).dataset_strategy("full_batch" if given.get("tp") else "data_parallel")
 
 
-def limited(make, batch):
+def limited(make, batch, plain, every):
     """Return how many blocks are recomputed under falling limits, and the refusal of one that is too low."""
-    plain = activation_step(make, {})
-    plain(*batch).backward()
-    every = activation_step(make, {"spec": {}})
-    every(*batch).backward()
-    most, least = plain.activations.peak_bytes, every.activations.peak_bytes
+    most, least = plain.peak_bytes, every.peak_bytes
     found = {"most": most, "least": least, "chosen": []}
     of_one_block = batch[0].shape[0] * HIDDEN * 8
     for bytes_ in (most, least + of_one_block, least):
@@ -265,12 +261,13 @@ def value_and_grad_step(network):
 
 def measure(make, batch, whole_batch):
     """Return everything."""
+    kept, chosen = activations(make, batch, whole_batch)
     return {
         "order": order_of_issue(make, batch),
         "memory": memory_of_levels(make, batch),
         "levels": weights_of_levels(make, batch),
-        "activations": activations(make, batch, whole_batch),
-        "limited": limited(make, batch),
+        "activations": kept,
+        "limited": chosen,
         "results": results_and_inputs(make, batch),
         "blocks": BLOCKS,
     }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import step_measures
+import step_memory
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -217,6 +218,8 @@ def main():
         whole = next(batches(1, torch.float64))
         mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
         results["measures"] = step_measures.measure(make_network, mine, whole)
+        torch.set_default_dtype(torch.float32)
+        results["large"] = step_memory.measure()
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, results)
     if rank == 0:

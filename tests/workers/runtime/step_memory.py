@@ -1,20 +1,14 @@
-"""Builds and trains a network that is larger than what one rank may hold; writes how much memory each rank took.
+"""Builds and trains a network that is larger than what one rank may hold, and measures it. Used by steps.py."""
 
-usage: large.py RESULT.json
-"""
-
-import json
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank, init, no_init_parameters, release, shard
+from msrun.runtime import AutoParallel, WithLoss, get_group_size, no_init_parameters, shard
 
-LAYERS, WIDTH = 24, 1024
+LAYERS, WIDTH = 32, 512
 
 
 def status(name):
@@ -34,7 +28,7 @@ class Network(nn.Module):
 
 
 def train(layers, width, way):
-    """Return the network after one step, and the most bytes that this took."""
+    """Return the bytes of a network, of this rank's part, and the most that building it and one step took."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
     size = get_group_size()
@@ -58,17 +52,6 @@ def train(layers, width, way):
     }
 
 
-def main():
-    init(timeout_s=60)
-    results = {}
-    for way in ("level3", "tensor parallel"):
-        train(2, 16, way)  # imports and groups
-        results[way] = train(LAYERS, WIDTH, way)
-    everyone = [None] * get_group_size()
-    dist.all_gather_object(everyone, results)
-    if get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(everyone))
-    release()
-
-
-main()
+def measure():
+    """Return what the network takes on this rank, in both ways."""
+    return {way: train(LAYERS, WIDTH, way) for way in ("level3", "tensor parallel")}

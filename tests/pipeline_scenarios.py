@@ -87,8 +87,6 @@ SCENARIOS = [
         optimizer="adam",
         deferred=True,
         tied=True,
-        float32=True,
     ),
-    Scenario("eight-stages", stages=8, micro_size=8, skips=True),
 ]
 WORLD_SIZES = sorted({scenario.world_size for scenario in SCENARIOS})

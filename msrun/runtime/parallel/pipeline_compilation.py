@@ -46,6 +46,7 @@ def compile_pipeline(
     try:
         schedule = _schedule(compilation, pipeline)
         call, copies = _micro_batch_call(compilation.target, pipeline)
+        _check_batch(pipeline, tensors)
         with capturing_micro_batch() as calls:
             captured, program = compilation.capture_program(call, args, kwargs, tensors, schedule.micro_size * copies)
         if compilation.target.call is not pipeline:
@@ -114,6 +115,17 @@ def compile_pipeline(
     )
     plan = build_parallel_plan(result, compilation.storage, settings=settings, mesh=compilation.mesh)
     return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+
+
+def _check_batch(pipeline: Pipeline, tensors: Sequence[Tensor]) -> None:
+    parts = pipeline.micro_size * pipeline.copies
+    for rows in (tensor.shape[0] for tensor in tensors if tensor.dim()):
+        if rows % parts:
+            copies = f" of {pipeline.copies} copies" if pipeline.copies > 1 else ""
+            raise StrategyError(
+                f"a batch of {rows} rows on this rank cannot be cut into {pipeline.micro_size} equal micro batches"
+                f"{copies}; give a batch that {parts} divides"
+            )
 
 
 def _schedule(compilation: Compilation, pipeline: Pipeline) -> Schedule:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 def run_job(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs a worker script in a world of some size and returns what it found."""
 
-    def run(script: str, world_size: int) -> dict[str, Any]:
+    def run(script: str, world_size: int) -> Any:
         folder = tmp_path_factory.mktemp(f"{script}-{world_size}")
         finished = msrun_of_module.run(
             f"--worker_num={world_size}",
@@ -35,7 +35,7 @@ def run_job(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.
             deadline_s=DEADLINE_S,
         )
         assert finished.code == 0, finished.stderr
-        return dict(json.loads((folder / "result.json").read_text()))
+        return json.loads((folder / "result.json").read_text())
 
     return run
 

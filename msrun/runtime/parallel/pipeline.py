@@ -101,16 +101,17 @@ class Pipeline(nn.Module):
         """Number of copies that take turns in every micro batch."""
         return self.network.interleave_num if isinstance(self.network, MicroBatchInterleaved) else 1
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the mean (or sum) of the slices' losses; other results joined along dimension 0."""
         calls = _calls.get()
         if calls is not None:
             network = self.network.network if isinstance(self.network, MicroBatchInterleaved) else self.network
-            calls.results.append(network(*inputs))
+            calls.results.append(network(*inputs, **named))
             return calls.results[-1]
         flat, spec = [], None
-        for batch in split_batch(inputs, self.micro_size):
-            leaves, spec = pytree.tree_flatten(self.network(*batch))
+        for batch in split_batch((*inputs, *named.values()), self.micro_size):
+            keywords = dict(zip(named, batch[len(inputs) :], strict=True))
+            leaves, spec = pytree.tree_flatten(self.network(*batch[: len(inputs)], **keywords))
             flat.append(leaves)
         compat = current_compat.get()
         joined = join_parts(flat, part_scale(compat, self.micro_size))

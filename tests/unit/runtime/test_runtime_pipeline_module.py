@@ -62,6 +62,11 @@ def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
     assert joined[2].tolist() == [[1, 1], [0, 0]]
 
 
+def test_tensors_given_by_name_are_cut_too() -> None:
+    x, y = torch.randn(6, 3), torch.randn(6, 3)
+    torch.testing.assert_close(Pipeline(nn.PairwiseDistance(), 2)(x, x2=y), nn.PairwiseDistance()(x, y))
+
+
 def test_names_of_parameters_and_of_checkpoints_are_the_networks(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(4, 2))
     step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2))

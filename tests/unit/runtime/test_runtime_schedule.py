@@ -23,7 +23,7 @@ SPLIT = ("zero_bubble", "zbv", "dualpipev")
 CASES = [
     (name, chunks, ranks, ranks * times)
     for name, chunks in zip(NAMES, CHUNKS, strict=True)
-    for ranks in (1, 2, 3, 4, 6)
+    for ranks in (1, 2, 3, 4)
     for times in (1, 2, 3)
     if times > 1 or name not in ("zbv", "dualpipev")
 ]
@@ -57,26 +57,26 @@ def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(
 
 
 @pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASES)
-def test_messages_between_two_ranks_are_received_in_the_order_in_which_they_are_sent(
+def test_two_ranks_have_their_messages_to_each_other_in_one_order(
     name: str, chunks: int, ranks: int, micro_size: int
 ) -> None:
-    """A backend without tags, such as NCCL, needs that."""
+    """In both directions together: a backend without tags, such as NCCL, runs them one after the other."""
     schedule = made(name, ranks, chunks, micro_size)
-    sent: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
-    received: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+    orders: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     for rank, row in enumerate(schedule.actions):
         for action in row:
-            way = {"F": 1, "B": -1}.get(action.kind[-1], 0)
-            if action.kind.startswith("SEND"):
-                to = schedule.holder[action.stage + way]
-                sent.setdefault((rank, to), []).append((action.kind[-1], action.stage, action.micro_batch))
-            elif action.kind.startswith("RECV"):
-                source = schedule.holder[action.stage - way]
-                message = (action.kind[-1], action.stage - way, action.micro_batch)
-                received.setdefault((source, rank), []).append(message)
-    assert sent == received
+            if action.computes:
+                continue
+            way = 1 if action.kind.endswith("F") else -1
+            sender = action.stage if action.kind.startswith("SEND") else action.stage - way
+            other = action.stage + way if action.kind.startswith("SEND") else sender
+            message = (action.kind[-1], sender, action.micro_batch)
+            orders.setdefault((rank, schedule.holder[other]), []).append(message)
+    for (rank, other), order in orders.items():
+        assert rank != other
+        assert order == orders[other, rank]
     borders = sum(a != b for a, b in zip(schedule.holder, schedule.holder[1:], strict=False))
-    assert sum(map(len, sent.values())) == 2 * borders * micro_size
+    assert sum(map(len, orders.values())) == 2 * 2 * borders * micro_size
 
 
 def test_value_is_sent_after_it_is_made_and_received_before_it_is_read() -> None:

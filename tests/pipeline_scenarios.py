@@ -38,7 +38,7 @@ class Scenario:
     tied: bool = False
     """The last layer uses the first one's weight."""
     skips: bool = False
-    """The last layer reads what the first one makes."""
+    """Every block reads what the first layer makes."""
     float32: bool = False
 
     @property

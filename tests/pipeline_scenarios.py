@@ -38,7 +38,7 @@ class Scenario:
     tied: bool = False
     """The last layer uses the first one's weight."""
     skips: bool = False
-    """The last layer reads what the first one makes."""
+    """Every block reads what the first layer makes."""
     float32: bool = False
 
     @property
@@ -87,8 +87,6 @@ SCENARIOS = [
         optimizer="adam",
         deferred=True,
         tied=True,
-        float32=True,
     ),
-    Scenario("eight-stages", stages=8, micro_size=8, skips=True),
 ]
 WORLD_SIZES = sorted({scenario.world_size for scenario in SCENARIOS})

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from msrun.errors import WorldError, near_miss
 from msrun.runtime.layout import Mesh
 from msrun.runtime.member_groups import new_member_group
+from msrun.runtime.progress import waiting_in
 from msrun.runtime.world import at_release, world
 
 _named: dict[str, tuple[tuple[int, ...], dist.ProcessGroup | None]] = {}
@@ -151,7 +152,8 @@ def ranks_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     if ranks in _by_ranks:
         return _by_ranks[ranks]
     if ranks not in _by_members:
-        made = dist.group.WORLD if ranks == tuple(range(world().world_size)) else _new_group(ranks, by_members=True)
+        with waiting_in(lambda: f"making a group of {len(ranks)} ranks"):
+            made = dist.group.WORLD if len(ranks) == world().world_size else _new_group(ranks, by_members=True)
         assert made is not None
         _by_members[ranks] = made
     return _by_members[ranks]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.runtime.graph.collectives import Pending, traffic
+from msrun.runtime.progress import waiting_in
 
 
 def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Callable[[], str]) -> Pending:
@@ -20,7 +21,13 @@ def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Call
     """
     traffic.add("send", value)
     value = value.contiguous()
-    return _Message(value, dist.isend(value, to_rank, group=group), lambda: f"send of {what()} to rank {to_rank}")
+
+    def describe() -> str:
+        return f"send of {what()} to rank {to_rank}"
+
+    with waiting_in(describe):  # the first message between two ranks waits for the other one
+        work = dist.isend(value, to_rank, group=group)
+    return _Message(value, work, describe)
 
 
 def start_receive(
@@ -39,8 +46,13 @@ def start_receive(
     """
     value = torch.empty(shape, dtype=dtype, device=device)
     traffic.add("receive", value)
-    work = dist.irecv(value, from_rank, group=group)
-    return _Message(value, work, lambda: f"receive of {what()} from rank {from_rank}")
+
+    def describe() -> str:
+        return f"receive of {what()} from rank {from_rank}"
+
+    with waiting_in(describe):
+        work = dist.irecv(value, from_rank, group=group)
+    return _Message(value, work, describe)
 
 
 class _Message(Pending):

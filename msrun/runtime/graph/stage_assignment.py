@@ -8,6 +8,7 @@ first stage that reads them, so that nothing of them travels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -92,13 +93,15 @@ def _pinned(
         return fitting[0]
     source = next(n for n in sources if stage_of[n] == least)
     raise StrategyError(
-        f"module {_path(node)} is in stage {allowed[-1]} but reads what module {_path(source)} in stage {least} makes: "
+        f"{_path(node)} is in stage {allowed[-1]} but reads what {_path(source)} in stage {least} makes: "
         f"data goes from lower to higher stages only, so give it stage {least} or a later one"
     )
 
 
 def _path(node: fx.Node) -> str:
-    return operator_call(node).module_path.replace("network.", "") or str(node.target)
+    """Return the module that calls an operator, in the user's words."""
+    path = re.sub(r"^(network(\.|$))+", "", operator_call(node).module_path)
+    return f"module {path}" if path else f"operator {str(node.target).removesuffix('.default')}"
 
 
 def _costs(captured: CapturedGraph, operators: Sequence[fx.Node]) -> dict[fx.Node, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,14 +43,14 @@ class GradAccumulation(DividedBatch):
         """The number of micro batches."""
         return self.parts
 
-    def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
+    def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
         """Run the micro batches one after the other."""
         factors = scales(current_compat.get(), 1, self.parts)
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         tensors = [value for batch in batches for value in batch if isinstance(value, Tensor)]
         if not torch.is_grad_enabled() or not (parameters or any(value.requires_grad for value in tensors)):
-            return join_results(self.results_of(batches), factors.loss)
-        run = _EagerRun(self.network, batches, factors)
+            return join_results(self.results_of(call, batches), factors.loss)
+        run = _EagerRun(call, batches, factors)
         flat = _Accumulate.apply(run, len(tensors), *tensors, *parameters)
         return pytree.tree_unflatten(list(flat), run.spec)
 
@@ -57,8 +58,8 @@ class GradAccumulation(DividedBatch):
 class _EagerRun:
     """The micro batches of one call outside a captured graph."""
 
-    def __init__(self, network: nn.Module, batches: list[tuple[Any, ...]], factors: Scales) -> None:
-        self._network = network
+    def __init__(self, call: Callable[..., Any], batches: list[tuple[Any, ...]], factors: Scales) -> None:
+        self._call = call
         self._batches = batches
         self._factors = factors
         self.spec: Any = None
@@ -73,7 +74,7 @@ class _EagerRun:
             tensors = [value for value in fresh if isinstance(value, Tensor)]
             wanted = [value for value in tensors if value.requires_grad]
             with torch.enable_grad(), part_of_batch(number, len(self._batches)):
-                leaves, self.spec = pytree.tree_flatten(self._network(*fresh))
+                leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
                 grads = torch.autograd.grad(
                     loss, [*wanted, *parameters], torch.full_like(loss, self._factors.gradient), allow_unused=True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,23 +36,34 @@ class DividedBatch(nn.Module):
         self.parts = parts
         self.network = network
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the joined results of the parts."""
         tracing = current_tracing.get()
         if tracing is not None:
-            return tracing.enter(self, inputs)
-        return self.run_parts(split_batch(inputs, self.parts, self.kind))
+            return tracing.enter(self, inputs, named)
+        slices = split_batch((*inputs, *named.values()), self.parts, self.kind)
+        return self.run_parts(partial(self._call, tuple(named)), slices)
 
-    def results_of(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call(self, names: tuple[str, ...], *values: Any) -> Any:
+        """Run the network; the last values are those of the names."""
+        count = len(values) - len(names)
+        return self.network(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    @staticmethod
+    def results_of(call: Callable[..., Any], batches: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return what the network makes of each part, one after the other."""
         results = []
         for index, batch in enumerate(batches):
             with part_of_batch(index, len(batches)):
-                results.append(self.network(*batch))
+                results.append(call(*batch))
         return results
 
-    def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
-        """Run the network on every part, without AutoParallel, and join the results."""
+    def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
+        """Run the network on every part, without AutoParallel, and join the results.
+
+        Args:
+            call: runs it on the values of one part.
+        """
         raise NotImplementedError
 
 
@@ -80,19 +92,19 @@ class Tracing:
 
         return watched
 
-    def enter(self, wrapper: DividedBatch, inputs: tuple[Any, ...]) -> Any:
+    def enter(self, wrapper: DividedBatch, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a wrapper's network on what is one part of the batch already."""
         name = type(wrapper).__name__
         if not self._waiting or self._waiting[0] is not wrapper:
             raise StrategyError(f"{name} is called twice in one step: call it once, on the whole batch")
-        given = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
+        given = [value for value in pytree.tree_leaves((inputs, named)) if isinstance(value, Tensor)]
         if any(id(value) not in self._batch for value in given):
             raise StrategyError(
                 f"{name} is called with tensors that the step has computed, so its copies cannot take turns: hand the "
                 f"step's own inputs to it, and put what you do with them before into its network"
             )
         self._waiting.pop(0)
-        result = wrapper.network(*inputs)
+        result = wrapper.network(*inputs, **named)
         self._results = pytree.tree_leaves(result)  # the outermost one comes last
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,6 @@ class MicroBatchInterleaved(DividedBatch):
         """The number of copies."""
         return self.parts
 
-    def run_parts(self, batches: list[tuple[Any, ...]]) -> Any:
+    def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
         """Run the copies one after the other."""
-        return join_results(self.results_of(batches), part_scale(current_compat.get(), self.parts))
+        return join_results(self.results_of(call, batches), part_scale(current_compat.get(), self.parts))

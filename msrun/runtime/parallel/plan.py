@@ -119,7 +119,9 @@ class ParallelPlan:
         """Return the first log line."""
         mesh = " x ".join(map(str, self.mesh)) or "1"
         copies = f", {self.copies} copies" if self.copies > 1 else ""
-        stages = f" in {self.pipeline.summary()} of {mesh}" if self.pipeline else f" as {mesh}"
+        stages = f" as {mesh}"
+        if self.pipeline is not None:
+            stages = f" in {self.pipeline.summary()}" + (f" as {mesh}" if self.mesh else "")
         return (
             f"{self.world_size} ranks{stages}, {self.mode}, {self.optimizer_parallel}{copies}; {self.losses}; "
             f"parameters {self.local_bytes / 1024:.0f} KB of {self.global_bytes / 1024:.0f} KB on this rank"

@@ -32,8 +32,8 @@ def pin_modules(
     called: set[int] = set()
     for node in captured.graph.nodes:
         stack = node.meta.get("nn_module_stack", {}) if node.op == "call_function" else {}
-        for path, _ in reversed(list(stack.values())):
-            module = id(_module_at(root, path))
+        around = [module for path, _ in reversed(list(stack.values())) for module in _modules_around(root, path)]
+        for module in map(id, around):
             if module in stage_of:
                 pins[node] = (stage_of[module][1],)
                 called.add(module)
@@ -66,12 +66,14 @@ def _find_modules(pipeline: Pipeline, count: int) -> dict[int, tuple[str, int]]:
     return found
 
 
-def _module_at(root: nn.Module, path: str) -> nn.Module:
-    module = root
+def _modules_around(root: nn.Module, path: str) -> list[nn.Module]:
+    """Return the module at a path and those that contain it, innermost first; a list of modules is one, too."""
+    found = [root]
     for name in path.removeprefix("root").removeprefix(".").split("."):
-        name = _CALL_NUMBER.sub("", name)
-        module = getattr(module, name, module) if name else module
-    return module
+        inner = getattr(found[0], _CALL_NUMBER.sub("", name), None)
+        if isinstance(inner, nn.Module):
+            found.insert(0, inner)
+    return found
 
 
 def pin_parameters(captured: CapturedGraph, holders: Mapping[str, tuple[int, ...]]) -> dict[fx.Node, tuple[int, ...]]:

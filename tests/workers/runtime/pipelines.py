@@ -52,8 +52,8 @@ class Network(nn.Module):
         first = h = self.first(x)
         for block in self.blocks:
             h = h + block(h)
-        if self.skips:
-            h = h + 0.5 * first
+            if self.skips:
+                h = h + 0.25 * first
         if self.last.weight is None:
             return h @ self.first.weight + self.last.bias
         return self.last(h)

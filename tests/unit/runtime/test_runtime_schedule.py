@@ -1,0 +1,189 @@
+"""Pipeline schedules: torch's orders, their time and their pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from functools import cache
+from xml.etree import ElementTree as ET
+
+import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from msrun.errors import StrategyError
+from msrun.runtime.parallel.schedule import Schedule, build_schedule, choose_schedule, default_chunks
+from msrun.runtime.parallel.schedule_picture import render_svg, render_text
+from msrun.runtime.parallel.torch_schedules import _stand_in
+
+made = cache(build_schedule)
+NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")
+CHUNKS = (1, 1, 2, 1, 2, 2, 2)
+SPLIT = ("zero_bubble", "zbv", "dualpipev")
+"""Their bubble is (P - 1) of a third of a micro batch; the others' (P - 1) of a whole one."""
+CASES = [
+    (name, chunks, ranks, ranks * times)
+    for name, chunks in zip(NAMES, CHUNKS, strict=True)
+    for ranks in (1, 2, 3, 4)
+    for times in (1, 2, 3)
+    if times > 1 or name not in ("zbv", "dualpipev")
+]
+
+
+@pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASES)
+def test_bubble_is_the_formula(name: str, chunks: int, ranks: int, micro_size: int) -> None:
+    """Narayanan et al. 2021: (P-1)/(m+P-1), interleaved (P-1)/(V m+P-1). Qi et al. 2023, ZB-H1 (torch's ZB1P): P-1
+    units of idle time where F = I = W = 1: (P-1)/(3 V m + P-1). ZBV and DualPipeV likewise from 2 P micro batches."""
+    work = chunks * micro_size * (3 if name in SPLIT else 1)
+    expected = Fraction(ranks - 1, work + ranks - 1)
+    assert made(name, ranks, chunks, micro_size).bubble == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASES)
+def test_every_micro_batch_goes_once_forward_and_once_back_through_every_stage(
+    name: str, chunks: int, ranks: int, micro_size: int
+) -> None:
+    schedule = made(name, ranks, chunks, micro_size)
+    places = {(stage, micro) for stage in range(ranks * chunks) for micro in range(micro_size)}
+    for rank, row in enumerate(schedule.actions):
+        assert {action.stage for action in row} == set(schedule.stages_of(rank))
+    done = Counter((a.kind, a.stage, a.micro_batch) for row in schedule.actions for a in row)
+    assert set(done.values()) == {1}
+    of_kind = {kind: {(s, m) for k, s, m in done if k == kind} for kind in ("F", "B", "I", "W")}
+    assert of_kind["F"] == places
+    assert of_kind["B"] | of_kind["I"] == places
+    assert not of_kind["B"] & of_kind["I"]
+    assert of_kind["I"] == of_kind["W"]
+    assert bool(of_kind["W"]) == (name in SPLIT)
+
+
+@pytest.mark.parametrize(("name", "chunks", "ranks", "micro_size"), CASES)
+def test_two_ranks_have_their_messages_to_each_other_in_one_order(
+    name: str, chunks: int, ranks: int, micro_size: int
+) -> None:
+    """In both directions together: a backend without tags, such as NCCL, runs them one after the other."""
+    schedule = made(name, ranks, chunks, micro_size)
+    orders: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if action.computes:
+                continue
+            way = 1 if action.kind.endswith("F") else -1
+            sender = action.stage if action.kind.startswith("SEND") else action.stage - way
+            other = action.stage + way if action.kind.startswith("SEND") else sender
+            message = (action.kind[-1], sender, action.micro_batch)
+            orders.setdefault((rank, schedule.holder[other]), []).append(message)
+    for (rank, other), order in orders.items():
+        assert rank != other
+        assert order == orders[other, rank]
+    borders = sum(a != b for a, b in zip(schedule.holder, schedule.holder[1:], strict=False))
+    assert sum(map(len, orders.values())) == 2 * 2 * borders * micro_size
+
+
+def test_value_is_sent_after_it_is_made_and_received_before_it_is_read() -> None:
+    for name, chunks in zip(NAMES, CHUNKS, strict=True):
+        for row in build_schedule(name, 4, chunks, 8).actions:
+            seen = set()
+            for action in row:
+                here = (action.stage, action.micro_batch)
+                if action.kind.startswith("SEND"):
+                    assert ("F", *here) in seen if action.kind == "SEND_F" else {("B", *here), ("I", *here)} & seen
+                assert action.kind != "RECV_F" or ("F", *here) not in seen
+                assert action.kind != "RECV_B" or not {("B", *here), ("I", *here)} & seen
+                seen.add((action.kind, *here))
+
+
+@pytest.mark.parametrize("is_v", [False, True])
+def test_stages_are_dealt_out_in_rounds_or_down_and_up(is_v: bool) -> None:
+    name = "zbv" if is_v else "interleaved"
+    assert build_schedule(name, 3, 2, 6).holder == ((0, 1, 2, 2, 1, 0) if is_v else (0, 1, 2, 0, 1, 2))
+
+
+def test_torch_still_numbers_the_forwards_of_the_last_rank_wrongly() -> None:
+    """When this fails torch has mended it: take _number_forwards out of torch_schedules."""
+    order = torch_schedules.Schedule1F1B(_stand_in(2, 2, 0), 4)._get_pipeline_order()
+    assert order is not None
+    forwards = [a.microbatch_index for a in order[1] if a and a.computation_type is torch_schedules.FORWARD]
+    assert forwards == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "chunks", "micro_size", "message"),
+    [
+        ("1f1b", 4, 1, 3, r"Pipeline\(micro_size=3\): 1f1b with 4 stages needs at least 4 micro batches"),
+        ("dualpipev", 2, 2, 3, r"Pipeline\(micro_size=3\): dualpipev with 4 stages needs at least 4 micro batches"),
+        ("interleaved", 2, 2, 5, r"goes in 2 rounds, which must divide .*; the nearest legal number is 6"),
+        ("zero_bubble", 4, 1, 9, r"goes in 2 rounds, which must divide .*; the nearest legal number is 10"),
+        ("interleaved", 4, 2, 23, r"goes in 5 rounds, which must divide .*; the nearest legal number is 24"),
+        ("zbv", 2, 3, 4, r"zbv: 3 stages per rank; it needs exactly 2, so 4 stages in all"),
+        ("gpipe", 2, 2, 4, r"gpipe: 4 stages for 2 pipeline ranks; it needs one stage per rank, or interleave=True"),
+    ],
+)
+def test_number_that_torch_would_refuse_is_refused_in_words(
+    name: str, ranks: int, chunks: int, micro_size: int, message: str
+) -> None:
+    with pytest.raises(StrategyError, match=message):
+        build_schedule(name, ranks, chunks, micro_size)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"])
+def test_what_is_accepted_is_what_torch_accepts(name: str) -> None:
+    """Nothing that passes the check may fail in torch, and the nearest legal number is legal."""
+    chunks = default_chunks(name, interleave=False)
+    for ranks in (1, 2, 3, 4):
+        for micro_size in range(1, 14):
+            try:
+                build_schedule(name, ranks, chunks, micro_size)
+            except StrategyError as error:
+                if "nearest" in str(error):
+                    build_schedule(name, ranks, chunks, int(str(error).rpartition(" ")[2]))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "interleave", "name", "chunks"),
+    [
+        ("1f1b", False, "1f1b", 1),
+        ("1f1b", True, "interleaved", 2),
+        ("zero_bubble", False, "zero_bubble", 1),
+        ("zero_bubble", True, "zero_bubble", 2),
+        ("zbv", False, "zbv", 2),
+        ("dualpipev", True, "dualpipev", 2),
+    ],
+)
+def test_words_of_the_setter_choose_the_schedule(scheduler: str, interleave: bool, name: str, chunks: int) -> None:
+    assert choose_schedule(scheduler, interleave) == name
+    assert default_chunks(name, interleave) == chunks
+
+
+def test_unknown_word_and_interleaving_where_there_is_none_are_refused() -> None:
+    with pytest.raises(StrategyError, match=r"scheduler='1f1'\) \(did you mean 1f1b\?\): must be one of gpipe, 1f1b"):
+        choose_schedule("1f1", interleave=False)
+    with pytest.raises(StrategyError, match='use "1f1b" or "zero_bubble" with it'):
+        choose_schedule("gpipe", interleave=True)
+
+
+def test_text_shows_every_action_at_its_time() -> None:
+    assert render_text(build_schedule("1f1b", 2, 1, 3)) == (
+        "1f1b: 2 stages, 3 micro batches, bubble 25.0 %\n"
+        "rank 0  F0 F1 .  .  B0 -  F2 B1 -  .  B2 -\n"
+        "rank 1  .  F0 B0 -  F1 B1 -  F2 B2 -  .  ."
+    )
+    assert "0F0 0F1 0F2 3F0 3I0 3W0" in render_text(build_schedule("zbv", 2, 2, 4))
+
+
+def cells(schedule: Schedule) -> Counter[str]:
+    return Counter(f"{a.kind}{a.micro_batch} of stage {a.stage}" for row in schedule.actions for a in row if a.computes)
+
+
+@pytest.mark.parametrize(("name", "chunks"), list(zip(NAMES, CHUNKS, strict=True)))
+def test_picture_has_a_cell_for_every_action_and_the_bubble_as_text(name: str, chunks: int) -> None:
+    schedule = build_schedule(name, 3, chunks, 6)
+    root = ET.fromstring(render_svg(schedule))
+    space = {"s": "http://www.w3.org/2000/svg"}
+    found = Counter(title.text for title in root.findall("s:g/s:title", space))
+    assert found == cells(schedule)
+    texts = [text.text for text in root.findall("s:text", space)]
+    assert f"bubble {100 * schedule.bubble:.1f} %" in (texts[0] or "")
+    assert [text for text in texts if text and text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
+    width = float(root.attrib["viewBox"].split()[2])
+    ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.findall("s:g/s:rect", space)]
+    assert max(ends) < width

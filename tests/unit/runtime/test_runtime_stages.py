@@ -1,0 +1,239 @@
+"""A captured graph divided into stages, and the local program cut at their borders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import Pipeline, WithLoss, shard
+from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.graph.operator_cost import OPERATIONS_PER_BYTE, operator_cost
+from msrun.runtime.graph.partition import LocalProgram, partition
+from msrun.runtime.graph.stage_assignment import SLACK, StageAssignment, assign_stages, divide
+from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.stage_modules import pin_modules, pin_parameters
+
+
+class Network(nn.Module):
+    """A long skip connection, a tied weight, and labels that are worked on before the loss reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = h = self.first(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return (h + first) @ self.first.weight
+
+
+def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, F.one_hot(labels, 6).to(scores.dtype) * 0.9 + 0.1 / 6)
+
+
+def captured_graph() -> tuple[WithLoss, CapturedGraph]:
+    torch.manual_seed(0)
+    network = WithLoss(Network(), loss_of)
+    inputs = [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
+    shapes = [tuple(tensor.shape) for tensor in inputs]
+    return network, capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
+
+
+def cut(
+    network: nn.Module, graph: CapturedGraph, assignment: StageAssignment, count: int, ranks: int = 1
+) -> tuple[LocalProgram, dict[fx.Node, LocalValue], list[StageProgram]]:
+    program = partition(
+        graph,
+        build_mesh(ranks),
+        input_layouts=[TensorLayout.replicated(2), TensorLayout.replicated(1)],
+        strategies=strategies_of(network),
+        output_batch_axes=(),
+    )
+    trainable = {name: True for name, _ in network.named_parameters()}
+    values = infer_local_values(program, trainable=trainable, differentiable_inputs=frozenset())
+    return program, values, cut_stages(program, assignment.stage_of, count, values, program.outputs[0])
+
+
+def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Sequence[Tensor]) -> Tensor:
+    """Run the stages one after the other, with nothing but what crosses the borders."""
+    parameters = dict(network.named_parameters())
+    border: dict[str, Any] = {}
+    for stage in stages:
+        assert {value.name for value in stage.received} == set(border)
+        given = {use.node.name: parameters[name] for name, use in stage.program.parameters.items()}
+        given |= {node.name: value for node, value in stage.program.constants.values()}
+        user = [inputs[index] for index in stage.user_inputs]
+        read = [border[value.name] for value in stage.reads]
+        given |= {node.name: value for node, value in zip(stage.program.inputs, [*user, *read], strict=True)}
+        order = [given[node.name] for node in stage.program.graph.nodes if node.op == "placeholder"]
+        made = fx.Interpreter(fx.GraphModule(nn.Module(), stage.program.graph)).run(*order)
+        by_name = dict(zip([node.name for node in stage.program.outputs], made, strict=True))
+        if stage.results:
+            result = by_name[stage.results[0]]
+        border = {value.name: by_name.get(value.name, border.get(value.name)) for value in stage.sent}
+    return result
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_stages_one_after_the_other_compute_what_the_network_computes(count: int) -> None:
+    network, graph = captured_graph()
+    assignment = assign_stages(graph, count, {}, "")
+    _, _, stages = cut(network, graph, assignment, count)
+    generator = torch.Generator().manual_seed(1)
+    x, labels = torch.randn(4, 6, generator=generator), torch.tensor([0, 5, 2, 2])
+    torch.testing.assert_close(run_stages(network, stages, [x, labels]), network(x, labels), rtol=0, atol=1e-6)
+
+
+def test_values_travel_no_further_than_their_last_reader_and_carry_gradients_back() -> None:
+    network, graph = captured_graph()
+    _, values, stages = cut(network, graph, assign_stages(graph, 4, {}, ""), 4)
+    skip = stages[0].sent[0]
+    assert all(skip in stage.sent for stage in stages[:3]), "the skip connection is read by the last stage"
+    assert stages[3].sent == ()
+    assert [len(stage.sent) for stage in stages[:3]] == [2, 2, 2]
+    for stage in stages[:3]:
+        assert all(value.has_gradient and value.value.requires_grad for value in stage.sent)
+        assert all(value.value == LocalValue((4, 8), torch.float32, requires_grad=True) for value in stage.sent)
+    assert {value.nbytes for value in values.values() if value.shape == (4, 8)} == {4 * 8 * 4}
+
+
+def test_what_is_computed_of_labels_alone_is_in_the_stage_that_reads_it() -> None:
+    network, graph = captured_graph()
+    _, _, stages = cut(network, graph, assign_stages(graph, 3, {}, ""), 3)
+    assert [stage.user_inputs for stage in stages] == [(0,), (), (1,)]
+    assert "one_hot" in str(stages[2].program.graph)
+
+
+def test_tied_parameter_is_held_by_the_stages_that_read_it() -> None:
+    network, graph = captured_graph()
+    program, _, stages = cut(network, graph, assign_stages(graph, 3, {}, ""), 3)
+    holders = holders_of(program, stages)
+    assert holders["network.first.weight"] == (0, 2)
+    assert holders["network.first.bias"] == (0,)
+
+
+def test_change_of_layout_belongs_to_its_reader_so_that_borders_carry_parts() -> None:
+    """One layer is cut by columns: its result crosses the border a quarter wide, and is gathered where it is added."""
+    network, graph = captured_graph()
+    shard(network.get_submodule("network.blocks.1.0"), ((1, 1), (4, 1), (4,)))
+    pipeline = Pipeline(network, 2, {"first": 0, "blocks.1.0": 0, "blocks.1.1": 1})
+    pins, _ = pin_modules(graph, network, pipeline, 2)
+    _, _, stages = cut(network, graph, assign_stages(graph, 2, pins, ""), 2, ranks=4)
+    (column_cut,) = [value for value in stages[0].sent if value.value.shape == (4, 2)]
+    readers = [
+        n for s in stages for n in s.program.graph.nodes if column_cut.name in {m.name for m in n.all_input_nodes}
+    ]
+    assert [str(node.target) for node in readers if node.op == "call_function"] == ["aten.tanh.default"]
+    kinds = [[str(n.kwargs["collective"]) for n in s.program.graph.nodes if "collective" in n.kwargs] for s in stages]
+    assert "exchange dim 1 -> 0 over axes 0,1" in kinds[1]
+    assert not any("exchange" in kind for kind in kinds[0])
+
+
+# -- who is in which stage ---------------------------------------------------------------------------------------------
+
+
+def stages_of_modules(graph: CapturedGraph, assignment: StageAssignment) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for node, stage in assignment.stage_of.items():
+        paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+        found.setdefault(paths[-1].removeprefix("root.network.") if paths else "", set()).add(stage)
+    return found
+
+
+def test_modules_go_where_the_user_says_and_the_innermost_name_decides() -> None:
+    network, graph = captured_graph()
+    pipeline = Pipeline(network, 2, {"blocks": 0, "blocks.2": 1, "blocks.3": 2})
+    pins, notes = pin_modules(graph, pipeline.network, pipeline, 3)
+    found = stages_of_modules(graph, assign_stages(graph, 3, pins, "stage_config"))
+    assert [found[f"blocks.{i}.0"] for i in range(4)] == [{0}, {0}, {1}, {2}]
+    assert found["first"] == {0}
+    assert notes == []
+
+
+def test_modules_without_operators_are_noted() -> None:
+    network, graph = captured_graph()
+    pipeline = Pipeline(network, 2, {"first": 0, "blocks.3": 1, "idle": 1})
+    network.network.idle = nn.Identity()
+    pins, notes = pin_modules(graph, network, pipeline, 2)
+    assert notes == ["modules of stage_config that compute nothing: idle"]
+    assert len(set(assign_stages(graph, 2, pins, "").stage_of.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"blocs": 0}, r"no module 'blocs' \(did you mean blocks\?\); the network's modules are first, blocks"),
+        ({"first": 2}, r"stage_config\['first'\] = 2: there are 2 stages, numbered from 0 to 1"),
+        ({"first": 1, "blocks": 0}, r"module blocks.0.0 is in stage 0 but reads what module first in stage 1 makes"),
+        ({"first": 0}, r"stage 1 of 2 has no operator: name a module for every stage"),
+    ],
+)
+def test_impossible_division_is_refused(config: dict[str, int], message: str) -> None:
+    network, graph = captured_graph()
+    with pytest.raises(StrategyError, match=message):
+        assign_stages(graph, 2, pin_modules(graph, network, Pipeline(network, 2, config), 2)[0], "")
+
+
+def test_operators_follow_parameters_that_are_placed_already() -> None:
+    """The first stage that holds a tied weight and does not come before what its operator reads."""
+    _, graph = captured_graph()
+    holders = {"network.first.weight": (0, 1), "network.first.bias": (0,), "network.blocks.0.0.weight": (1,)}
+    found = stages_of_modules(graph, assign_stages(graph, 2, pin_parameters(graph, holders), "placed"))
+    assert found["first"] == {0}
+    assert found["blocks.0.0"] == {1}
+    with pytest.raises(StrategyError, match="reads parameters of different stages"):
+        pin_parameters(graph, {"network.first.weight": (1,), "network.first.bias": (0,)})
+
+
+def test_more_stages_than_operators_are_refused() -> None:
+    _, graph = captured_graph()
+    with pytest.raises(StrategyError, match=r"16 operators of the network depend on parameters, too few for 17 stages"):
+        assign_stages(graph, 17, {}, "")
+
+
+# -- equal cost --------------------------------------------------------------------------------------------------------
+
+
+def test_cost_of_an_operator_is_its_operations() -> None:
+    _, graph = captured_graph()
+    costs = {node.name: operator_cost(node) for node in graph.graph.nodes if node.op == "call_function"}
+    assert costs["linear"] == 2 * 4 * 8 * 6
+    assert costs["matmul"] == 2 * 4 * 6 * 8
+    assert costs["tanh"] == 4 * 8
+    assignment = assign_stages(graph, 1, {}, "")
+    parameters = 4 * (6 * 8 + 8 + 4 * (8 * 8 + 8)) * OPERATIONS_PER_BYTE
+    assert assignment.costs == (pytest.approx(sum(costs.values()) + parameters),)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_least_traffic(data: st.DataObject) -> None:
+    costs = data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.0, 5.0, 10.0]), min_size=1, max_size=8))
+    count = data.draw(st.integers(1, min(len(costs), 4)))
+    traffic = data.draw(st.lists(st.integers(0, 4), min_size=len(costs), max_size=len(costs)))
+
+    def worst(begins: Sequence[int]) -> float:
+        ends = [0, *begins, len(costs)]
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
+
+    every = list(itertools.combinations(range(1, len(costs)), count - 1))
+    limit = min(map(worst, every)) * SLACK + 1e-9
+    found = divide(costs, traffic, count)
+    assert tuple(found) in every
+    assert worst(found) <= limit
+    least = min(sum(traffic[begin] for begin in begins) for begins in every if worst(begins) <= limit)
+    assert sum(traffic[begin] for begin in found) == least

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.graph.assignment import Assignment, assign_strategies
-from msrun.runtime.graph.marked_calls import Region, recording_regions
+from msrun.runtime.graph.marked_calls import TOP, Region, recording_regions
 from msrun.runtime.graph.strategies import OperatorStrategy
 
 GlobalShape = tuple[int, ...]
@@ -164,7 +164,7 @@ def capture(
         except Exception as error:
             raise _explain(target, error) from error
     captured = _read(program, box["output_spec"], target.root, regions)
-    uncalled = sorted(set(strategies or {}) - {region.name for region in regions})
+    uncalled = sorted({name or TOP for name in strategies or {}} - {region.name for region in regions})
     if uncalled:
         captured.assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(uncalled)}")
     return captured

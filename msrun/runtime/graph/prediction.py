@@ -92,22 +92,21 @@ def collective_traffic(
     return tuple(found)
 
 
-def group_messages(group: ParameterGroup) -> tuple[list[Message], list[Message]]:
-    """Return what the parameters of one fusion group move in a step: gathers, and the sums of their gradients."""
-    mesh, size = group.mesh, group.local_bytes()
-    shards = mesh.extent(group.shard_axes)
-    gathers = [Message("all_gather", size, shards)] * (1 + group.regathers) if group.shard_axes else []
-    if not group.members[0].parameter.requires_grad:
-        return gathers[:1], []
+def gather_messages(group: ParameterGroup) -> list[Message]:
+    """Return what gathering the parameters of one fusion group moves in a step."""
     if not group.shard_axes:
-        whole = [Message("all_reduce", size, mesh.extent(group.partial_axes))] if group.partial_axes else []
-        return gathers, whole
-    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
+        return []
+    message = Message("all_gather", group.local_bytes(), group.mesh.extent(group.shard_axes))
+    return [message] * (1 + group.regathers)
+
+
+def gradient_messages(group: ParameterGroup) -> list[Message]:
+    """Return what summing the gradients of one fusion group moves in a step."""
+    mesh, size = group.mesh, group.local_bytes()
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
     rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
-    if group.shard_axes != same + summed:
-        return gathers, [Message("all_reduce", size * shards, mesh.extent(summed + rest))]
-    sums = [Message("reduce_scatter", size * mesh.extent(summed), mesh.extent(summed))] if summed else []
-    if rest:
-        sums.append(Message("all_reduce", size, mesh.extent(rest)))
-    return gathers, sums
+    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
+    if group.shard_axes != same + summed:  # stored for another program: everything is summed, then cut
+        return [Message("all_reduce", size * mesh.extent(group.shard_axes), mesh.extent(summed + rest))]
+    found = [Message("reduce_scatter", size * mesh.extent(summed), mesh.extent(summed))] if summed else []
+    return [*found, Message("all_reduce", size, mesh.extent(rest))] if rest else found

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.graph.parameters import ParameterGroup
-from msrun.runtime.graph.prediction import collective_traffic, group_messages, local_values, nodes_with_gradient
+from msrun.runtime.graph.prediction import (
+    collective_traffic,
+    gather_messages,
+    gradient_messages,
+    local_values,
+    nodes_with_gradient,
+)
 from msrun.runtime.graph.program import LocalProgram
 
 
@@ -29,7 +35,7 @@ def predict_traffic(program: LocalProgram, groups: Sequence[ParameterGroup], cop
 
     A program that cannot be walked without values has a note instead of totals: it trains all the same.
     """
-    of_groups = [group_messages(group) for group in groups]
+    of_groups = [(gather_messages(group), gradient_messages(group)) for group in groups]
     try:
         values = local_values(program)
     except RuntimeError as error:  # an operator that needs values, of which only the run has any

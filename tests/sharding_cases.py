@@ -205,6 +205,7 @@ CASES = [
         "tied-with-two-sums-hsdp-level3", tied_with_two_sums, hsdp={"threshold": 0, "optimizer_level": "level3"}
     ),
     ShardingCase("frozen", frozen),
+    ShardingCase("frozen-hsdp-level3", frozen, "data_parallel", LEVEL3),
     ShardingCase("strict", plain, "data_parallel", strict=True),
     ShardingCase("strict-with-out-strategy", scattered_linear, strict=True),
 ]

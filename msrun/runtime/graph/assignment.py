@@ -105,19 +105,25 @@ def assign_strategies(
 
 def _operators_of_regions(graph: fx.Graph, count: int) -> tuple[list[list[fx.Node]], list[bool]]:
     """Return the operators that stand in each region and in no region inside it, and whether there is such a one."""
-    begin, end = [-1] * count, [-1] * count
-    nodes = list(graph.nodes)
-    for place, node in enumerate(nodes):
-        mark = read_mark(node)
-        if mark is not None:
-            begin[mark.region] = place if begin[mark.region] < 0 else begin[mark.region]
-            end[mark.region] = place
+    marks = {node: mark.region for node in graph.nodes if (mark := read_mark(node)) is not None}
+    last = {region: node for node, region in marks.items()}
     inside: list[list[fx.Node]] = [[] for _ in range(count)]
-    for place, node in enumerate(nodes):
-        around = [k for k in range(count) if begin[k] < place < end[k]]
-        if around and node.op == "call_function" and read_mark(node) is None:
-            inside[max(around, key=lambda k: begin[k])].append(node)
-    has_inner = [any(begin[k] < begin[other] < end[k] for other in range(count)) for k in range(count)]
+    has_inner = [False] * count
+    seen: set[int] = set()
+    around: list[int] = []
+    for node in graph.nodes:
+        region = marks.get(node)
+        if region is None:
+            if around and node.op == "call_function":
+                inside[around[-1]].append(node)
+            continue
+        if region not in seen:
+            seen.add(region)
+            for outer in around:
+                has_inner[outer] = True
+            around.append(region)
+        if node is last[region]:
+            around.remove(region)
     return inside, has_inner
 
 

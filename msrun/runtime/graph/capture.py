@@ -24,7 +24,7 @@ from msrun.runtime.graph.autocast import inline_autocast
 from msrun.runtime.graph.batch_rows import trace_batch_rows
 from msrun.runtime.graph.flattened_linear import unflatten_linears
 from msrun.runtime.graph.gradient_modes import inline_gradient_modes
-from msrun.runtime.graph.marked_calls import Region, recording_regions
+from msrun.runtime.graph.marked_calls import TOP, Region, recording_regions
 from msrun.runtime.graph.operators.dropout import number_dropouts
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.graph.writes import assignments_as_writes, make_functional
@@ -173,7 +173,7 @@ def capture(
         except Exception as error:
             raise _explain(target, error) from error
     captured = _read(program, box["output_spec"], target.root, regions)
-    uncalled = sorted(set(strategies or {}) - {region.name for region in regions})
+    uncalled = sorted({name or TOP for name in strategies or {}} - {region.name for region in regions})
     if uncalled:
         captured.assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(uncalled)}")
     return captured

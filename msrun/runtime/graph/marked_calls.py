@@ -19,6 +19,9 @@ from torch.utils import _pytree as pytree
 
 from msrun.runtime.graph.strategies import OperatorStrategy
 
+TOP = "(top)"
+"""Name of the module that is captured."""
+
 
 @dataclass
 class Region:
@@ -72,7 +75,7 @@ def recording_regions(root: nn.Module, strategies: Mapping[str, OperatorStrategy
     called: list[Region] = []
 
     def enter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        called.append(Region(name, strategies[name]))
+        called.append(Region(name or TOP, strategies[name]))
         regions.append(called[-1])
         marked: tuple[tuple[Any, ...], dict[str, Any]] = _enter(regions, called[-1], args, kwargs)
         return marked

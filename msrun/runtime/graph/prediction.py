@@ -66,8 +66,7 @@ def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
         return []
     item = (group.dtype or group.members[0].parameter.dtype).itemsize
     size = item * sum(member.parameter.numel() for member in group.members)
-    backward = group.members[0].parameter.requires_grad
-    times = (1 + backward) * micro_batches if group.regathers else 1
+    times = 2 * micro_batches if group.regathers else 1
     return [Message("all_gather", size, group.mesh.extent(group.shard_axes))] * times
 
 

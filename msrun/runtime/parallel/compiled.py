@@ -228,6 +228,7 @@ def build_compiled_call(
             *_group(used, placeholders, members), mesh, rank, scatters, _sum_dtype(types[members[0]], sums_wide)
         )
         for members in _of_one_type(reduces, types)
+        if used[members[0]][0].parameter.requires_grad
     ]
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, group_of, region_of)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -45,6 +45,7 @@ def padded(whole: Tensor, window: Window, index: int) -> Tensor:
     return torch.stack([whole[:, row] if 0 <= row < window.size else none for row in rows], 1)
 
 
+@settings(max_examples=50, deadline=None)
 @given(windows())
 def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn: tuple[int, Window]) -> None:
     count, window = drawn
@@ -56,6 +57,7 @@ def test_joined_pieces_are_the_window_of_the_padded_tensor(drawn: tuple[int, Win
         assert torch.equal(joined, padded(whole, window, index))
 
 
+@settings(max_examples=50, deadline=None)
 @given(windows())
 def test_gradients_of_windows_are_added_to_the_rows_that_they_read(drawn: tuple[int, Window]) -> None:
     count, window = drawn

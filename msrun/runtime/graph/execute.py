@@ -118,7 +118,7 @@ class Executor:
                     raise ParallelError(
                         "a network with dropout runs only inside AutoParallel: its call draws the masks"
                     )
-                copy.values[DRAW] = draw.key(index, len(copies)).to_tensor()
+                copy.values[DRAW] = draw.key(index).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
         """Start gathers of the groups that come next: all of them, or a few when gathered parts are freed again."""

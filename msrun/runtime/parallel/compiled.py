@@ -17,6 +17,7 @@ from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import Mesh
+from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.fusion import group_parameters
 from msrun.runtime.parallel.micro_batch import split_batch
 
@@ -78,7 +79,8 @@ class _RunProgram(torch.autograd.Function):
         inputs = tensors[:count]
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         batches = split_batch(inputs, compiled.copies)
-        step = compiled.executor.forward(batches, needs_grad=needs_grad)
+        with slices_of_batch(range(compiled.copies), compiled.copies):
+            step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
         results = compiled.merge(compiled.executor.results(step))
         fixed = [value for value in results if isinstance(value, Tensor) and not value.is_floating_point()]

@@ -88,18 +88,15 @@ class Executor:
         *,
         needs_grad: bool,
         gathered: StepParameters | None = None,
-        slices: Sequence[int] = (),
-        slice_count: int = 0,
     ) -> Step:
         """Run the forward pass of every copy.
 
         Args:
             batches: each copy's input tensors.
             gathered: from `begin`, when several micro batches share one training step.
-            slices: which slice of this rank's rows each copy is, of `slice_count`; left out, the copies are all.
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
-        self._give(copies, slices or range(len(copies)), slice_count or len(copies))
+        self._give(copies)
         step = Step(self, copies, gathered or self.begin())
         # Autograd may keep what a segment read, and the module's buffer is written when all is done.
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
@@ -126,9 +123,9 @@ class Executor:
         copy.values.update(self._fixed_buffers)
         return copy
 
-    def _give(self, copies: Sequence[Copy], slices: Sequence[int], slice_count: int) -> None:
+    def _give(self, copies: Sequence[Copy]) -> None:
         """Give the program what it asks of the executor: this rank's place, the random numbers of every copy."""
-        for index, copy in zip(slices, copies if self._asked else (), strict=bool(self._asked)):
+        for index, copy in enumerate(copies if self._asked else ()):
             if PLACE in self._asked:
                 copy.values[PLACE] = torch.tensor(self._rank - self._mesh.first_rank)
             if DRAW in self._asked:
@@ -137,7 +134,7 @@ class Executor:
                     raise ParallelError(
                         "a network with dropout runs only inside AutoParallel: its call draws the masks"
                     )
-                copy.values[DRAW] = draw.key(index, slice_count).to_tensor()
+                copy.values[DRAW] = draw.key(index).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
         for group in self._order.gathered_before[index]:

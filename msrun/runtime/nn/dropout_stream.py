@@ -8,7 +8,7 @@ Checkpoints hold (seed, step), so a run that is resumed has the masks of one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,16 +30,18 @@ class DropoutStream:
 
 
 _streams = WeakIdKeyDictionary()
-"""parameter -> the stream of its network"""
+"""parameter, or network without any -> stream"""
 
 
 def stream_of(root: nn.Module) -> DropoutStream:
     """Return a network's stream; begin one for a network that has none."""
-    parameters = list(root.parameters())
-    found = next((_streams[parameter] for parameter in parameters if parameter in _streams), None)
-    stream = found if found is not None else DropoutStream()
-    for parameter in parameters:
-        _streams.setdefault(parameter, stream)
+    first = next(root.parameters(), None)
+    found = _streams.get(root if first is None else first)
+    if found is None:
+        found = next((_streams[parameter] for parameter in root.parameters() if parameter in _streams), DropoutStream())
+        for holder in (root, *root.parameters()):
+            _streams.setdefault(holder, found)
+    stream: DropoutStream = found
     return stream
 
 
@@ -71,20 +73,23 @@ class Draw:
     index: int = 0
     count: int = 1
     batch_parts: int = 1
+    slices: Sequence[int] = (0,)
+    """Which slice of this part each copy is that an executor runs; of `total`."""
+    total: int = 1
     calls: int = 0
     """Dropouts met so far, by a network that runs as it is."""
     is_used: bool = False
 
-    def key(self, copy: int = 0, copies: int = 1) -> DrawKey:
-        """Return the key of one of the copies that this part of the batch is cut into."""
+    def key(self, copy: int = 0) -> DrawKey:
+        """Return the key of one of the copies that an executor runs, or of all rows of this part."""
         self.is_used = True
         if self.stream.seed is None:
             self.stream.seed = self.agree(torch.initial_seed)
         return DrawKey(
             self.stream.seed,
             self.stream.step,
-            self.index * copies + copy,
-            self.count * copies,
+            self.index * self.total + self.slices[copy],
+            self.count * self.total,
             self.batch_parts,
         )
 
@@ -130,7 +135,7 @@ def part_of_batch(index: int, count: int) -> Iterator[None]:
         outer.index * count + index,
         outer.count * count,
         outer.batch_parts,
-        outer.calls,
+        calls=outer.calls,
     )
     token = current_draw.set(part)
     try:
@@ -140,3 +145,18 @@ def part_of_batch(index: int, count: int) -> Iterator[None]:
         outer.is_used |= part.is_used
         if index == count - 1:
             outer.calls = part.calls
+
+
+@contextmanager
+def slices_of_batch(slices: Sequence[int], total: int) -> Iterator[None]:
+    """Say which slices of this rank's rows, of `total`, the copies are that an executor runs inside."""
+    draw = current_draw.get()
+    if draw is None or total == 1:
+        yield
+        return
+    before = draw.slices, draw.total
+    draw.slices, draw.total = slices, total
+    try:
+        yield
+    finally:
+        draw.slices, draw.total = before

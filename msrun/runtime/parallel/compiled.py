@@ -20,6 +20,7 @@ from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import RecomputeSpec, Region, find_regions, parameters_of
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import Axes, Mesh
+from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.fusion import group_parameters
 from msrun.runtime.parallel.fusion_config import FusionConfig
@@ -115,9 +116,8 @@ class _RunProgram(torch.autograd.Function):
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         (batches,) = compiled.parts.split(inputs)
         (places,) = compiled.parts.places()
-        step = compiled.executor.forward(
-            batches, needs_grad=needs_grad, slices=places, slice_count=compiled.parts.total
-        )
+        with slices_of_batch(places, compiled.parts.total):
+            step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
         results = compiled.merge([compiled.executor.results(step)])
         fixed = [value for value in results if isinstance(value, Tensor) and not value.is_floating_point()]
@@ -152,13 +152,8 @@ class _RunMicroBatches(torch.autograd.Function):
         of_inputs: list[list[list[Tensor | None]]] = []
         by_name: dict[str, Tensor] = {}
         for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places(), strict=True)):
-            step = executor.forward(
-                batches,
-                needs_grad=needs_grad,
-                gathered=parameters,
-                slices=slices,
-                slice_count=compiled.parts.total,
-            )
+            with slices_of_batch(slices, compiled.parts.total):
+                step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
             results.append(executor.results(step))
             if needs_grad:
                 is_last = number == len(micro_batches) - 1

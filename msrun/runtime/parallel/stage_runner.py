@@ -19,6 +19,7 @@ from msrun.runtime.graph.messages import start_receive, start_send
 from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step
+from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.parts import BatchParts
 from msrun.runtime.parallel.schedule import Action, Schedule
 
@@ -138,13 +139,8 @@ class StepRun:
             batches.append([*(user[index] for index in program.user_inputs), *read])
             passing.append(arrived)
         self._here.pop(("F", stage, micro_batch), None)
-        step = executor.forward(
-            batches,
-            needs_grad=self._needs_grad,
-            gathered=self.gathered[stage],
-            slices=self._parts.places()[micro_batch],
-            slice_count=self._parts.total,
-        )
+        with slices_of_batch(self._parts.places()[micro_batch], self._parts.total):
+            step = executor.forward(batches, needs_grad=self._needs_grad, gathered=self.gathered[stage])
         names = [node.name for node in program.program.outputs]
         made = [dict(zip(names, values, strict=True)) for values in executor.results(step)]
         for index, name in program.results.items():

@@ -22,7 +22,14 @@ from msrun.runtime.graph.operators.dropout import LOST, Part, part_mask
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.dropout import drop, mask_shape
 from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
-from msrun.runtime.nn.dropout_stream import put_dropout_state, take_dropout_state
+from msrun.runtime.nn.dropout_stream import (
+    current_draw,
+    drawing,
+    part_of_batch,
+    put_dropout_state,
+    slices_of_batch,
+    take_dropout_state,
+)
 
 CPU = torch.device("cpu")
 
@@ -184,6 +191,11 @@ def test_network_that_drops_nothing_takes_no_step() -> None:
     assert torch.equal(step(x), run_alone(F.dropout, 1)[0])
 
 
+def test_network_without_parameters_has_new_masks_at_every_step_too() -> None:
+    step, x = AutoParallel(nn.Dropout()), torch.ones(8, 6)
+    assert not torch.equal(step(x), step(x))
+
+
 def test_stream_goes_on_from_its_state_in_another_network() -> None:
     network = Network(F.dropout)
     step, x = AutoParallel(network), torch.ones(8, 6, dtype=torch.float64)
@@ -216,6 +228,17 @@ def test_copies_of_a_batch_on_one_process_drop_what_the_whole_batch_drops() -> N
     network.network.register_forward_hook(lambda module, given, result: seen.append(result.detach()))
     AutoParallel(network)(torch.ones(8, 6, dtype=torch.float64))
     assert torch.equal(torch.cat(seen), right)
+
+
+def test_copies_of_micro_batches_are_slices_of_the_batch_in_any_order() -> None:
+    network = Network(F.dropout)
+    with drawing(network, lambda question: question(), 2) as draw, part_of_batch(1, 2), slices_of_batch((3, 1), 4):
+        inner = current_draw.get()
+        assert inner is not None
+        found = [inner.key(copy) for copy in (0, 1)]
+        assert [(key.index, key.count, key.batch_parts) for key in found] == [(7, 8, 2), (5, 8, 2)]
+    assert draw.is_used
+    assert take_dropout_state(network.parameters()) == [11, 1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ STEPS = 4
 NORMS = (2.0, float("inf"), 1.0, 3.0)
 
 
+@functools.cache
 def serial(norm_type: float) -> tuple[list[float], nn.Module, list[float]]:
     network = make_network()
     norms: list[float] = []

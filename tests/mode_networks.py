@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -72,6 +73,7 @@ def adam(network: nn.Module) -> optim.Adam:
     return optim.Adam(network.parameters(), lr=3e-3)
 
 
+@functools.cache
 def serial(factor: float = 1.0, dtype: torch.dtype = torch.float64) -> Loop:
     """One process, with `factor` times the gradient."""
     network = make_network(dtype)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ Result = dict[str, Any]
 STEPS = 8
 BAD_STEP = 3
 SCALE = 1024.0
-Batches = Sequence[tuple[Tensor, Tensor]]
 Build = Callable[[Any], AutoParallel]
 
 
-def serial(dtype: torch.dtype | None, given: Batches, scale: float = 1.0) -> tuple[list[float], nn.Module]:
-    """One process with float32 weights; dtype None: float32 throughout."""
+@functools.cache
+def serial(dtype: torch.dtype | None, scale: float = 1.0, skipped: int | None = None) -> list[float]:
+    """Return the losses of one process with float32 weights; dtype None: float32 throughout."""
+    given = [batch for index, batch in enumerate(batches(torch.float32, STEPS)) if index != skipped]
     network = make_network(torch.float32)
     optimizer = momentum(network)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
@@ -36,7 +37,7 @@ def serial(dtype: torch.dtype | None, given: Batches, scale: float = 1.0) -> tup
         scaler.update()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    return losses, network
+    return losses
 
 
 def trained(
@@ -49,8 +50,7 @@ def trained(
     is_full: bool = False,
 ) -> Result:
     given = list(batches(torch.float32, STEPS))
-    right, _ = serial(dtype, given, scale)
-    wide, _ = serial(None, given)
+    right, wide = serial(dtype, scale), serial(None)
     network = make_network(torch.float32)
     for name, strategy in (strategies or {}).items():
         shard(getattr(network, name), strategy)
@@ -101,15 +101,13 @@ def overflow(build: Build, *, form: str = "module", is_shared: bool = True) -> R
         losses.append(float(loss.detach()))
         changed.append(any(not torch.equal(_local(p), b) for p, b in zip(network.parameters(), before, strict=True)))
         scales.append(step.loss_scale)
-    good = [batch for index, batch in enumerate(given) if index != BAD_STEP]
-    right, _ = serial(torch.float16, good, SCALE)
-    right.insert(BAD_STEP, math.nan)
+    right = serial(torch.float16, SCALE, BAD_STEP)
     moments = [state["momentum_buffer"] for state in optimizer.state.values()]
     return {
         "changed": changed,
         "scales": scales,
         "losses_after": losses[BAD_STEP + 1 :],
-        "right_after": right[BAD_STEP + 1 :],
+        "right_after": right[BAD_STEP:],
         "is_finite": all(bool(_local(moment).isfinite().all()) for moment in moments),
         "is_shared": is_shared,
     }
@@ -194,7 +192,7 @@ def model_with_a_dynamic_scale() -> Result:
     network = make_network(torch.float32)
     parallel = AutoParallel(WithLoss(network, F.cross_entropy)).mixed_precision("float16", "dynamic").hsdp(threshold=1)
     Model(parallel, optimizer=momentum(network)).train(1, [(mine(x), mine(y)) for x, y in given])
-    right, _ = serial(torch.float16, given, 2.0**16)
+    right = serial(torch.float16, 2.0**16)
     with torch.no_grad():
         loss = float(parallel(mine(given[0][0]), mine(given[0][1])))
     return {"loss": loss, "scale": parallel.loss_scale, "before": right[0]}

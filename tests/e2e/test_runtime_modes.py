@@ -19,7 +19,7 @@ import mode_training
 import pytest
 from job_runner import REPOSITORY, JobRunner
 
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 EXACT = 1e-10
 SINGLE = 1e-5
 FOUR = ("mode_training", "mode_hybrid", "mode_clipping", "mode_precision", "mode_checkpoints")
@@ -34,7 +34,7 @@ def outcomes(
     msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, int], Outcome]:
     """Gives what a case found in a world; its job runs when first asked for."""
-    found: dict[int, dict[str, Outcome]] = {}
+    found: dict[int, dict[str, Outcome] | None] = {}
 
     def run(world_size: int) -> dict[str, Outcome]:
         folder = tmp_path_factory.mktemp(f"modes-{world_size}")
@@ -54,8 +54,11 @@ def outcomes(
 
     def outcome(case: str, world_size: int = 4) -> Outcome:
         if world_size not in found:
+            found[world_size] = None
             found[world_size] = run(world_size)
-        ranks = found[world_size][case]
+        outcomes_of_world = found[world_size]
+        assert outcomes_of_world is not None, "the job failed before"
+        ranks = outcomes_of_world[case]
         for rank in ranks:
             assert "error" not in rank, rank["error"]
         return ranks
@@ -288,6 +291,12 @@ def test_weights_are_gathered_in_16_bits_and_gradients_summed_in_32(outcomes: Ca
     moved = outcomes("mixed/hsdp-module")[0]["moved"]
     assert moved["all_gather"] == elements // 4 * 2
     assert moved["reduce_scatter"] == elements * 4
+
+
+@pytest.mark.parametrize("case", names(mode_precision, "scaled/data-parallel"))
+def test_looking_for_overflows_costs_one_number(outcomes: Callable[..., Outcome], case: str) -> None:
+    scaled, plain = outcomes(case)[0]["moved"], outcomes(case.replace("scaled", "mixed"))[0]["moved"]
+    assert scaled["all_reduce"] - plain["all_reduce"] == 4
 
 
 def test_network_that_says_autocast_itself_is_captured_with_its_casts(outcomes: Callable[..., Outcome]) -> None:

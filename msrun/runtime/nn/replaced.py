@@ -6,6 +6,7 @@ at its next step it gets the new ones, and its state, if it has any, is cut like
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,10 +21,15 @@ _new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
     """Note that `new` has taken the place of `old`, and give the memory of `old` back."""
-    if not _new_of:
-        register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: follow(optimizer))
+    _follow_at_steps()
     _new_of[old] = new
     old.data = old.data.new_empty(0)  # nobody must read, or keep in memory, what is trained no more
+
+
+@functools.cache
+def _follow_at_steps() -> None:
+    """Let every optimizer follow from now on; once in a process."""
+    register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: follow(optimizer))
 
 
 def current(parameter: Any) -> Any:

@@ -9,6 +9,7 @@ step does nothing on every rank; a dynamic scale is then halved, and doubled aft
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,8 +106,7 @@ class LossScale:
         Raises:
             StrategyError: another AutoParallel scales their loss.
         """
-        if not len(_scale_of):
-            register_optimizer_step_pre_hook(_before_step)
+        _look_before_steps()
         for parameter in parameters:
             known: LossScale | None = _scale_of.get(parameter)
             if known is not None and known is not self:
@@ -146,6 +146,12 @@ class LossScale:
 
 _scale_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> the loss scale of who trains it"""
+
+
+@functools.cache
+def _look_before_steps() -> None:
+    """Do so from now on; once in a process."""
+    register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -13,7 +13,7 @@ WORDS = {
     "I": "I gradients of inputs",
     "W": "W gradients of weights",
 }
-_UNIT, _ROW, _LEFT, _TOP = 34, 30, 64, 54
+_UNIT, _ROW, _LEFT, _TOP = 34, 30, 84, 54
 
 
 def describe_schedule(schedule: Schedule) -> str:
@@ -84,5 +84,5 @@ def _label(schedule: Schedule, action: Action) -> str:
 
 
 def _name(schedule: Schedule, rank: int) -> str:
-    """Return the head of a row: ranks hold a stage of their number, or several."""
-    return f"rank {rank:<{len(str(schedule.ranks - 1))}}"
+    """Return the head of a row: a pipeline rank, as the field calls the ranks that hold the same stages."""
+    return f"pp rank {rank:<{len(str(schedule.ranks - 1))}}"

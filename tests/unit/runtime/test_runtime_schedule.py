@@ -164,8 +164,8 @@ def test_unknown_word_and_interleaving_where_there_is_none_are_refused() -> None
 def test_text_shows_every_action_at_its_time() -> None:
     assert render_text(build_schedule("1f1b", 2, 1, 3)) == (
         "1f1b: 2 stages, 3 micro batches, bubble 25.0 %\n"
-        "rank 0  F0 F1 .  .  B0 -  F2 B1 -  .  B2 -\n"
-        "rank 1  .  F0 B0 -  F1 B1 -  F2 B2 -  .  ."
+        "pp rank 0  F0 F1 .  .  B0 -  F2 B1 -  .  B2 -\n"
+        "pp rank 1  .  F0 B0 -  F1 B1 -  F2 B2 -  .  ."
     )
     assert "0F0 0F1 0F2 3F0 3I0 3W0" in render_text(build_schedule("zbv", 2, 2, 4))
 
@@ -183,7 +183,7 @@ def test_picture_has_a_cell_for_every_action_and_the_bubble_as_text(name: str, c
     assert found == cells(schedule)
     texts = [text.text for text in root.findall("s:text", space)]
     assert f"bubble {100 * schedule.bubble:.1f} %" in (texts[0] or "")
-    assert [text for text in texts if text and text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
+    assert [text for text in texts if text and text.startswith("pp")] == ["pp rank 0", "pp rank 1", "pp rank 2"]
     width = float(root.attrib["viewBox"].split()[2])
     ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.findall("s:g/s:rect", space)]
     assert max(ends) < width

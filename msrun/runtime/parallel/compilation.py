@@ -50,9 +50,9 @@ class Compilation:
             StrategyError: an illegal strategy.
         """
         tensors = find_tensors(args, kwargs)
-        wrappers = find_wrappers(self.target.root)
-        parts = find_parts(wrappers)
         try:
+            wrappers = find_wrappers(self.target.root)
+            parts = find_parts(wrappers)
             recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
             captured, program = self._capture(args, kwargs, tensors, parts, Tracing(wrappers))
         except ParallelError as error:
@@ -60,7 +60,8 @@ class Compilation:
             raise
         nodes = [describe_node(n) for n in program.graph.nodes]
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
-        self._check_ranks_agree("\n".join([*nodes, *inputs]))
+        again = [f"{path} {s.mp_comm_recompute} {s.parallel_optimizer_comm_recompute}" for path, s in recompute.items()]
+        self._check_ranks_agree("\n".join([*nodes, *inputs, str(parts), *again]))
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
         limit = self.settings.activation_limit_bytes

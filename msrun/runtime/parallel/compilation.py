@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,17 +62,15 @@ class Compilation:
             StrategyError: an illegal strategy.
         """
         tensors = find_tensors(args, kwargs)
-        wrappers = find_wrappers(self.target.root)
+        with self.failing_together():
+            wrappers = find_wrappers(self.target.root)
+            parts = find_parts(wrappers)
+            recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
         if self.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
             return compile_pipeline(self, wrappers, args, kwargs)
-        parts = find_parts(wrappers)
-        try:
-            recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
+        with self.failing_together():
             captured, program = self.capture_program(args, kwargs, parts, Tracing(wrappers))
-        except ParallelError as error:
-            self.check_ranks_agree("", failure=str(error))
-            raise
-        self.check_ranks_agree(self.describe(program, tensors))
+        self.check_ranks_agree(self.describe(program, tensors, parts, recompute))
         program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
@@ -187,12 +186,24 @@ class Compilation:
             shape[0] //= parts.total
         return tuple(shape)
 
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Tell the other ranks, which compare their programs, when there is none here."""
+        try:
+            yield
+        except ParallelError as error:
+            self.check_ranks_agree("", failure=str(error))
+            raise
+
     @staticmethod
-    def describe(program: LocalProgram, tensors: Sequence[Tensor]) -> str:
-        """Return a program and its inputs as text that is equal on all ranks that run the same."""
+    def describe(
+        program: LocalProgram, tensors: Sequence[Tensor], parts: BatchParts, recompute: Mapping[str, RecomputeSpec]
+    ) -> str:
+        """Return a program, its inputs and how it is run as text that is equal on all ranks that run the same."""
         nodes = [describe_node(n) for n in program.graph.nodes]
         inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
-        return "\n".join([*nodes, *inputs])
+        again = [f"{path} {s.mp_comm_recompute} {s.parallel_optimizer_comm_recompute}" for path, s in recompute.items()]
+        return "\n".join([*nodes, *inputs, str(parts), *again])
 
     def check_ranks_agree(self, program: str, failure: str = "") -> None:
         """Refuse to start collectives that would not match: the same program must have come out on every rank.

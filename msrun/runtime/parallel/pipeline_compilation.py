@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from msrun.errors import ParallelError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
@@ -52,7 +52,7 @@ def compile_pipeline(
     settings, root = compilation.settings, compilation.target.root
     tensors = find_tensors(args, kwargs)
     parts = find_parts(wrappers)
-    try:
+    with compilation.failing_together():
         pipeline = find_pipeline(wrappers, settings.pipeline.stages)
         schedule = _schedule(compilation, pipeline, parts)
         recompute = recomputed_in(root)
@@ -64,13 +64,10 @@ def compile_pipeline(
             trainable={name: p.requires_grad for name, p in root.named_parameters()},
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
         )
-    except ParallelError as error:
-        compilation.check_ranks_agree("", failure=str(error))
-        raise
     loss = _find_loss(program, values)
     stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
     division = sorted(f"{node.name} {stage}" for node, stage in assignment.stage_of.items())
-    compilation.check_ranks_agree(f"{compilation.describe(program, tensors)}\n{schedule}\n{division}")
+    compilation.check_ranks_agree(f"{compilation.describe(program, tensors, parts, recompute)}\n{schedule}\n{division}")
     holders = holders_of(program, stages)
     line = _line(compilation.mesh, schedule.ranks)
     own = schedule.stages_of(line.own)

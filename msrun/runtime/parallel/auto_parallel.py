@@ -251,8 +251,7 @@ class AutoParallel:
         signature = (
             key,
             spec,
-            tuple(module.training for module in target.root.modules()),
-            tuple(parameter.requires_grad for parameter in target.root.parameters()),
+            _flags(target.root),
             tuple(_describe_leaf(leaf) for leaf in leaves),
         )
         if signature not in self._compiled:
@@ -383,6 +382,25 @@ def _describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
 def _rank_0s(question: Callable[[], int]) -> int:
     """Give every rank rank 0's answer."""
     return question() if world.get_group_size() == 1 else decide(question)
+
+
+def _flags(root: nn.Module) -> tuple[bool, ...]:
+    """Return what may change between calls: training of every module, requires_grad of every parameter.
+
+    Walks the tables itself: it runs in every step, and `named_parameters` builds names and looks for doubles.
+    """
+    flags: list[bool] = []
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        flags.append(module.training)
+        flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
+        waiting += [child for child in module._modules.values() if child is not None]
+    return tuple(flags)
 
 
 def _describe_leaf(leaf: Any) -> Any:

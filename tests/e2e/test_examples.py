@@ -16,6 +16,7 @@ from job_runner import REPOSITORY, JobRunner
 from msrun.runtime.data import write_idx
 
 DEADLINE_S = 240.0
+GPT_LINE = re.compile(r"^step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 MONITOR_LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
@@ -116,3 +117,50 @@ def test_example_trains_alike_however_its_workers_start(msrun: JobRunner, exampl
     alone = losses(STEP_LINE, run_alone(msrun, folder, EPOCHS="1"))
     parallel = losses(STEP_LINE, text)
     np.testing.assert_allclose(parallel, alone, rtol=1e-5)
+
+
+PARALLEL = [
+    # example, words in the log of worker 0
+    ("data_parallel", "data_parallel, parameters whole on every rank"),
+    ("operator_parallel", "(dp, mp)"),
+    ("hybrid_parallel", "hybrid_parallel"),
+    ("pipeline_parallel", "bubble 20.0 %"),
+    ("recompute", "MB computed again"),
+    ("comm_fusion", "messages of a step: "),
+    ("gradient_accumulation", "hsdp level2"),
+]
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven batches of 32 in MNIST's form."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (352, 28, 28), dtype=np.uint8))
+    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 352, dtype=np.uint8))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "words"), PARALLEL, ids=[name for name, _ in PARALLEL])
+def test_every_way_to_train_in_parallel_equals_one_process(
+    msrun: JobRunner, examples: Path, few_images: Path, name: str, words: str
+) -> None:
+    text = run_example(msrun, examples / name, str(few_images), EPOCHS="2")
+    assert words in text
+    parallel = losses(STEP_LINE, text)
+    alone = losses(STEP_LINE, run_alone(msrun, examples / name, DATA_PATH=str(few_images), EPOCHS="2"))
+    assert len(parallel) == len(alone) == 4
+    np.testing.assert_allclose(parallel, alone, rtol=1e-3)
+    np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
+
+
+def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
+    poem = tmp_path / "poem.txt"
+    poem.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    text = run_example(msrun, examples / "gpt", str(poem), STEPS="21")
+    parallel = losses(GPT_LINE, text)
+    assert parallel[-1, 1] < parallel[0, 1] / 1.2
+    assert "8 ranks in 2 stages (1f1b, 4 micro batches, 4 ranks each) of 2 x 2" in text
+    alone = losses(GPT_LINE, run_alone(msrun, examples / "gpt", TEXT=str(poem), STEPS="21"))
+    np.testing.assert_allclose(parallel, alone, rtol=1e-3)
+    np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)

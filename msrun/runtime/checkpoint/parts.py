@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import CheckpointError
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.parallel.divided_batch import DividedBatch
 from msrun.runtime.parallel.hybrid import is_layerwise
-from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
-from msrun.runtime.parallel.pipeline import Pipeline
 from msrun.runtime.parallel.storage import find_placement, is_held
 from msrun.runtime.world import world
 
@@ -109,7 +108,7 @@ def find_network_state(network: Any) -> NetworkState:
             "trained; for an AutoParallel of a step function that is the network that it closes over"
         )
     outer, before = network, ""
-    while isinstance(network, WithLoss | MicroBatchInterleaved | Pipeline | DistributedDataParallel):
+    while isinstance(network, WithLoss | DividedBatch | DistributedDataParallel):
         inner = "module" if isinstance(network, DistributedDataParallel) else "network"
         network, before = getattr(network, inner), f"{before}{inner}."
     tensors: dict[str, Tensor] = {}

@@ -217,7 +217,8 @@ class AutoParallel:
         target = Target(function, self._target(key, function).root)
         if torch.is_grad_enabled():
             progress.begin_step()
-        with drawing(target.root, _rank_0s, self.settings.batch_parts(world.get_group_size())):
+        answer = _own if self.settings.parallel_mode == "stand_alone" else _rank_0s
+        with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):
             if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
                 is_shared = self.settings.parallel_mode != "stand_alone"
                 self._loss_scale = LossScale(self.settings.precision, is_shared=is_shared)
@@ -377,6 +378,11 @@ class AutoParallel:
 def _describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
     return f"a batch of {', '.join(shapes) or 'nothing'}"
+
+
+def _own(question: Callable[[], int]) -> int:
+    """Give a rank that exchanges nothing its own answer."""
+    return question()
 
 
 def _rank_0s(question: Callable[[], int]) -> int:

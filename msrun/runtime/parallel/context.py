@@ -14,8 +14,11 @@ from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
+from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec
+from msrun.runtime.parallel.pipeline import PipelineSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.schedule import choose_schedule
 from msrun.runtime.parallel.settings import ParallelSettings, check_mode
 
 _chosen: ContextVar[Mapping[str, Any]] = ContextVar("auto_parallel_context", default=MappingProxyType({}))
@@ -120,7 +123,20 @@ def _changes(chosen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         changes["dataset_strategy"] = {"dataset_strategy": strategy}
     if chosen.get("enable_parallel_optimizer"):
         changes["hsdp"] = {"hsdp": _hsdp(chosen)}
+    if "comm_fusion" in chosen:
+        changes["comm_fusion"] = {"comm_fusion": parse_comm_fusion(chosen["comm_fusion"])}
+    if chosen.get("pipeline_stages", 1) > 1:
+        changes["pipeline"] = {"pipeline": _pipeline(chosen)}
     return changes
+
+
+def _pipeline(chosen: Mapping[str, Any]) -> PipelineSpec:
+    return PipelineSpec(
+        chosen["pipeline_stages"],
+        chosen.get("pipeline_scheduler", "1f1b"),
+        chosen.get("pipeline_interleave", False),
+        chosen.get("pipeline_result_broadcast", False),
+    )
 
 
 def _hsdp(chosen: Mapping[str, Any]) -> HsdpSpec:
@@ -156,6 +172,11 @@ def _defaults() -> dict[str, Any]:
         "parallel_optimizer_config": {},
         "optimizer_weight_shard_size": -1,
         "force_fp32_communication": False,
+        "comm_fusion": {},
+        "pipeline_stages": 1,
+        "pipeline_scheduler": "1f1b",
+        "pipeline_interleave": False,
+        "pipeline_result_broadcast": False,
         **{word: accepted for word, (accepted, _) in _REFUSED.items()},
     }
 
@@ -218,6 +239,18 @@ _OPTIMIZER_CONFIG: dict[str, Callable[[str, Any], None]] = {
     "optimizer_weight_shard_size": _is_shard_size,
     "optimizer_level": _is_level,
 }
+
+
+def _is_fusion(_word: str, value: Any) -> None:
+    parse_comm_fusion(value)
+
+
+def _is_scheduler(word: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise _refuse(word, value, "a word such as 1f1b")
+    choose_schedule(value, interleave=False)
+
+
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "device_num": _is_number(1, 4096),
     "global_rank": _is_number(0, 4095),
@@ -232,23 +265,23 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "parallel_optimizer_config": _is_optimizer_config,
     "optimizer_weight_shard_size": _is_shard_size,
     "force_fp32_communication": _is_switch,
+    "comm_fusion": _is_fusion,
+    "pipeline_stages": _is_number(1, 4096),
+    "pipeline_scheduler": _is_scheduler,
+    "pipeline_interleave": _is_switch,
+    "pipeline_result_broadcast": _is_switch,
 }
 _SEARCH = "strategies are not searched for: set them with shard"
-_PIPELINE = "the context starts no pipeline: say it to AutoParallel"
+_PIPELINE = "say it with pipeline_stages, pipeline_scheduler, ..., or to AutoParallel"
 _FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"
 _STRATEGY_FILE = "checkpoints need no strategy file here: load_checkpoint reads them whatever the layout"
 _REFUSED: dict[str, tuple[Any, str]] = {
     "search_mode": ("recursive_programming", _SEARCH),
     "auto_parallel_search_mode": ("recursive_programming", _SEARCH),
     "sharding_propagation": (False, _SEARCH),
-    "pipeline_stages": (1, _PIPELINE),
-    "pipeline_result_broadcast": (False, _PIPELINE),
-    "pipeline_interleave": (False, _PIPELINE),
-    "pipeline_scheduler": ("1f1b", _PIPELINE),
     "pipeline_config": ({}, _PIPELINE),
     "auto_pipeline": (False, _PIPELINE),
     "grad_accumulation_step": (1, "the context accumulates nothing: say it to the network's wrapper"),
-    "comm_fusion": ({}, _FUSION),
     "all_reduce_fusion_config": ([], _FUSION),
     "strategy_ckpt_load_file": ("", _STRATEGY_FILE),
     "strategy_ckpt_save_file": ("", _STRATEGY_FILE),

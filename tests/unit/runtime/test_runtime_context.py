@@ -51,8 +51,10 @@ def clean_context() -> Iterator[None]:
         ({"parallel_optimizer_config": {"parallel_optimizer_threshold": -1}}, "must be a whole number from 0"),
         ({"parallel_optimizer_config": {"optimizer_level": "level4"}}, "must be one of level1"),
         ({"optimizer_weight_shard_size": 0}, "above 0, or -1"),
-        ({"pipeline_stages": 2}, "say it to AutoParallel"),
-        ({"comm_fusion": {"allreduce": {"mode": "auto"}}}, "say it with set_comm_fusion"),
+        ({"pipeline_stages": 0}, "1 to 4096"),
+        ({"pipeline_scheduler": "2f2b"}, "1f1b"),
+        ({"comm_fusion": {"allreduce": {"mode": "auto"}}}, "config"),
+        ({"all_reduce_fusion_config": [20, 35]}, "say it with set_comm_fusion"),
         ({"strategy_ckpt_load_file": "./train_strategy.ckpt"}, "load_checkpoint reads them whatever the layout"),
         ({"loss_repeated_mean": False}, "must be True"),
         ({"enable_alltoall": 1}, "must be True"),
@@ -68,6 +70,22 @@ def test_values_that_are_as_things_are_pass() -> None:
     set_auto_parallel_context(pipeline_stages=1, search_mode="recursive_programming", loss_repeated_mean=True)
     assert get_auto_parallel_context("pipeline_stages") == 1
     assert get_auto_parallel_context("strategy_ckpt_save_file") == ""
+
+
+def test_stages_and_fusion_reach_auto_parallel() -> None:
+    set_auto_parallel_context(
+        parallel_mode="semi_auto",
+        pipeline_stages=2,
+        pipeline_scheduler="gpipe",
+        comm_fusion={"allreduce": {"mode": "size", "config": 32}},
+    )
+    settings = AutoParallel(nn.Linear(2, 2)).settings
+    assert (settings.pipeline.stages, settings.pipeline.scheduler) == (2, "gpipe")
+    assert (
+        settings.comm_fusion
+        == AutoParallel(nn.Linear(2, 2)).comm_fusion({"allreduce": {"mode": "size", "config": 32}}).settings.comm_fusion
+    )
+    assert get_auto_parallel_context("pipeline_stages") == 2
 
 
 def test_get_tells_what_was_set_else_what_is_done() -> None:

@@ -79,5 +79,5 @@ for epoch in range(int(os.getenv("EPOCHS", "10"))):
             print(f"epoch: {epoch}, step: {i}, loss is {loss.item()}")
 
 if get_group_size() > 1 and get_rank() == 0:
-    print(model.activations())
+    print(model.activations)
 release()

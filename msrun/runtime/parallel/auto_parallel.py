@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,14 +14,15 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
-from msrun.runtime.checkpoint.agreement import decide
 from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.dropout_calls import DropoutCalls
 from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
-from msrun.runtime.parallel.agreement import agreement
+from msrun.runtime.parallel.agreement import agreement, answer_of_rank_0, own_answer
+from msrun.runtime.parallel.announcement import announce, log
+from msrun.runtime.parallel.call_signature import describe_batch, describe_leaf, flags_of
 from msrun.runtime.parallel.compilation import Compilation
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.context import default_settings
@@ -32,10 +32,9 @@ from msrun.runtime.parallel.function_key import FunctionKey
 from msrun.runtime.parallel.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.hybrid import check_no_layerwise
-from msrun.runtime.parallel.parts import find_tensors
 from msrun.runtime.parallel.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipelined import PipelinedCall
-from msrun.runtime.parallel.plan import ParallelPlan, user_name
+from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
 from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
@@ -43,11 +42,10 @@ from msrun.runtime.parallel.replica_plan import build_replica_plan
 from msrun.runtime.parallel.scaling import Compat, current_compat
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage
+from msrun.runtime.parallel.user_name import user_name
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
-
-_log = logging.getLogger("msrun.runtime")
 
 
 class AutoParallel:
@@ -217,7 +215,7 @@ class AutoParallel:
         target = Target(function, self._target(key, function).root)
         if torch.is_grad_enabled():
             progress.begin_step()
-        answer = _own if self.settings.parallel_mode == "stand_alone" else _rank_0s
+        answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
         with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):
             if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
                 is_shared = self.settings.parallel_mode != "stand_alone"
@@ -252,8 +250,8 @@ class AutoParallel:
         signature = (
             key,
             spec,
-            _flags(target.root),
-            tuple(_describe_leaf(leaf) for leaf in leaves),
+            flags_of(target.root),
+            tuple(describe_leaf(leaf) for leaf in leaves),
         )
         if signature not in self._compiled:
             self._compiled[signature] = self._compile(target, args, kwargs)
@@ -262,12 +260,12 @@ class AutoParallel:
     def _warn_of_one_process(self) -> None:
         if self.settings.activation_limit_bytes is not None and not self._is_warned:
             self._is_warned = True
-            _log.warning('recompute("auto") has no effect in one process, where nothing is captured')
+            log.warning('recompute("auto") has no effect in one process, where nothing is captured')
 
     def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
         self._plan = build_replica_plan(root, self.settings, decisions, notes)
         if world.get_rank() == 0:
-            _announce(self._plan)
+            announce(self._plan)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -305,12 +303,12 @@ class AutoParallel:
             compilation = Compilation(target, self.settings, mesh, rank, storage)
             self._compilations[id(target.root)] = compilation
         compilation.target = target
-        agreement.meet(world.get_rank(), world.get_group_size(), _describe_batch(args, kwargs))
+        agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
         compiled, self._plan = compilation.compile(args, kwargs)
         if world.get_rank() == 0:
-            _announce(self._plan)
+            announce(self._plan)
             if (count := len(self._compiled) + 1) in (8, 64, 512):
-                _log.warning(
+                log.warning(
                     "captured %d times: shapes, or numbers that the step function uses, change from call to call; keep "
                     "them fixed, or pass the numbers as tensors",
                     count,
@@ -337,6 +335,7 @@ class AutoParallel:
         """The present factor of the backward pass in mixed precision; None without one."""
         return None if self._loss_scale is None else self._loss_scale.value
 
+    @property
     def activations(self) -> ActivationEstimate:
         """What a rank keeps between the forward and the backward pass, of the newest capture; see also `recompute`.
 
@@ -373,56 +372,3 @@ class AutoParallel:
     def eval(self) -> AutoParallel:
         """Set the network to evaluation."""
         return self.train(mode=False)
-
-
-def _describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
-    return f"a batch of {', '.join(shapes) or 'nothing'}"
-
-
-def _own(question: Callable[[], int]) -> int:
-    """Give a rank that exchanges nothing its own answer."""
-    return question()
-
-
-def _rank_0s(question: Callable[[], int]) -> int:
-    """Give every rank rank 0's answer."""
-    return question() if world.get_group_size() == 1 else decide(question)
-
-
-def _flags(root: nn.Module) -> tuple[bool, ...]:
-    """Return what may change between calls: training of every module, requires_grad of every parameter.
-
-    Walks the tables itself: it runs in every step, and `named_parameters` builds names and looks for doubles.
-    """
-    flags: list[bool] = []
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        flags.append(module.training)
-        flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
-        waiting += [child for child in module._modules.values() if child is not None]
-    return tuple(flags)
-
-
-def _describe_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
-    return leaf if isinstance(leaf, str | int | float | bool | type(None)) else id(leaf)
-
-
-def _announce(plan: ParallelPlan) -> None:
-    """Say on rank 0 what was decided; visible also when the user has not configured logging."""
-    if not _log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        _log.addHandler(handler)
-        _log.setLevel(logging.INFO)
-        _log.propagate = False
-    _log.info(plan.summary())
-    for note in plan.notes:
-        _log.warning(note)

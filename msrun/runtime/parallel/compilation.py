@@ -28,7 +28,7 @@ from msrun.runtime.parallel.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
 from msrun.runtime.parallel.pipelined import PipelinedCall
-from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan, user_name
+from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
@@ -36,6 +36,7 @@ from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.storage import ParameterStorage
+from msrun.runtime.parallel.user_name import user_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

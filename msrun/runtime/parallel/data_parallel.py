@@ -28,11 +28,11 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
-from msrun.runtime.parallel.plan import user_name
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.storage import equal_everywhere
+from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
 
 Placed = Callable[[nn.Module, Mapping[int, Decision], list[str]], None]

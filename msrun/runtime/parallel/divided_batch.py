@@ -112,7 +112,7 @@ class Tracing:
         if self._waiting:
             name = type(self._waiting[0]).__name__
             raise StrategyError(f"{name} is not called by the step that uses its network: call it, or take it out")
-        own = {id(value) for value in self._results}
+        own = {id(value) for value in self._results} | self._batch
         if any(isinstance(value, Tensor) and id(value) not in own for value in results):
             raise StrategyError(
                 "the step computes with the result of a network whose batch is divided (MicroBatchInterleaved, "

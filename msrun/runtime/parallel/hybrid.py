@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
-from msrun.runtime.parallel.plan import user_name
+from msrun.runtime.parallel.user_name import user_name
 
 _ATTRIBUTE = "layerwise_parallel"
 _P = TypeVar("_P", bound=nn.Parameter)

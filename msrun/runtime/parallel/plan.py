@@ -19,6 +19,7 @@ from msrun.runtime.layout import Mesh
 from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.compiled import CompiledCall
 from msrun.runtime.parallel.hsdp import ZERO_WORDS
+from msrun.runtime.parallel.pipeline_plan import PipelinePlan
 from msrun.runtime.parallel.plan_json import build_from_json
 from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
@@ -26,9 +27,9 @@ from msrun.runtime.parallel.schedule import Schedule
 from msrun.runtime.parallel.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.storage import ParameterStorage, find_stages
+from msrun.runtime.parallel.user_name import user_name
 
 if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipeline_plan import PipelinePlan
     from msrun.runtime.parallel.pipelined import PipelinedCall
 
 
@@ -257,10 +258,3 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequenc
         stages=find_stages(stored.parameter),
         axes=next((names for layout in layouts if (names := layout.names(stored.stored, mesh)) is not None), None),
     )
-
-
-def user_name(name: str) -> str:
-    """Take off what our own wrappers (WithLoss, MicroBatchInterleaved) put before a name."""
-    while name.startswith("network."):
-        name = name.removeprefix("network.")
-    return name

@@ -10,9 +10,10 @@ from msrun.runtime import world
 from msrun.runtime.parallel.fsdp import Decision, local_shape
 from msrun.runtime.parallel.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.hybrid import is_layerwise
-from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan, user_name
+from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.user_name import user_name
 
 
 def build_replica_plan(

@@ -192,18 +192,12 @@ def test_part_of_a_buffer_is_not_written() -> None:
     ("call", "name"),
     [
         (lambda s, x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (s.layer(x),)), "cond"),
-        (lambda s, x: _autocast(s, x), "wrap_with_autocast"),
     ],
 )
 def test_regions_of_other_kinds_are_refused_by_name(call: Callable[[Any, Tensor], Tensor], name: str) -> None:
     with pytest.raises(CaptureError, match=f"the network uses {name}, .*data_parallel") as caught:
         captured(Averaging(call), torch.ones(2, 4))
     assert "\n" not in str(caught.value)
-
-
-def _autocast(self: Averaging, x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return self.layer(x)
 
 
 def test_no_gradient_flows_out_of_a_region_without_gradients() -> None:

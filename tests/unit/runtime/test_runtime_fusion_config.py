@@ -35,7 +35,7 @@ def only(kind: str, mode: str, config: Any) -> dict[str, Any]:
 
 
 def test_without_configuration_messages_are_as_large_as_ddps() -> None:
-    assert parse_comm_fusion(None).allreduce == MessageRule(BUCKET_BYTES)
+    assert parse_comm_fusion(None).allreduce == MessageRule(BUCKET_BYTES, alone_bytes=MB)
     assert messages(10, 5, None) == [5, 5]
 
 

@@ -117,11 +117,13 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
         def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int) -> Pending:
             if self.kind == "slice":
                 return Pending(value[: value.shape[0] // RANKS])
+            if self.kind == "reduce_scatter":
+                return clock.send(value[: value.shape[0] // RANKS], 1 / copies)
             is_big = self.kind == "all_reduce" and value.dim() > 0
             return clock.send(value, 1 / copies) if is_big else Pending(value)
 
         def start_backward(self: Collective, grad: Tensor, _mesh: Mesh, _rank: int) -> Pending:
-            if self.kind == "slice":
+            if self.kind in ("slice", "reduce_scatter"):
                 return Pending(torch.cat([grad] * RANKS))
             return clock.send(grad, 1 / copies) if self.kind == "enter" else Pending(grad)
 

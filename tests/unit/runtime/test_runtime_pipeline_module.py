@@ -14,7 +14,8 @@ from torch.distributed import distributed_c10d
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, load_checkpoint, save_checkpoint
 from msrun.runtime.member_groups import _named_after_ranks
-from msrun.runtime.parallel.pipeline import PipelineSpec, join_parts
+from msrun.runtime.parallel.parts import join_values
+from msrun.runtime.parallel.pipeline import PipelineSpec
 
 
 def losses(micro_size: int, compat: str, copies: int = 1) -> tuple[Tensor, Tensor]:
@@ -54,12 +55,9 @@ def test_results_that_are_no_scalars_are_joined_by_rows() -> None:
     network = nn.Linear(3, 2)
     x = torch.randn(6, 3)
     torch.testing.assert_close(Pipeline(network, 3)(x), network(x))
-    joined = join_parts(
-        [[torch.tensor(1), "word", torch.ones(1, 2)], [torch.tensor(2), "word", torch.zeros(1, 2)]], 0.5
-    )
-    assert float(joined[0]) == 1.5
-    assert joined[1] == "word"
-    assert joined[2].tolist() == [[1, 1], [0, 0]]
+    assert float(join_values([torch.tensor(1), torch.tensor(2)], 0.5)) == 1.5
+    assert join_values(["word", "word"], 0.5) == "word"
+    assert join_values([torch.ones(1, 2), torch.zeros(1, 2)], 0.5).tolist() == [[1, 1], [0, 0]]
 
 
 def test_tensors_given_by_name_are_cut_too() -> None:

@@ -105,7 +105,7 @@ def test_messages_of_a_collective_follow_from_its_shapes(
     collective = Collective(kind, (0, 1), 0, 1)
     assert result_shape(collective, (8, 6), mesh) == shape
     for found, right in (
-        (forward_message(collective, (8, 6), torch.float32, mesh), forward),
-        (backward_message(collective, (8, 6), torch.float32, mesh), backward),
+        (forward_message(collective, (8, 6), torch.float32, mesh, 0), forward),
+        (backward_message(collective, (8, 6), torch.float32, mesh, 0), backward),
     ):
         assert found == (None if right is None else Message(right[0], right[1] * 4, 4))

@@ -1,0 +1,22 @@
+"""The first log lines of a parallel network: what was decided."""
+
+from __future__ import annotations
+
+import logging
+
+from msrun.runtime.parallel.plan import ParallelPlan
+
+log = logging.getLogger("msrun.runtime")
+
+
+def announce(plan: ParallelPlan) -> None:
+    """Say on rank 0 what was decided; visible also when the user has not configured logging."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    log.info(plan.summary())
+    for note in plan.notes:
+        log.warning(note)

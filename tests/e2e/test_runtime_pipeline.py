@@ -147,9 +147,11 @@ def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has(resul
     assert [rows // 2, WIDTH] in [border["shape"] for border in halves]
 
 
-def test_gradients_are_reduced_once_a_step_however_many_micro_batches(results: dict[str, Any]) -> None:
+def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_gathered_once(
+    results: dict[str, Any],
+) -> None:
     calls = results["data-parallel/float64"]["ranks"][0]["traffic"]["calls"]
-    assert calls["reduce_scatter"] == 1
+    assert calls["reduce_scatter"] == 2
     assert calls["all_gather"] == 1
     assert calls["broadcast"] == 1
 
@@ -261,8 +263,8 @@ def test_checkpoint_of_stages_holds_every_whole_parameter(uses: Any) -> None:
         ("twice", "backward() was called twice on one loss"),
         ("not wrapped", "wrap it in Pipeline(net_with_loss, micro_size)"),
         ("world", "pipeline(stages=3): 4 ranks cannot be divided into 3 equal stages"),
-        ("inside", "Pipeline inside WithLoss: it must be the outermost wrapper"),
-        ("changed", "the function changes the loss that its Pipeline returns"),
+        ("inside", "the step computes with the result of a network whose batch is divided"),
+        ("changed", "the step computes with the result of a network whose batch is divided"),
         ("different", "rank 2 captured another network than rank 0"),
         ("wrong order", "module last is in stage 0 but reads what operator aten.tanh in stage 1 makes"),
         ("batch", "a batch of 8 rows on this rank cannot be cut into 3 equal micro batches"),

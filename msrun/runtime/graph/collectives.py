@@ -84,7 +84,7 @@ class Pending:
         if self._work is not None:
             if not self._work.is_completed():
                 with waiting_in(self._describe):
-                    _wait(self._work, self._value.device)
+                    self._wait_for_work(self._work)
             else:
                 self._work.wait()
             self._work = None
@@ -92,6 +92,9 @@ class Pending:
             self._value = self._finish(self._value)
             self._finish = None
         return self._value
+
+    def _wait_for_work(self, work: dist.Work) -> None:
+        _wait(work, self._value.device)
 
     def _describe(self) -> str:
         return f"{self._name}, result {'x'.join(map(str, self._value.shape)) or 'scalar'}"

@@ -62,5 +62,8 @@ class _Message(Pending):
         super().__init__(value, work)
         self._describe_message = describe
 
+    def _wait_for_work(self, work: dist.Work) -> None:
+        work.wait()  # gloo gives a message up for good when a wait for it times out
+
     def _describe(self) -> str:
         return self._describe_message()

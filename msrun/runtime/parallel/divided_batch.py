@@ -32,7 +32,7 @@ class DividedBatch(nn.Module):
     def __init__(self, network: nn.Module, parts: int, argument: str) -> None:
         super().__init__()
         if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-            raise StrategyError(f"{type(self).__name__}({argument}={parts!r}): a whole number above 0")
+            raise StrategyError(f"{type(self).__name__}({argument}={parts!r}): must be a whole number above 0")
         self.parts = parts
         self.network = network
 
@@ -116,8 +116,8 @@ class Tracing:
         if any(isinstance(value, Tensor) and id(value) not in own for value in results):
             raise StrategyError(
                 "the step computes with the result of a network whose batch is divided (MicroBatchInterleaved, "
-                "GradAccumulation), so its parts cannot be run apart: return it as it is, and put the rest into the "
-                "network"
+                "GradAccumulation, Pipeline), so its parts cannot be run apart: return it as it is, and put the rest "
+                "into the network"
             )
 
 

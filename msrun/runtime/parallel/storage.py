@@ -127,9 +127,14 @@ class ParameterStorage:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
 
         Raises:
-            StrategyError: that one lacks axes of the user's device matrices.
+            StrategyError: that one lacks axes of the user's device matrices, or is that of another number of stages.
         """
         placed = [_placements[value].mesh for value in self._root.parameters() if value in _placements]
+        if placed and placed[0].ranks != mesh.ranks:
+            raise StrategyError(
+                "the parameters are placed already, by another AutoParallel with another number of stages: give both "
+                "the same pipeline(stages=...)"
+            )
         if placed and placed[0] != mesh:
             own = {placed[0].size, *(placed[0].stride(axis) for axis in placed[0].axes)}
             strange = next((layout for layout in layouts if not layout.strides <= own), None)
@@ -185,11 +190,6 @@ class ParameterStorage:
     def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
         placed: _Placement | None = _placements.get(parameter)
         if placed is not None:
-            if placed.mesh.ranks != self._mesh.ranks:
-                raise StrategyError(
-                    f"parameter {name} is placed already, by another AutoParallel with another number of stages: give "
-                    "both the same pipeline(stages=...)"
-                )
             return StoredParameter(
                 name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
             )

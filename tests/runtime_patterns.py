@@ -6,6 +6,7 @@ Every function is one pattern; its name is the sentence. It raises AssertionErro
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -630,7 +631,7 @@ def gathered_weights_of_level3_are_freed_between_forward_and_backward() -> None:
     step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level="level3")
     x, y = batch()
     loss = step(mine(x), mine(y))
-    held = loss.grad_fn.step.gathered
+    held = loss.grad_fn.step.parameters.gathered
     cut = [group for group in held if group.group.shard_axes]
     assert cut
     assert all(leaf.untyped_storage().size() == 0 for group in cut for leaf in group.leaves.values())
@@ -659,13 +660,14 @@ class Events:
 
     def __init__(self, step: AutoParallel) -> None:
         from msrun.runtime.graph import execute
+        from msrun.runtime.graph import step as steps
 
         self.names: list[str] = []
         (self._compiled,) = step._compiled.values()
         self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
         self._wrap(execute.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
-        self._wrap(execute._WithGradient, "wait", lambda f: lambda pending: self._wait(f, pending))
+        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda pending: self._wait(f, pending))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -740,13 +742,15 @@ def backward_takes_turns_as_well() -> None:
     loss.backward()
     last = len(compiled.segments) - 1
     expected = [("start", last, 0), ("start", last, 1)]
-    for index in range(last, -1, -1):
-        for number_of_copy in (0, 1):
+    turns = executor._order.backward
+    for turn, number_of_copy in itertools.product(turns, (0, 1)):
+        for index in turn:
             expected.append(("compute", index, number_of_copy))
             if index:
                 expected.append(("start", index - 1, number_of_copy))
     assert names == expected
-    assert last >= 1
+    assert [index for turn in turns for index in turn] == list(range(last, -1, -1))
+    assert len(turns) > 1, "the gradients of layer1's input are summed while the other copy computes"
 
 
 # -- groups -------------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_example_trains_alike_however_its_workers_start(msrun: JobRunner, exampl
 PARALLEL = [
     # example, words in the log of worker 0
     ("data_parallel", "data_parallel, parameters whole on every rank"),
-    ("operator_parallel", "(dp, mp)"),
+    ("operator_parallel", "(None, mp)"),
     ("hybrid_parallel", "hybrid_parallel"),
     ("pipeline_parallel", "bubble 20.0 %"),
     ("recompute", "MB computed again"),
@@ -160,7 +160,7 @@ def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, 
     text = run_example(msrun, examples / "gpt", str(poem), STEPS="21")
     parallel = losses(GPT_LINE, text)
     assert parallel[-1, 1] < parallel[0, 1] / 1.2
-    assert "8 ranks in 2 stages (1f1b, 4 micro batches, 4 ranks each) of 2 x 2" in text
+    assert "8 ranks in 2 stages (1f1b, 4 micro batches, 4 ranks each) as 2 x 2" in text
     alone = losses(GPT_LINE, run_alone(msrun, examples / "gpt", TEXT=str(poem), STEPS="21"))
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)

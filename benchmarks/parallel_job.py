@@ -105,7 +105,7 @@ def fsdp(sizes: list[int], way: str) -> Step:
 def shard_transformer(network: Transformer, size: int) -> None:
     """Cut every block as Megatron does: heads and hidden units over the ranks; what lies between stays whole."""
     whole = (1, 1, 1)
-    columns, rows, heads = ((1, 1), (size, 1), (size,)), ((1, size), (1, size)), ((1, size, 1, 1), (1, size, 1, 1))
+    columns, rows, heads = ((1, 1), (size, 1), (size,)), ((1, size), (1, size)), (1, size, 1, 1)
     for block in network.blocks:
         for layer in (block.query, block.key, block.value, block.up):
             shard(layer, columns)
@@ -115,7 +115,7 @@ def shard_transformer(network: Transformer, size: int) -> None:
             shard(add, (whole, whole))
         for norm in (block.norm1, block.norm2):
             shard(norm, (whole, (1,), (1,)))
-        shard(block.attend, heads)
+        shard(block.attend, (heads, heads, heads), out_strategy=(heads,))
 
 
 def parallel_transformer(network: Transformer, size: int, copies: int = 1) -> AutoParallel:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from msrun.errors import CheckpointError, ParallelError
+from msrun.runtime.progress import waiting_in
 from msrun.runtime.world import get_rank
 
 T = TypeVar("T")
@@ -26,7 +27,8 @@ def decide(question: Callable[[], T]) -> T:
         except (ParallelError, OSError) as error:
             answer = [None, _describe(error)]
     if dist.is_initialized():
-        dist.broadcast_object_list(answer, 0)
+        with waiting_in(lambda: "the broadcast of rank 0's answer"):
+            dist.broadcast_object_list(answer, 0)
     value, failure = answer
     if failure is not None:
         raise CheckpointError(failure)
@@ -61,7 +63,8 @@ def gather(value: T) -> list[T]:
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    with waiting_in(lambda: f"the exchange of answers by {len(values)} ranks"):
+        dist.all_gather_object(values, value)
     return values
 
 

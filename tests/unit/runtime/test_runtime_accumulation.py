@@ -97,7 +97,7 @@ def test_loss_must_be_a_scalar_and_come_first() -> None:
 
 @pytest.mark.parametrize("number", [0, -1, 1.0, True, "2", None])
 def test_number_of_micro_batches_must_be_whole_and_above_0(number: Any) -> None:
-    with pytest.raises(StrategyError, match=r"GradAccumulation\(micro_size=.*\): a whole number above 0"):
+    with pytest.raises(StrategyError, match=r"GradAccumulation\(micro_size=.*\): must be a whole number above 0"):
         GradAccumulation(nn.Linear(1, 1), number)
 
 

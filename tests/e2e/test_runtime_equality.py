@@ -11,7 +11,7 @@ import pytest
 from equality_scenarios import SCENARIOS, SIZES, WORLD_SIZE, Scenario
 from job_runner import REPOSITORY, JobRunner
 
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 RUNS = [(scenario, dtype) for scenario in SCENARIOS for dtype in scenario.dtypes]

@@ -13,7 +13,7 @@ from operator_cases import BINARY, UNARY, OperatorCase
 
 CASES = [*BINARY, *UNARY]
 WORLDS = (2, 4, 8)
-DEADLINE_S = 110.0
+DEADLINE_S = 400.0
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from operator_cases import OperatorCase
 from operator_cases_conv import BINARY, UNARY
 
 WORLDS = (2, 4)
-DEADLINE_S = 110.0
+DEADLINE_S = 400.0
 
 
 @pytest.fixture(scope="module")

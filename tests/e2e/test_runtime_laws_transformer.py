@@ -12,7 +12,7 @@ from job_runner import REPOSITORY, JobRunner
 from operator_cases_transformer import BINARY, EVERY_CASE_UP_TO, ON_FOUR, UNARY, OperatorCase
 
 WORLDS = (2, 4)
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

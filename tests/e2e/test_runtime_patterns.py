@@ -10,7 +10,7 @@ import pytest
 from job_runner import REPOSITORY, JobRunner
 from runtime_patterns import PATTERNS, WORLD_SIZE
 
-DEADLINE_S = 100.0
+DEADLINE_S = 400.0
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

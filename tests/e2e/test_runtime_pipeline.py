@@ -12,7 +12,7 @@ import pytest
 from job_runner import REPOSITORY, JobRunner
 from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH, WORLD_SIZES, Scenario
 
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

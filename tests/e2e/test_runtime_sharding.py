@@ -11,7 +11,7 @@ import pytest
 from job_runner import REPOSITORY, JobRunner
 from sharding_cases import CASES, WORLD_SIZE, ShardingCase
 
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 RUNS = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in CASES for dtype in case.dtypes]
 

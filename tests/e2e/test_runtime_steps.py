@@ -14,7 +14,7 @@ from step_cases import CASES, HIDDEN, WIDTH, WORLD_SIZE, StepCase
 
 from msrun.runtime.graph.issue_order import AHEAD
 
-DEADLINE_S = 300.0
+DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 RUNS = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in CASES for dtype in case.dtypes]
 LEVELS = ("level1", "level2", "level3")

@@ -16,7 +16,7 @@ from transformer_scenarios import RESUMED, SAVED_AFTER, SCENARIOS, STEPS, WORLD_
 
 from msrun.runtime import load_checkpoint
 
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)

@@ -113,7 +113,7 @@ def run(scenario, rank):
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     results = {}
     for scenario in SCENARIOS:

@@ -184,7 +184,7 @@ def published_losses():
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     results = {}
     for scenario in SCENARIOS:

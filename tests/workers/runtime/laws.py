@@ -179,7 +179,7 @@ def redistributions(mesh, rank):
 def main():
     module = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
     cases = importlib.import_module(module)
-    init(timeout_s=30)
+    init(timeout_s=120)
     mesh, rank = build_mesh(get_group_size()), get_rank()
     everywhere = mesh.size <= getattr(cases, "EVERY_CASE_UP_TO", 4)
     results = {}

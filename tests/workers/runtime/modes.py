@@ -24,7 +24,7 @@ def run(case):
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     torch.set_num_threads(1)
     logging.getLogger().addHandler(logging.NullHandler())
     results = {}

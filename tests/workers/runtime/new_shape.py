@@ -16,7 +16,7 @@ from msrun.runtime import AutoParallel, WithLoss, get_rank, init
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     network = WithLoss(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), F.cross_entropy)
     step = AutoParallel(network)

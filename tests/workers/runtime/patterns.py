@@ -15,7 +15,7 @@ from runtime_patterns import PATTERNS, WORLD_SIZE
 
 from msrun.runtime import get_rank, init, release
 
-init(timeout_s=20)
+init(timeout_s=120)
 torch.set_default_dtype(torch.float64)
 warnings.simplefilter("ignore")
 results = {}

@@ -240,7 +240,7 @@ def errors():
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     folder = [str(Path(sys.argv[1]).parent / "checkpoints")]
     dist.broadcast_object_list(folder, 0)
     mine = {

@@ -171,7 +171,7 @@ def compare_weights(network, step, right, rank):
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     results = {}
     for scenario in SCENARIOS:

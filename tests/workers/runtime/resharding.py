@@ -133,7 +133,7 @@ def read(folder):
 
 def main():
     torch.set_default_dtype(torch.float64)
-    init(timeout_s=60)
+    init(timeout_s=120)
     folder = Path(sys.argv[1])
     mine = (write if sys.argv[3] == "write" else read)(folder)
     everyone = [mine]

@@ -263,7 +263,7 @@ def refusals():
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     results = {}
     for case in CASES:

@@ -206,7 +206,7 @@ def law_of(case, dtype_name, rank):
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     only = sys.argv[2:]
     results = {}

@@ -75,7 +75,7 @@ rank, when = int(rank), int(when)
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(1)
-init(timeout_s=60)
+init(timeout_s=120)
 random = np.random.RandomState(0)
 data = NumpySlicesDataset((random.rand(SAMPLES, 8), random.randint(0, 4, SAMPLES)), ["x", "y"])
 data = data.batch(BATCH // get_group_size())

@@ -22,7 +22,7 @@ def part_of(scenario, rank):
 
 
 def main():
-    init(timeout_s=60)
+    init(timeout_s=120)
     rank = get_rank()
     results = {}
     for scenario in SCENARIOS:

@@ -42,6 +42,8 @@ class Member:
     ended_at: float = 0.0
     wait_status: int = 0
     """As waitpid gives it."""
+    ended_itself: bool = False
+    """It ended before msrun had told it to."""
     hint: str = ""
     """What else is known of its end."""
 
@@ -70,7 +72,7 @@ class Membership:
     def exited(self, global_rank: int, wait_status: int, now: float) -> Decision:
         """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest."""
         member = self.members[global_rank]
-        member.ended_at, member.wait_status = now, wait_status
+        member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:
             member.state = WorkerState.DONE
         elif self.are_told:

@@ -112,16 +112,20 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
-    """Return who had ended well while the failed worker still needed them, if that is what its last words tell."""
+    """Return who had ended well while the failed worker still needed them, if that is what its last words tell.
+
+    The kernel closes a process's connections before it reports its end: on a busy machine whoever waited at the other
+    side may be reported first.
+    """
     done = [
         member
         for member in attempt.membership.members.values()
-        if member.state is WorkerState.DONE and member.ended_at <= first.ended_at
+        if member.state is WorkerState.DONE and member.ended_itself
     ]
     text = "\n".join(excerpt).lower()
     if not done or not any(words in text for words in LOST_PEER):
         return ""
-    before_s = first.ended_at - max(member.ended_at for member in done)
+    before_s = max(0.0, first.ended_at - max(member.ended_at for member in done))
     ranks = fold_ranks(member.global_rank for member in done)
     return f"waiting for rank {ranks} that had ended with exit code 0 {before_s:.1f} s before"
 

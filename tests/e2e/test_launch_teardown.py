@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -361,8 +362,12 @@ def test_port_is_free_when_the_job_is_over(msrun: JobRunner, workers: Path, tmp_
         job.send(signal.SIGKILL if how == "killed" else signal.SIGTERM)
     job.finish()
     msrun.prove_nothing_left()
+    wait_until(lambda: is_refused(port), "nobody listens any more")  # another process may use it for a connection
+
+
+def is_refused(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
+        return probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 def test_secret_of_a_file_is_in_no_command_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become
-from msrun.agent.processes.process_spec import ProcessSpec
+from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
 
@@ -240,6 +240,9 @@ class ForkServer:
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
             self._end_log_writer()
+        # The scheduler last: it cleans up if this process is killed meanwhile.
+        schedulers = [pid for pid, process_id in self._running.items() if process_id == SCHEDULER_ID]
+        process_control.kill_descendants(KILL_DEADLINE_S, schedulers)
         process_control.kill_descendants(KILL_DEADLINE_S)
         if self._run_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)

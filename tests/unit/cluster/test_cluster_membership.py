@@ -113,3 +113,14 @@ def test_telling_is_the_end_when_nobody_is_left_to_be_started() -> None:
     membership.started(0, 100, 0.0)
     assert membership.exited(0, EXIT_7, 1.0) is Decision.STOP
     assert membership.told([1]) is Decision.FINISH
+
+
+def test_who_ends_before_it_is_told_has_ended_by_itself() -> None:
+    membership = Membership(range(3))
+    for rank in range(3):
+        membership.started(rank, 100 + rank, 0.0)
+    membership.exited(0, 256, 1.0)
+    membership.exited(1, 0, 1.0)  # reported with the failure, in the order in which the kernel tells
+    membership.told()
+    membership.exited(2, 0, 1.1)
+    assert [membership.members[rank].ended_itself for rank in range(3)] == [True, True, False]

@@ -7,6 +7,7 @@ program for all parts.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +21,7 @@ from msrun.runtime.nn.dropout_stream import part_of_batch
 from msrun.runtime.parallel.parts import BatchParts, PartKind, split_batch
 
 
-class DividedBatch(nn.Module):
+class DividedBatch(nn.Module, ABC):
     """A network whose batch is divided into equal parts: rows [i * B / n, (i + 1) * B / n) of dimension 0.
 
     Raises:
@@ -58,13 +59,13 @@ class DividedBatch(nn.Module):
                 results.append(call(*batch))
         return results
 
+    @abstractmethod
     def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
         """Run the network on every part, without AutoParallel, and join the results.
 
         Args:
             call: runs it on the values of one part.
         """
-        raise NotImplementedError
 
 
 class Tracing:

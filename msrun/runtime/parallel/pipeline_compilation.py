@@ -12,6 +12,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
 from msrun.runtime.graph.stage_execution import StageExecutor
@@ -31,7 +32,7 @@ from msrun.runtime.parallel.schedule import Schedule, build_schedule, choose_sch
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.stage_modules import pin_modules, pin_parameters
 from msrun.runtime.parallel.stage_runner import Line
-from msrun.runtime.parallel.storage import StageHolders
+from msrun.runtime.parallel.storage import ParameterStorage, StageHolders
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.compilation import Compilation
@@ -74,14 +75,6 @@ def compile_pipeline(
     program.notes += settings.notes
     program.notes += compilation.storage.place(program, StageHolders(holders, own))
     placed = compilation.storage.holders
-    tied = {
-        name: compilation.storage.stored[name]
-        for name, stages_of_it in placed.items()
-        if name in program.parameters
-        and compilation.storage.stored[name].parameter.requires_grad
-        and line.ranks[line.own] in (sharing := line.ranks_of(schedule, stages_of_it))
-        and len(sharing) > 1
-    }
     level = settings.hsdp.optimizer_level if settings.hsdp else "level1"
     buffers = dict(root.named_buffers())
     factors = scales(settings.compat, parts.copies, parts.micro_batches)
@@ -112,7 +105,7 @@ def compile_pipeline(
         line=line,
         stages=stages,
         own=compiled,
-        tied=tied,
+        tied=_tied_parameters(compilation.storage, program, schedule, line),
         holders=placed,
         values=values,
         loss=loss,
@@ -132,6 +125,20 @@ def compile_pipeline(
         layouts=compilation.layouts,
     )
     return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+
+
+def _tied_parameters(
+    storage: ParameterStorage, program: LocalProgram, schedule: Schedule, line: Line
+) -> dict[str, StoredParameter]:
+    """Return the trained parameters that this rank and others of its line hold, by name."""
+    tied = {}
+    for name, stages_of_it in storage.holders.items():
+        if name not in program.parameters or not storage.stored[name].parameter.requires_grad:
+            continue
+        sharing = line.ranks_of(schedule, stages_of_it)
+        if line.ranks[line.own] in sharing and len(sharing) > 1:
+            tied[name] = storage.stored[name]
+    return tied
 
 
 def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:

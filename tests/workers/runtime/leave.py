@@ -8,8 +8,16 @@ HOW = sys.argv[1]
 
 
 def print_group_threads() -> None:
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = [name_of(task) for task in Path("/proc/self/task").iterdir()]
     print("group threads:", sorted(name for name in names if "gloo" in name), flush=True)
+
+
+def name_of(task: Path) -> str:
+    """Return a thread's name, or nothing for a thread that has ended since it was listed."""
+    try:
+        return (task / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 if HOW != "releasing":

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
         WriteError,
     )
     from ranktable.generate import build_table, default_file_name
-    from ranktable.hosts import Host, HostList
-    from ranktable.model import Device, RankTable, Server
+    from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
-    from ranktable.read import parse_table, read_table
+    from ranktable.reading.read import parse_table, read_table
+    from ranktable.sources.hosts import Host, HostList
     from ranktable.validate import Report, validate_file, validate_table
     from ranktable.write import write_table
 
@@ -56,10 +56,10 @@ _HOMES = {
         "WriteError",
     ),
     "generate": ("build_table", "default_file_name"),
-    "hosts": ("Host", "HostList"),
-    "model": ("Device", "RankTable", "Server"),
+    "sources.hosts": ("Host", "HostList"),
+    "model": ("Cluster", "Device", "Group", "RankTable", "Server", "SuperPod"),
     "problem": ("Position", "Problem"),
-    "read": ("parse_table", "read_table"),
+    "reading.read": ("parse_table", "read_table"),
     "validate": ("Report", "validate_file", "validate_table"),
     "write": ("write_table",),
 }
@@ -67,7 +67,9 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 __all__ = [
     "BuildError",
+    "Cluster",
     "Device",
+    "Group",
     "Host",
     "HostList",
     "HostListError",
@@ -83,6 +85,7 @@ __all__ = [
     "ReadError",
     "Report",
     "Server",
+    "SuperPod",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",

@@ -16,11 +16,13 @@ class Device:
     """One accelerator (or, on a host without any, one process slot) and the global rank that it carries."""
 
     device_id: int
-    """Physical number of the device on its server, unique there."""
+    """Physical number of the device on its server, unique there; -1 for a process on the host itself (version 1.1)."""
     rank_id: int
     """Global rank, 0 to world_size - 1."""
     device_ip: str | None = None
     """Address of the device's own network port; None where it has none. Never invented."""
+    super_device_id: str | None = None
+    """Number of the device in its super pod, a decimal of 32 bits; None outside super pods."""
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
     """All other keys of the device as they stood in the file; do not change it."""
 
@@ -36,6 +38,8 @@ class Server:
     """Address of the host's own network port, if the table gives one."""
     pod_ip: str | None = None
     """Address of the pod that runs on the host, if the table gives one."""
+    group: str | None = None
+    """Name of the group that the server stands in, for dialects with groups; see `RankTable.groups`."""
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
     """All other keys of the server as they stood in the file; do not change it."""
 
@@ -46,19 +50,52 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class SuperPod:
+    """Servers whose devices share one super pod's fabric."""
+
+    super_pod_id: str
+    server_ids: tuple[str, ...]
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other keys of the super pod as they stood in the file; do not change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One of several clusters that a table spans, as servers, or as super pods, or both."""
+
+    cluster_id: str
+    server_ids: tuple[str, ...] = ()
+    super_pod_ids: tuple[str, ...] = ()
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other keys of the cluster as they stood in the file; do not change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A named group of servers, in dialects that have groups. Its servers name it in `Server.group`."""
+
+    name: str
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """All other keys of the group as they stood in the file; do not change it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankTable:
     """Servers, devices and ranks of one job.
 
     The values are as the file or the caller gave them: a table may break rules (`validate_table` tells which).
     """
 
-    version: str
-    """Version key of the dialect, "1.0"."""
+    dialect: str
+    """Short name of the dialect that the table is written in, such as "1.0": see `ranktable.codec.detect`."""
     servers: tuple[Server, ...]
     status: str = COMPLETED
     """"completed" when the table may be used, "initializing" while its producer still works on it."""
     declared_server_count: int | None = None
     """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
+    super_pods: tuple[SuperPod, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    groups: tuple[Group, ...] = ()
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
     """All other top-level keys as they stood in the file; do not change it."""
 

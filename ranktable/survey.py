@@ -65,6 +65,8 @@ class Survey(Entry):
 
     servers: tuple[ServerEntry, ...] = ()
     declared_server_count: int | None = None
+    dialect: str = "1.0"
+    """Short name of the dialect that the file is written in."""
 
     @property
     def devices(self) -> Iterator[DeviceEntry]:

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass, replace
 
 from ranktable.codec import describe_repeat, examine_table, find_codec
-from ranktable.document import Document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
-from ranktable.positions import locate_paths
 from ranktable.problem import Problem
 from ranktable.profile import Profile, build_profile
-from ranktable.read import STDIN_NAME, read_document
+from ranktable.reading.document import Document
+from ranktable.reading.positions import locate_paths
+from ranktable.reading.read import STDIN_NAME, read_document
 from ranktable.rules import registered_rules
 from ranktable.survey import Survey
 
@@ -55,7 +55,7 @@ def validate_table(table: RankTable, *, device_target: str = "ascend", chip: str
 
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
     `chip` is "910a", "a2", "a3", "300i-duo" or None: it turns the warnings of its own rules into errors.
-    Raises ProfileError for other names, BuildError for a version that has no codec.
+    Raises ProfileError for other names, BuildError for a dialect that has no codec.
     """
     profile = build_profile(device_target, chip)
     structure, survey = examine_table(table)
@@ -101,7 +101,12 @@ def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tupl
 
 
 def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
-    return [problem for entry in registered_rules() for problem in entry.check(survey, profile)]
+    return [
+        problem
+        for entry in registered_rules()
+        if survey.dialect in entry.dialects
+        for problem in entry.check(survey, profile)
+    ]
 
 
 def _check_text(document: Document, profile: Profile) -> list[Problem]:

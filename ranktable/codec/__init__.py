@@ -1,35 +1,20 @@
 """Rank tables to JSON and back, one module per dialect, behind two functions.
 
-A new dialect is a module with the four functions of `Codec` and one line in `_CODECS`.
+A new dialect is a module with a `CODEC`, and one line in `ranktable.codec.codec`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 
-from ranktable.codec import v1_0
+from ranktable.codec.codec import Codec, codec_names, codec_of
 from ranktable.codec.detect import Dialect, detect_dialect
 from ranktable.codec.layout import render_json
-from ranktable.document import Document
 from ranktable.errors import BuildError, InvalidTableError, NotReadyError, UnknownDialectError, UnsupportedDialectError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Problem
+from ranktable.reading.document import Document
 from ranktable.survey import Survey
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """What a dialect can do; each function is documented in `ranktable.codec.v1_0`."""
-
-    check_structure: Callable[[Mapping[str, object]], list[Problem]]
-    survey: Callable[[Mapping[str, object]], Survey]
-    decode: Callable[[Mapping[str, object]], RankTable]
-    encode: Callable[[RankTable], dict[str, object]]
-
-
-_CODECS = {v1_0.VERSION: Codec(v1_0.check_structure, v1_0.survey, v1_0.decode, v1_0.encode)}
 
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:
@@ -40,7 +25,7 @@ def find_codec(document: Document) -> tuple[Dialect, Codec]:
     detection = detect_dialect(document.value)
     if detection is None:
         raise UnknownDialectError(document.source, list(document.value), _suggest(document))
-    codec = _CODECS.get(detection.dialect.name)
+    codec = codec_of(detection.dialect.name)
     if codec is None:
         remedy = f"give it to its own reader ({detection.dialect.consumer}), or write the job as version 1.0"
         raise UnsupportedDialectError(document.source, detection.dialect.title, detection.evidence, remedy)
@@ -70,26 +55,30 @@ def describe_repeat(path: str) -> Problem:
 
 
 def encode_document(table: RankTable) -> dict[str, object]:
-    """Return the JSON object of `table`, in the dialect of its version; raises BuildError for an unknown version."""
-    codec = _CODECS.get(table.version)
-    if codec is None:
-        raise BuildError(f"version {table.version!r} cannot be written", f"use one of {', '.join(_CODECS)}")
-    return codec.encode(table)
+    """Return the JSON object of `table` in its dialect; raises BuildError for an unknown dialect."""
+    return _codec_to_write(table).encode(table)
 
 
 def encode_table(table: RankTable) -> str:
-    """Return `table` as JSON text, one line per device; raises BuildError for an unknown version."""
+    """Return `table` as JSON text, one line per device; raises BuildError for an unknown dialect."""
     return render_json(encode_document(table))
 
 
 def examine_table(table: RankTable) -> tuple[list[Problem], Survey]:
     """Return the faults of structure and the survey of a table in memory, with the paths that its file would have.
 
-    Raises BuildError for an unknown version.
+    Raises BuildError for an unknown dialect.
     """
-    value = encode_document(table)
-    codec = _CODECS[table.version]
+    codec = _codec_to_write(table)
+    value = codec.encode(table)
     return codec.check_structure(value), codec.survey(value)
+
+
+def _codec_to_write(table: RankTable) -> Codec:
+    codec = codec_of(table.dialect)
+    if codec is None:
+        raise BuildError(f"dialect {table.dialect!r} cannot be written", f"use one of {', '.join(codec_names())}")
+    return codec
 
 
 def _suggest(document: Document) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ranktable.codec.codec import Codec
 from ranktable.codec.shape import Key, check_shape, parse_number
 from ranktable.model import Device, RankTable, Server
 from ranktable.placeholder import name_placeholder
@@ -72,15 +73,16 @@ def decode(value: Mapping[str, object]) -> RankTable:
     rest = dict(value)
     servers = tuple(_decode_server(server) for _, server in _objects(rest, "", "server_list"))
     del rest["server_list"]
-    version, status = str(rest.pop("version")), str(rest.pop("status"))
-    return RankTable(version, servers, status, parse_number(rest.pop("server_count", None)), rest)
+    status = str(rest.pop("status"))
+    del rest["version"]
+    return RankTable(VERSION, servers, status, parse_number(rest.pop("server_count", None)), extra=rest)
 
 
 def encode(table: RankTable) -> dict[str, object]:
     """Return the JSON object of `table`; decoding it gives `table` again."""
     count = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
     return {
-        "version": table.version,
+        "version": VERSION,
         **count,
         "server_list": [_encode_server(server) for server in table.servers],
         "status": table.status,
@@ -127,13 +129,13 @@ def _decode_server(members: Mapping[str, object]) -> Server:
     devices = tuple(_decode_device(device) for _, device in _objects(rest, "", "device"))
     del rest["device"]
     server_id = str(rest.pop("server_id"))
-    return Server(server_id, devices, _pop_text(rest, "host_ip"), _pop_text(rest, "pod_ip"), rest)
+    return Server(server_id, devices, _pop_text(rest, "host_ip"), _pop_text(rest, "pod_ip"), extra=rest)
 
 
 def _decode_device(members: Mapping[str, object]) -> Device:
     rest = dict(members)
     device_id, rank_id = int(str(rest.pop("device_id"))), int(str(rest.pop("rank_id")))
-    return Device(device_id, rank_id, _pop_text(rest, "device_ip"), rest)
+    return Device(device_id, rank_id, _pop_text(rest, "device_ip"), extra=rest)
 
 
 def _pop_text(members: dict[str, object], key: str) -> str | None:
@@ -153,3 +155,6 @@ def _encode_server(server: Server) -> dict[str, object]:
 def _encode_device(device: Device) -> dict[str, object]:
     address = {} if device.device_ip is None else {"device_ip": device.device_ip}
     return {"device_id": str(device.device_id), **address, "rank_id": str(device.rank_id), **device.extra}
+
+
+CODEC = Codec(check_structure, survey, decode, encode)

@@ -9,6 +9,9 @@ from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.survey import Survey
 
+CONCISE = frozenset({"1.0"})
+"""The dialects of `server_list[].device[]` whose scalars are strings."""
+
 Check = Callable[[Survey, Profile], Iterator[Problem]]
 
 
@@ -19,6 +22,8 @@ class Rule:
     rule_id: str
     title: str
     check: Check
+    dialects: frozenset[str]
+    """Short names of the dialects that the rule holds for."""
 
     @property
     def number(self) -> int:
@@ -29,12 +34,12 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(rule_id: str, title: str) -> Callable[[Check], Check]:
-    """Register the decorated function as the check of `rule_id`."""
+def rule(rule_id: str, title: str, dialects: frozenset[str] = CONCISE) -> Callable[[Check], Check]:
+    """Register the decorated function as the check of `rule_id` in `dialects`."""
 
     def register(check: Check) -> Check:
         assert rule_id not in _RULES, f"{rule_id} is registered twice"
-        _RULES[rule_id] = Rule(rule_id, title, check)
+        _RULES[rule_id] = Rule(rule_id, title, check, dialects)
         return check
 
     return register

@@ -19,9 +19,9 @@ JSON_VALUES = st.recursive(
 EXTRAS = st.dictionaries(st.text(min_size=1).map(lambda key: "x_" + key), JSON_VALUES, max_size=3)
 MAYBE_TEXT = st.none() | st.text()
 NUMBERS = st.integers(0, 10**10 - 1)
-DEVICES = st.builds(Device, NUMBERS, NUMBERS, MAYBE_TEXT, EXTRAS)
+DEVICES = st.builds(Device, NUMBERS, NUMBERS, MAYBE_TEXT, extra=EXTRAS)
 SERVERS = st.builds(
-    Server, st.text(), st.lists(DEVICES, min_size=1, max_size=3).map(tuple), MAYBE_TEXT, MAYBE_TEXT, EXTRAS
+    Server, st.text(), st.lists(DEVICES, min_size=1, max_size=3).map(tuple), MAYBE_TEXT, MAYBE_TEXT, extra=EXTRAS
 )
 TABLES = st.builds(
     RankTable,
@@ -29,7 +29,7 @@ TABLES = st.builds(
     st.lists(SERVERS, min_size=1, max_size=3).map(tuple),
     st.text(),
     st.none() | NUMBERS,
-    EXTRAS,
+    extra=EXTRAS,
 )
 
 
@@ -55,8 +55,8 @@ def test_a_device_stands_on_one_line():
     assert '{"device_id": "1", "device_ip": "10.0.0.2", "rank_id": "1"}\n' in encode_table(table)
 
 
-def test_a_version_without_a_codec_is_not_written():
-    with pytest.raises(BuildError, match=r"version '9\.9' cannot be written"):
+def test_a_dialect_without_a_codec_is_not_written():
+    with pytest.raises(BuildError, match=r"dialect '9\.9' cannot be written"):
         encode_table(RankTable("9.9", ()))
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranktable.document import MAX_DEPTH, parse_document
 from ranktable.errors import JsonTextError, RankTableError
-from ranktable.positions import locate_paths, walk_marks
 from ranktable.problem import Position, parent_path
+from ranktable.reading.document import MAX_DEPTH, parse_document
+from ranktable.reading.positions import locate_paths, walk_marks
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable import Host, HostList, HostListError
-from ranktable.hosts import parse_numbers
+from ranktable.sources.hosts import parse_numbers
 
 NAMES = st.from_regex(r"[a-z]{1,4}[0-9]{0,3}(?:-[a-z0-9]{1,3})?", fullmatch=True) | st.ip_addresses().map(str)
 HOSTS = st.lists(

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from ranktable.codec import decode_table
-from ranktable.document import Document, parse_document
 from ranktable.errors import NotReadyError, ReadError
 from ranktable.model import INITIALIZING, RankTable
+from ranktable.reading.document import Document, parse_document
 
 MAX_BYTES = 64 * 1024 * 1024
 """Largest file that is read. HCCL itself stops at 40 MiB."""

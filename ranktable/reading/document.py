@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ranktable.errors import JsonTextError
-from ranktable.json_fault import Fault, explain_fault
-from ranktable.positions import Lines, walk_marks
 from ranktable.problem import Position
+from ranktable.reading.json_fault import Fault, explain_fault
+from ranktable.reading.positions import Lines, walk_marks
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""

@@ -1,4 +1,4 @@
-"""Text for people and JSON for programs out of reports and tables. Pure; printing is left to the command line."""
+"""The findings of a validation as lines for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from ranktable.codec.layout import render_json
-from ranktable.model import RankTable
-from ranktable.problem import Problem, show_value
+from ranktable.problem import Problem
+from ranktable.report.words import count_noun
 from ranktable.validate import Report
 
 _SHOWN_REPEATS = 3
@@ -38,21 +38,6 @@ def report_as_json(report: Report) -> dict[str, object]:
     }
 
 
-def render_table(table: RankTable) -> str:
-    """Return the table as plain columns, one line per rank in ascending order."""
-    placed = sorted(table.placements, key=lambda placement: placement[1].rank_id)
-    rows = [("rank", "server_id", "device_id", "device_ip")]
-    rows += [
-        (str(device.rank_id), _plain(server.server_id), str(device.device_id), _plain(device.device_ip or "-"))
-        for server, device in placed
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    size = f"{_count(len(table.servers), 'server')}, {_count(table.world_size, 'device')}"
-    lines = [f"version {_plain(table.version)}, status {_plain(table.status)}, {size}"]
-    lines += [f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}" for row in rows]
-    return "\n".join(lines)
-
-
 def render_reports_json(entries: Sequence[dict[str, object]]) -> str:
     """Return several JSON objects as one array."""
     return render_json(list(entries))
@@ -78,10 +63,10 @@ def _render_group(group: Sequence[Problem], source: str) -> Iterable[str]:
 
 def _summarise(report: Report) -> str:
     target = report.profile.chip or report.profile.device_target
-    found = f"{_count(report.num_errors, 'error')}, {_count(report.num_warnings, 'warning')}"
+    found = f"{count_noun(report.num_errors, 'error')}, {count_noun(report.num_warnings, 'warning')}"
     if report.dialect is None:
         return f"{found}; not a rank table"
-    size = f"{_count(report.num_servers, 'server')}, {_count(report.num_devices, 'device')}"
+    size = f"{count_noun(report.num_servers, 'server')}, {count_noun(report.num_devices, 'device')}"
     state = "" if report.is_ready else "not ready; "
     verdict = found if report.problems else "valid"
     return f"{state}{verdict} (version {report.dialect}, {size}, checked for {target})"
@@ -99,12 +84,3 @@ def _problem_as_json(problem: Problem) -> dict[str, object]:
         "message": problem.message,
         "remedy": problem.remedy,
     }
-
-
-def _plain(text: str) -> str:
-    """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
-    return text if text.isascii() and text.isprintable() else show_value(text)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

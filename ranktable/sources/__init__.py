@@ -1,0 +1,1 @@
+"""Where hosts, devices and addresses come from: host lists, host files, schedulers, address files, this host."""

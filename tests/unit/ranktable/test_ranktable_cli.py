@@ -11,7 +11,7 @@ from ranktable.cli import main
 from ranktable.codec import encode_table
 from ranktable.generate import build_table
 
-CATALOGUE = Path(__file__).parent / "catalogue"
+CATALOGUE = Path(__file__).parent / "catalogue" / "concise"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ gradient on the way back. The pairs follow from one convention: the gradient of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -34,6 +34,9 @@ from msrun.runtime.progress import begin_collective, waiting_in
 # torch 2.13 renamed both and warns about the old names.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_MOST_BROADCASTS = 8
+"""Largest group of gloo's in which parameters are gathered by a broadcast from each rank."""
 
 Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange", "halo"]
 
@@ -70,24 +73,24 @@ class Pending:
     def __init__(
         self,
         value: Tensor,
-        work: dist.Work | None = None,
+        work: dist.Work | Sequence[dist.Work] | None = None,
         finish: Callable[[Tensor], Tensor] | None = None,
         name: str = "a collective",
     ) -> None:
         self._value = value
-        self._work = work
+        self._works = [*work] if isinstance(work, Sequence) else [] if work is None else [work]
         self._finish = finish
         self._name = name
 
     def wait(self) -> Tensor:
         """Return the tensor, waiting for it the first time."""
-        if self._work is not None:
-            if not self._work.is_completed():
+        while self._works:
+            work = self._works.pop(0)
+            if not work.is_completed():
                 with waiting_in(self._describe):
-                    self._wait_for_work(self._work)
+                    self._wait_for_work(work)
             else:
-                self._work.wait()
-            self._work = None
+                work.wait()
         if self._finish is not None:
             self._value = self._finish(self._value)
             self._finish = None
@@ -127,19 +130,39 @@ def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool 
 
 def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
     """Join the parts of the group's ranks along `dim`: (.., n, ..) -> (.., n * group size, ..)."""
-    traffic.add("all_gather", value)
-    size = dist.get_world_size(group)
     value = value.contiguous()
+    shape, size = value.shape, dist.get_world_size(group)
     flat = value.new_empty(size * value.numel())
-    work = _all_gather_flat(flat, value.view(-1), group=group, async_op=True)
-    shape = value.shape
+    flat_value, name = value.view(-1), _name("all_gather", group)
+    traffic.add("all_gather", value)
+    work = _all_gather_flat(flat, flat_value, group=group, async_op=True)
 
     def join(parts: Tensor) -> Tensor:
         if dim == 0:
             return parts.view(size * shape[0], *shape[1:])
         return torch.cat(list(parts.view(size, *shape).unbind(0)), dim)
 
-    return Pending(flat, work, join, _name("all_gather", group))
+    return Pending(flat, work, join, name)
+
+
+def start_gather_of(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Pending:
+    """Join several tensors of each rank in one message: -> (group size, elements of all of them).
+
+    They are written into this rank's place of the result, so that the message needs no memory of its own. gloo's
+    all-gather takes as much again as the result, and copies it; a broadcast from each rank does neither.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    gathered = parts[0].new_empty(size, sum(part.numel() for part in parts))
+    own = gathered[rank]
+    torch.cat([part.reshape(-1) for part in parts], out=own)
+    traffic.add("all_gather", own)
+    name = _name("all_gather", group)
+    if dist.get_backend(group) == "gloo" and size <= _MOST_BROADCASTS:
+        sent = [
+            dist.broadcast(gathered[source], group=group, group_src=source, async_op=True) for source in range(size)
+        ]
+        return Pending(gathered, sent, name=name)
+    return Pending(gathered, _all_gather_flat(gathered.view(-1), own, group=group, async_op=True), name=name)
 
 
 def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
@@ -172,7 +195,7 @@ def _start_exchange_and_add(parts: Tensor, group: dist.ProcessGroup) -> Pending:
 
     def add_up(got: Tensor) -> Tensor:
         given = [*parts[:begin], *got, *parts[end:]]
-        total = given[0] + given[1]
+        total = got[0].add_(parts[rank]) if size == 2 else given[0] + given[1]  # two may be added in either order
         for part in given[2:]:
             total += part
         return total

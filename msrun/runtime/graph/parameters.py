@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from msrun.runtime.graph.collectives import Pending, start_gather
+from msrun.runtime.graph.collectives import Pending, start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
@@ -100,8 +100,8 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._pending is None and not self._is_present():
-            flat = flatten([group.read(m) for m in group.members])
-            self._pending = start_gather(flat.unsqueeze(0), axes_group(group.mesh, group.shard_axes))
+            parts = [group.read(m) for m in group.members]
+            self._pending = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
         """Make the leaves hold values."""

@@ -18,20 +18,20 @@ _HOMES = {
     ),
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
-    "parallel.micro_batch": "MicroBatchInterleaved",
-    "parallel.accumulation": "GradAccumulation",
+    "parallel.batch.micro_batch": "MicroBatchInterleaved",
+    "parallel.batch.accumulation": "GradAccumulation",
     "parallel.recompute": "recompute",
-    "parallel.pipeline": "Pipeline",
+    "parallel.pipeline.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.shard": "shard",
     "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
     "parallel.context": (
         "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context"
     ),
-    "parallel.hybrid": "layerwise_parallel",
+    "parallel.modes.hybrid": "layerwise_parallel",
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "named_layout": "Layout",
-    "parallel.fusion": "set_comm_fusion",
+    "parallel.parameters.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
     "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
@@ -76,8 +76,9 @@ if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
-    from msrun.runtime.parallel.accumulation import GradAccumulation as GradAccumulation
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
+    from msrun.runtime.parallel.batch.accumulation import GradAccumulation as GradAccumulation
+    from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.clip import clip_by_global_norm as clip_by_global_norm
     from msrun.runtime.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from msrun.runtime.parallel.communication import all_gather as all_gather
@@ -89,11 +90,10 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
-    from msrun.runtime.parallel.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
-    from msrun.runtime.parallel.hybrid import layerwise_parallel as layerwise_parallel
-    from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
-    from msrun.runtime.parallel.pipeline import Pipeline as Pipeline
+    from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
+    from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
+    from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recompute import recompute as recompute
     from msrun.runtime.parallel.shard import shard as shard

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import CheckpointError
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
-from msrun.runtime.parallel.divided_batch import DividedBatch
-from msrun.runtime.parallel.hybrid import is_layerwise
-from msrun.runtime.parallel.storage import find_placement, is_held
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.parameters.storage import find_placement, is_held
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"

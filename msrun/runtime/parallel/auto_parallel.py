@@ -20,28 +20,28 @@ from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.dropout_calls import DropoutCalls
 from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
-from msrun.runtime.parallel.agreement import agreement, answer_of_rank_0, own_answer
-from msrun.runtime.parallel.announcement import announce, log
-from msrun.runtime.parallel.call_signature import describe_batch, describe_leaf, flags_of
-from msrun.runtime.parallel.compilation import Compilation
-from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
+from msrun.runtime.parallel.compilation.announcement import announce, log
+from msrun.runtime.parallel.compilation.call_signature import describe_batch, describe_leaf, flags_of
+from msrun.runtime.parallel.compilation.compilation import Compilation
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.function_key import FunctionKey
 from msrun.runtime.parallel.context import default_settings
-from msrun.runtime.parallel.data_parallel import Replicas
-from msrun.runtime.parallel.fsdp import Decision
-from msrun.runtime.parallel.function_key import FunctionKey
-from msrun.runtime.parallel.fusion_config import parse_comm_fusion
-from msrun.runtime.parallel.hsdp import HsdpSpec, Level
-from msrun.runtime.parallel.hybrid import check_no_layerwise
-from msrun.runtime.parallel.pipeline import PipelineSpec
-from msrun.runtime.parallel.pipelined import PipelinedCall
+from msrun.runtime.parallel.modes.data_parallel import Replicas
+from msrun.runtime.parallel.modes.fsdp import Decision
+from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
+from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
+from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
+from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
 from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
-from msrun.runtime.parallel.replica_plan import build_replica_plan
 from msrun.runtime.parallel.scaling import Compat, current_compat
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
-from msrun.runtime.parallel.storage import ParameterStorage
 from msrun.runtime.parallel.user_name import user_name
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)

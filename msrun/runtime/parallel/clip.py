@@ -23,8 +23,8 @@ from msrun.runtime import world
 from msrun.runtime.graph.collectives import traffic
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
-from msrun.runtime.parallel.hybrid import is_layerwise
-from msrun.runtime.parallel.storage import find_placement
+from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.parameters.storage import find_placement
 from msrun.runtime.progress import waiting_in
 
 _EPSILON = 1e-6

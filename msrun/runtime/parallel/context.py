@@ -14,11 +14,11 @@ from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.parallel.fusion_config import parse_comm_fusion
-from msrun.runtime.parallel.hsdp import HsdpSpec
-from msrun.runtime.parallel.pipeline import PipelineSpec
+from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
+from msrun.runtime.parallel.pipeline.schedule import choose_schedule
 from msrun.runtime.parallel.scaling import Compat, check_compat
-from msrun.runtime.parallel.schedule import choose_schedule
 from msrun.runtime.parallel.settings import ParallelSettings, check_mode
 
 _chosen: ContextVar[Mapping[str, Any]] = ContextVar("auto_parallel_context", default=MappingProxyType({}))

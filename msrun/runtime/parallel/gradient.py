@@ -13,7 +13,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
-from msrun.runtime.parallel.data_parallel import Replicas, replicas_called
+from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
 
 
 def value_and_grad(

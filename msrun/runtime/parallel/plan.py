@@ -17,20 +17,20 @@ from msrun.runtime.graph.partition import OperatorPlan
 from msrun.runtime.graph.segments import render_segments
 from msrun.runtime.layout import Mesh
 from msrun.runtime.named_layout import Layout
-from msrun.runtime.parallel.compiled import CompiledCall
-from msrun.runtime.parallel.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.pipeline_plan import PipelinePlan
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
+from msrun.runtime.parallel.parameters.storage import ParameterStorage, find_stages
+from msrun.runtime.parallel.pipeline.plan import PipelinePlan
+from msrun.runtime.parallel.pipeline.schedule import Schedule
+from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.plan_json import build_from_json
 from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
-from msrun.runtime.parallel.schedule import Schedule
-from msrun.runtime.parallel.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.storage import ParameterStorage, find_stages
 from msrun.runtime.parallel.user_name import user_name
 
 if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipelined import PipelinedCall
+    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from msrun.runtime.graph.prediction import (
     sum_messages,
 )
 from msrun.runtime.graph.program import LocalProgram
-from msrun.runtime.parallel.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 
 
 @dataclass(frozen=True)

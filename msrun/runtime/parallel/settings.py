@@ -8,9 +8,9 @@ from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.named_layout import Layout
-from msrun.runtime.parallel.fusion_config import FusionConfig
-from msrun.runtime.parallel.hsdp import HsdpSpec
-from msrun.runtime.parallel.pipeline import PipelineSpec
+from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 

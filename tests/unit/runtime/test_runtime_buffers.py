@@ -17,7 +17,7 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import cut_segments
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
-from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 
 
 class Averaging(nn.Module):

@@ -22,7 +22,7 @@ from msrun.runtime import (
     reset_auto_parallel_context,
     set_auto_parallel_context,
 )
-from msrun.runtime.parallel.hsdp import HsdpSpec
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msrun.runtime.parallel.function_key import FunctionKey
+from msrun.runtime.parallel.compilation.function_key import FunctionKey
 
 network = nn.Linear(2, 2)
 factor = 1.0

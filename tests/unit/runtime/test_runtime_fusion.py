@@ -12,8 +12,8 @@ from msrun.errors import StrategyError
 from msrun.runtime import set_comm_fusion
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.layout import Axes, TensorLayout
-from msrun.runtime.parallel.fusion import fusion_id_of, group_parameters
-from msrun.runtime.parallel.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.parameters.fusion import fusion_id_of, group_parameters
+from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 
 MB = 1024 * 1024
 

@@ -12,8 +12,8 @@ from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.layout import Axes, TensorLayout
-from msrun.runtime.parallel.fusion import group_parameters
-from msrun.runtime.parallel.fusion_config import AUTO_BYTES, BUCKET_BYTES, MB, MessageRule, parse_comm_fusion
+from msrun.runtime.parallel.parameters.fusion import group_parameters
+from msrun.runtime.parallel.parameters.fusion_config import AUTO_BYTES, BUCKET_BYTES, MB, MessageRule, parse_comm_fusion
 
 
 def stored(megabytes: float, *, cut: bool = False, fusion_id: int | None = None) -> tuple[StoredParameter, Axes]:

@@ -9,7 +9,7 @@ import pytest
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
 from msrun.runtime.layout import Axes, TensorLayout, build_mesh
-from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 
 WORLD = build_mesh(32)
 

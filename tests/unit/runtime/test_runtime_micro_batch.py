@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss
-from msrun.runtime.parallel.parts import split_batch
+from msrun.runtime.parallel.batch.parts import split_batch
 from msrun.runtime.parallel.scaling import check_compat, part_scale
 
 

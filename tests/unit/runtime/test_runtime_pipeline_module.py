@@ -14,8 +14,8 @@ from torch.distributed import distributed_c10d
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, load_checkpoint, save_checkpoint
 from msrun.runtime.member_groups import _named_after_ranks
-from msrun.runtime.parallel.parts import join_values
-from msrun.runtime.parallel.pipeline import PipelineSpec
+from msrun.runtime.parallel.batch.parts import join_values
+from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 
 
 def losses(micro_size: int, compat: str, copies: int = 1) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-import msrun.runtime.parallel.fsdp
+import msrun.runtime.parallel.modes.fsdp
 from msrun.runtime.nn.replaced import current, replace_parameter
 
 
@@ -28,7 +28,7 @@ def test_optimizer_made_before_takes_the_new_parameter_and_keeps_its_state() -> 
 
 def test_torch_still_has_the_private_names_that_leave_parameters_whole() -> None:
     """Fails loudly when torch moves them; parallel/fsdp.py is the one place to change."""
-    assert msrun.runtime.parallel.fsdp.ShardPlacementResult is not None
-    assert msrun.runtime.parallel.fsdp.HSDPMeshInfo is not None
+    assert msrun.runtime.parallel.modes.fsdp.ShardPlacementResult is not None
+    assert msrun.runtime.parallel.modes.fsdp.HSDPMeshInfo is not None
     assert callable(compute_local_shape_and_global_offset)
     assert callable(nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)

@@ -11,9 +11,9 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from msrun.errors import StrategyError
-from msrun.runtime.parallel.schedule import Schedule, build_schedule, choose_schedule, default_chunks
-from msrun.runtime.parallel.schedule_picture import render_svg, render_text
-from msrun.runtime.parallel.torch_schedules import _stand_in
+from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
+from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
+from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
 
 made = cache(build_schedule)
 NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")

@@ -24,7 +24,7 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.redistribution import Move, plan_redistribution
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}

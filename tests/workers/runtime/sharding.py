@@ -35,9 +35,9 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.parameters.storage import find_placement
 from msrun.runtime.parallel.shard import strategies_of
-from msrun.runtime.parallel.storage import find_placement
 
 STEPS = 3
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from msrun.runtime import world
-from msrun.runtime.parallel.fsdp import Decision, local_shape
-from msrun.runtime.parallel.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.hybrid import is_layerwise
+from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
+from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings

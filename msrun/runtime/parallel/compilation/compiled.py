@@ -21,10 +21,10 @@ from msrun.runtime.graph.regions import RecomputeSpec, Region, find_regions, par
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import Axes, Mesh
 from msrun.runtime.nn.dropout_stream import slices_of_batch
-from msrun.runtime.parallel.accumulation import check_loss, hand_out
-from msrun.runtime.parallel.fusion import group_parameters
-from msrun.runtime.parallel.fusion_config import FusionConfig
-from msrun.runtime.parallel.parts import BatchParts, join_values
+from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
+from msrun.runtime.parallel.batch.parts import BatchParts, join_values
+from msrun.runtime.parallel.parameters.fusion import group_parameters
+from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
 
 
 @dataclass

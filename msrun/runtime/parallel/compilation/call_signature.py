@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from msrun.runtime.parallel.parts import find_tensors
+from msrun.runtime.parallel.batch.parts import find_tensors
 
 
 def describe_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime.graph.parameters import NEVER_FUSE, StoredParameter
 from msrun.runtime.layout import Axes
-from msrun.runtime.parallel.fusion_config import FusionConfig, MessageRule
+from msrun.runtime.parallel.parameters.fusion_config import FusionConfig, MessageRule
 
 _ATTRIBUTE = "comm_fusion"
 

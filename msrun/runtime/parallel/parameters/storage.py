@@ -18,8 +18,8 @@ from msrun.runtime.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
-from msrun.runtime.parallel.fusion import fusion_id_of
-from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.fusion import fusion_id_of
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.progress import waiting_in
 
 

@@ -22,12 +22,13 @@ from msrun.runtime.graph.strategies import entry_numbers
 from msrun.runtime.graph.wanted import entry_layout
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout, choose_mesh
-from msrun.runtime.parallel.compiled import CompiledCall, build_compiled_call
-from msrun.runtime.parallel.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
-from msrun.runtime.parallel.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.pipeline import Pipeline
-from msrun.runtime.parallel.pipeline_compilation import compile_pipeline
-from msrun.runtime.parallel.pipelined import PipelinedCall
+from msrun.runtime.parallel.batch.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.pipeline.compilation import compile_pipeline
+from msrun.runtime.parallel.pipeline.pipeline import Pipeline
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
@@ -35,7 +36,6 @@ from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
-from msrun.runtime.parallel.storage import ParameterStorage
 from msrun.runtime.parallel.user_name import user_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msrun.runtime.graph.stage_assignment import StageAssignment
-from msrun.runtime.parallel.schedule import Schedule, build_schedule
-from msrun.runtime.parallel.schedule_picture import describe_schedule
+from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule
+from msrun.runtime.parallel.pipeline.schedule_picture import describe_schedule
 from msrun.runtime.parallel.user_name import user_name
 
 if TYPE_CHECKING:
-    from msrun.runtime.parallel.pipelined import PipelinedCall
+    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)

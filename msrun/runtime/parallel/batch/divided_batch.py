@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
 from msrun.runtime.nn.dropout_stream import part_of_batch
-from msrun.runtime.parallel.parts import BatchParts, PartKind, split_batch
+from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
 
 
 class DividedBatch(nn.Module, ABC):

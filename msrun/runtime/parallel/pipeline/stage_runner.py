@@ -20,8 +20,8 @@ from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step
 from msrun.runtime.nn.dropout_stream import slices_of_batch
-from msrun.runtime.parallel.parts import BatchParts
-from msrun.runtime.parallel.schedule import Action, Schedule
+from msrun.runtime.parallel.batch.parts import BatchParts
+from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 
 Direction = Literal["F", "B"]
 Place = tuple[int, int]

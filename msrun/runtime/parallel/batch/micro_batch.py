@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from msrun.runtime.parallel.divided_batch import DividedBatch
-from msrun.runtime.parallel.parts import PartKind, join_results
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.batch.parts import PartKind, join_results
 from msrun.runtime.parallel.scaling import current_compat, part_scale
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.parallel.accumulation import GradAccumulation
-from msrun.runtime.parallel.divided_batch import DividedBatch
-from msrun.runtime.parallel.schedule import choose_schedule
+from msrun.runtime.parallel.batch.accumulation import GradAccumulation
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.pipeline.schedule import choose_schedule
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.nn.dropout_stream import part_of_batch
-from msrun.runtime.parallel.divided_batch import DividedBatch
-from msrun.runtime.parallel.parts import PartKind, join_results, join_values
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, scales
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.parallel.torch_schedules import map_stages, read_actions
+from msrun.runtime.parallel.pipeline.torch_schedules import map_stages, read_actions
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 COSTS: Mapping[str, int] = {"F": 1, "B": 2, "I": 1, "W": 1}

@@ -19,23 +19,23 @@ from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
-from msrun.runtime.parallel.compiled import build_compiled_call
-from msrun.runtime.parallel.divided_batch import DividedBatch, Tracing, find_parts
-from msrun.runtime.parallel.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.pipeline import Pipeline, find_pipeline
-from msrun.runtime.parallel.pipeline_plan import build_pipeline_plan
-from msrun.runtime.parallel.pipelined import PipelinedCall
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
+from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
+from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
+from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
+from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
+from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.scaling import scales
-from msrun.runtime.parallel.schedule import Schedule, build_schedule, choose_schedule, default_chunks
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.stage_modules import pin_modules, pin_parameters
-from msrun.runtime.parallel.stage_runner import Line
-from msrun.runtime.parallel.storage import ParameterStorage, StageHolders
 
 if TYPE_CHECKING:
-    from msrun.runtime.parallel.compilation import Compilation
+    from msrun.runtime.parallel.compilation.compilation import Compilation
 
 
 def compile_pipeline(

@@ -10,8 +10,8 @@ from torch import fx, nn
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.nn.with_loss import WithLoss
-from msrun.runtime.parallel.micro_batch import MicroBatchInterleaved
-from msrun.runtime.parallel.pipeline import Pipeline
+from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved
+from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 
 _CALL_NUMBER = re.compile(r"@\d+$")
 """torch.export marks the second and further calls of a module."""

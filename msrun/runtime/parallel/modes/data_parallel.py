@@ -25,13 +25,13 @@ from msrun.runtime import world
 from msrun.runtime.graph.capture import Target
 from msrun.runtime.graph.collectives import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.parallel.fsdp import Decision, ShardedNetwork, called_modules
-from msrun.runtime.parallel.fusion_config import BUCKET_BYTES
-from msrun.runtime.parallel.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
+from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
+from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
+from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.parameters.storage import equal_everywhere
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.storage import equal_everywhere
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
 

@@ -24,10 +24,10 @@ from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram
 from msrun.runtime.groups import ranks_group
-from msrun.runtime.parallel.compiled import CompiledCall
-from msrun.runtime.parallel.parts import BatchParts, join_values
-from msrun.runtime.parallel.schedule import Schedule
-from msrun.runtime.parallel.stage_runner import Line, StepRun
+from msrun.runtime.parallel.batch.parts import BatchParts, join_values
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.pipeline.schedule import Schedule
+from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
 from msrun.runtime.progress import waiting_in
 
 

@@ -25,7 +25,7 @@ from msrun.runtime import world
 from msrun.runtime.graph.capture import Target
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.nn.replaced import replace_parameter
-from msrun.runtime.parallel.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from msrun.runtime.parallel.schedule import Action, Cell, Schedule
+from msrun.runtime.parallel.pipeline.schedule import Action, Cell, Schedule
 
 COLOURS = {"F": "#8fb8de", "B": "#a8d5a2", "I": "#c9e4c5", "W": "#f2d388"}
 WORDS = {

@@ -1,0 +1,1 @@
+"""Batches in parts: copies that overlap, accumulation, micro batches."""

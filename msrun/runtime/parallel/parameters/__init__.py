@@ -1,0 +1,1 @@
+"""How parameters are stored on the ranks, and which of them travel together."""

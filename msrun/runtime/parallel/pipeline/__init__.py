@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages cut from the captured graph, run by a schedule of torch's."""

@@ -17,7 +17,9 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import cut_segments
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 
 
 class Averaging(nn.Module):
@@ -88,8 +90,8 @@ def compiled(network: nn.Module, x: Tensor, copies: int) -> CompiledCall:
         for name, parameter in network.named_parameters()
     }
     buffers = dict(network.named_buffers())
-    settings: Any = {"mesh": build_mesh(1), "rank": 0, "copies": copies, "scale": 1.0, "regathers": False}
-    return build_compiled_call(graph, program, stored, buffers, **settings)
+    spec = RunSpec(BatchParts((("copies", copies),)))
+    return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0, spec=spec)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

@@ -17,7 +17,9 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.shard import strategies_of
 
 DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
@@ -84,7 +86,7 @@ def compile_on_one_rank(copies: int) -> CompiledCall:
         part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
         stored[name] = StoredParameter(name, part, tuple(parameter.shape), use.layout, (), "test")
     return build_compiled_call(
-        captured, program, stored, {}, mesh=mesh, rank=0, copies=copies, scale=1.0, regathers=False
+        captured, program, stored, {}, mesh=mesh, rank=0, spec=RunSpec(BatchParts((("copies", copies),)))
     )
 
 

@@ -25,6 +25,7 @@ from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.redistribution import Move, plan_redistribution
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -82,9 +83,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
         part = whole[use.layout.slices(mesh, whole.shape, rank)].clone()
         parameter = torch.nn.Parameter(part, requires_grad=case.is_differentiable(int(name[1:])))
         stored[name] = StoredParameter(name, parameter, tuple(whole.shape), use.layout, (), "test")
-    compiled = build_compiled_call(
-        captured, program, stored, {}, mesh=mesh, rank=rank, copies=1, scale=1.0, regathers=False
-    )
+    compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
     tensors = []
     for index, layout in zip(given, arrangement, strict=True):
         whole = serial.values[index]

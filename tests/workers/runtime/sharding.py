@@ -36,6 +36,7 @@ from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.storage import find_placement
 from msrun.runtime.parallel.shard import strategies_of
 
@@ -154,9 +155,7 @@ def out_strategies(rank):
             )
             for name, use in program.parameters.items()
         }
-        compiled = build_compiled_call(
-            captured, program, stored, {}, mesh=mesh, rank=rank, copies=1, scale=1.0, regathers=False
-        )
+        compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
         mine = images.detach().clone().requires_grad_()
         output = compiled.run([mine])
         output.backward(gradient)

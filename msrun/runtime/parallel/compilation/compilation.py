@@ -25,6 +25,7 @@ from msrun.runtime.named_layout import Layout, choose_mesh
 from msrun.runtime.parallel.batch.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.compilation import compile_pipeline
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
@@ -33,7 +34,6 @@ from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
-from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.user_name import user_name
@@ -93,8 +93,6 @@ class Compilation:
         self, captured: CapturedGraph, program: LocalProgram, parts: BatchParts
     ) -> Callable[[Mapping[str, RecomputeSpec]], CompiledCall]:
         """Return what makes the compiled call when it is known which modules are recomputed."""
-        level = self.settings.hsdp.optimizer_level if self.settings.hsdp else "level1"
-        factors = scales(self.settings.compat, parts.copies, parts.micro_batches)
         return lambda recompute: build_compiled_call(
             captured,
             program,
@@ -102,15 +100,7 @@ class Compilation:
             dict(self.target.root.named_buffers()),
             mesh=self.mesh,
             rank=self.rank,
-            copies=parts.copies,
-            scale=factors.loss,
-            regathers=level == "level3",
-            scatters=level != "level1",
-            parts=parts,
-            gradient_scale=factors.gradient,
-            fusion=self.settings.comm_fusion,
-            recompute=recompute,
-            sums_wide=self.settings.gradient_fp32_sync,
+            spec=RunSpec.of(self.settings, parts, recompute),
         )
 
     def capture_program(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.regions import RecomputeSpec, Region, find_regions, parameters_of
+from msrun.runtime.graph.regions import Region, find_regions, parameters_of
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import Axes, Mesh
 from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
-from msrun.runtime.parallel.parameters.fusion import group_parameters
-from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
+from msrun.runtime.parallel.scaling import Scales
 
 
 @dataclass
@@ -38,20 +39,21 @@ class CompiledCall:
     """Trainable parameters that the program uses: their gradients come back in this order."""
     groups: list[ParameterGroup]
     output_spec: pytree.TreeSpec
-    copies: int
-    scale: float
-    """Factor of every part's scalar results."""
-    parts: BatchParts = field(default_factory=BatchParts)
-    gradient_scale: float = 1.0
-    """Factor of every part's gradient; other than `scale` only with micro batches."""
-    regions: list[Region] = field(default_factory=list)
+    parts: BatchParts
+    scales: Scales
+    """Factors of every part's scalar results and of its gradient; they differ only with micro batches."""
+    regions: list[Region]
     """What is recomputed."""
-    captured: CapturedGraph | None = None
-    """What the program was made of, for `activations`."""
+    captured: CapturedGraph
+    """What the program was made of."""
+
+    @property
+    def copies(self) -> int:
+        """Copies that take turns within a micro batch."""
+        return self.parts.copies
 
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""
-        assert self.captured is not None
         return estimate_activations(
             self.captured,
             self.program,
@@ -75,7 +77,7 @@ class CompiledCall:
         in_order = self.parts.in_order(results)
         if len(in_order) == 1:
             return list(in_order[0])
-        return [join_values(list(values), self.scale) for values in zip(*in_order, strict=True)]
+        return [join_values(list(values), self.scales.loss) for values in zip(*in_order, strict=True)]
 
     def gradients_of_copies(self, gradients: Sequence[Tensor | None]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient of every result, by its name in the local graph."""
@@ -83,7 +85,7 @@ class CompiledCall:
         for value, gradient in zip(self.program.outputs, gradients, strict=True):
             if gradient is None or not isinstance(value, fx.Node):
                 continue
-            parts = [gradient * self.scale] * self.copies if gradient.dim() == 0 else gradient.chunk(self.copies)
+            parts = [gradient * self.scales.loss] * self.copies if gradient.dim() == 0 else gradient.chunk(self.copies)
             for copy, part in zip(copies, parts, strict=True):
                 copy[value.name] = copy[value.name] + part if value.name in copy else part
         return copies
@@ -91,7 +93,7 @@ class CompiledCall:
     def gradients_of_loss(self, results: Sequence[Sequence[Any]]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient that begins the backward pass of a micro batch."""
         losses = [check_loss(list(values)) for values in results]
-        return [{self.program.outputs[0].name: torch.full_like(loss, self.gradient_scale)} for loss in losses]
+        return [{self.program.outputs[0].name: torch.full_like(loss, self.scales.gradient)} for loss in losses]
 
     def join_input_gradients(self, gradients: Sequence[Sequence[Sequence[Tensor | None]]]) -> list[Tensor | None]:
         """Return the gradients of the user's tensors from those of micro batches and copies."""
@@ -180,51 +182,16 @@ def build_compiled_call(
     *,
     mesh: Mesh,
     rank: int,
-    copies: int,
-    scale: float,
-    regathers: bool,
-    scatters: bool = False,
-    parts: BatchParts | None = None,
-    gradient_scale: float | None = None,
-    fusion: FusionConfig | None = None,
-    recompute: Mapping[str, RecomputeSpec] | None = None,
-    sums_wide: bool = True,
+    spec: RunSpec,
     executor_class: type[Executor] = Executor,
 ) -> CompiledCall:
-    """Group the parameters, cut the program into segments and make its executor.
-
-    Args:
-        regathers: cut parameters are gathered again for the backward pass (level3).
-        scatters: between micro batches only the gradients of stored parts are kept (level2, level3).
-        parts: copies and micro batches; None: `copies` only.
-        gradient_scale: factor of a part's gradient; None: `scale`.
-        recompute: module path -> how it is recomputed.
-        sums_wide: gradients of 16 bits travel and are added up in float32.
-        executor_class: what runs it.
-    """
-    order = _order_of_use(program)
-    used = [(stored[name], program.parameters[name].partial_axes) for name in order]
-    placeholders = [program.parameters[name].node.name for name in order]
-    regions = find_regions(program, recompute or {})
+    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`."""
+    used = _use_of_parameters(program, stored)
+    regions = find_regions(program, spec.recompute)
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
-    regathered = set(order) if regathers else parameters_of(program, again)
-    group_of: dict[str, int] = {}
-    types = [program.parameters[name].dtype for name in order]
-    groups = []
-    gathers = group_parameters(used, "gather", fusion, regathered=regathered)
-    for number, members in enumerate(_of_one_type(gathers, types)):
-        group_of.update({placeholders[i]: number for i in members})
-        own, names, axes = _group(used, placeholders, members)
-        is_freed = bool(own[0].shard_axes) and own[0].name in regathered
-        groups.append(ParameterGroup(own, names, axes, mesh, rank, is_freed, dtype=types[members[0]]))
-    reduces = group_parameters(used, "reduce", fusion, regathered=regathered)
-    gradient_groups = [
-        GradientGroup(
-            *_group(used, placeholders, members), mesh, rank, scatters, _sum_dtype(types[members[0]], sums_wide)
-        )
-        for members in _of_one_type(reduces, types)
-        if used[members[0]][0].parameter.requires_grad
-    ]
+    regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
+    groups = _gather_groups(used, spec, regathered, mesh, rank)
+    group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, group_of, region_of)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
@@ -236,30 +203,67 @@ def build_compiled_call(
         mesh=mesh,
         rank=rank,
         buffers=device_buffers,
-        gradient_groups=gradient_groups,
+        gradient_groups=_gradient_groups(used, spec, regathered, mesh, rank),
         regions=regions,
     )
+    trained = [use.stored for use in used if use.stored.parameter.requires_grad]
     return CompiledCall(
-        program,
-        segments,
-        executor,
-        [item for item, _ in used if item.parameter.requires_grad],
-        groups,
-        captured.output_spec,
-        copies,
-        scale,
-        parts or BatchParts((("copies", copies),)),
-        scale if gradient_scale is None else gradient_scale,
-        regions,
-        captured,
+        program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
     )
 
 
-def _group(
-    used: Sequence[tuple[StoredParameter, Axes]], placeholders: Sequence[str], members: Sequence[int]
-) -> tuple[list[StoredParameter], list[str], Axes]:
+@dataclass(frozen=True)
+class _Use:
+    """A parameter that operators read."""
+
+    stored: StoredParameter
+    placeholder: str
+    partial_axes: Axes
+    """Axes along which its gradient is a partial sum."""
+    dtype: torch.dtype
+    """In which operators read it."""
+
+
+def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
+    """Return the parameters that operators read, in order of first use."""
+    uses = ((name, program.parameters[name]) for name in _order_of_use(program))
+    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype) for name, use in uses]
+
+
+def _gather_groups(
+    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+) -> list[ParameterGroup]:
+    """Return the parameters in the groups in which they travel to their use."""
+    groups = []
+    for members in _grouped(used, "gather", spec, regathered):
+        first = members[0]
+        is_freed = bool(first.stored.shard_axes) and first.stored.name in regathered
+        groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.dtype))
+    return groups
+
+
+def _gradient_groups(
+    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+) -> list[GradientGroup]:
+    """Return the trained parameters in the groups in which their gradients travel."""
+    return [
+        GradientGroup(*_columns(members), mesh, rank, spec.scatters, _sum_dtype(members[0].dtype, spec.sums_wide))
+        for members in _grouped(used, "reduce", spec, regathered)
+        if members[0].stored.parameter.requires_grad
+    ]
+
+
+def _grouped(used: Sequence[_Use], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Use]]:
+    """Return parameters that travel together and are read in one type."""
+    pairs = [(use.stored, use.partial_axes) for use in used]
+    together = group_parameters(pairs, way, spec.fusion, regathered=regathered)
+    types = [use.dtype for use in used]
+    return [[used[i] for i in members] for members in _of_one_type(together, types)]
+
+
+def _columns(members: Sequence[_Use]) -> tuple[list[StoredParameter], list[str], Axes]:
     """Return the members of a group, their placeholders, and the axes along which their gradients are partial."""
-    return [used[i][0] for i in members], [placeholders[i] for i in members], used[members[0]][1]
+    return [use.stored for use in members], [use.placeholder for use in members], members[0].partial_axes
 
 
 def _of_one_type(groups: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> list[list[int]]:

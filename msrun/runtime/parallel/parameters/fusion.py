@@ -18,6 +18,8 @@ from msrun.runtime.graph.parameters import NEVER_FUSE, StoredParameter
 from msrun.runtime.layout import Axes
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig, MessageRule
 
+Way = Literal["gather", "reduce"]
+"""To the use of parameters, or their gradients back from it."""
 _ATTRIBUTE = "comm_fusion"
 
 
@@ -44,7 +46,7 @@ def fusion_id_of(parameter: nn.Parameter) -> int | None:
 
 def group_parameters(
     parameters: Sequence[tuple[StoredParameter, Axes]],
-    way: Literal["gather", "reduce"] = "gather",
+    way: Way = "gather",
     config: FusionConfig | None = None,
     *,
     regathered: Collection[str] = (),
@@ -91,7 +93,7 @@ def _is_large(value: nn.Parameter, size: int, rule: MessageRule) -> bool:
     return rule.alone_bytes is not None and size >= rule.alone_bytes and value.device.type == "cpu"
 
 
-def _rule_of(stored: StoredParameter, way: Literal["gather", "reduce"], config: FusionConfig) -> MessageRule:
+def _rule_of(stored: StoredParameter, way: Way, config: FusionConfig) -> MessageRule:
     if not stored.shard_axes:
         return config.allreduce
     return config.allgather if way == "gather" else config.reducescatter

@@ -22,6 +22,7 @@ from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -31,7 +32,6 @@ from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_param
 from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.recompute import recomputed_in
-from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 
 if TYPE_CHECKING:
@@ -75,9 +75,8 @@ def compile_pipeline(
     program.notes += settings.notes
     program.notes += compilation.storage.place(program, StageHolders(holders, own))
     placed = compilation.storage.holders
-    level = settings.hsdp.optimizer_level if settings.hsdp else "level1"
+    spec = RunSpec.of(settings, parts, recompute)
     buffers = dict(root.named_buffers())
-    factors = scales(settings.compat, parts.copies, parts.micro_batches)
     compiled = {
         stage: build_compiled_call(
             captured,
@@ -86,15 +85,7 @@ def compile_pipeline(
             buffers,
             mesh=compilation.mesh,
             rank=compilation.rank,
-            copies=parts.copies,
-            scale=factors.loss,
-            regathers=level == "level3",
-            scatters=level != "level1",
-            parts=parts,
-            gradient_scale=factors.gradient,
-            fusion=settings.comm_fusion,
-            recompute=recompute,
-            sums_wide=settings.gradient_fp32_sync,
+            spec=spec,
             executor_class=StageExecutor,
         )
         for stage in own
@@ -111,8 +102,7 @@ def compile_pipeline(
         loss=loss,
         trains=any(value.requires_grad for value in values.values()),
         parts=parts,
-        loss_scale=factors.loss,
-        gradient_scale=factors.gradient,
+        scales=spec.scales,
         output_broadcast=settings.pipeline.output_broadcast,
         output_spec=captured.output_spec,
     )

@@ -28,6 +28,7 @@ from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
+from msrun.runtime.parallel.scaling import Scales
 from msrun.runtime.progress import waiting_in
 
 
@@ -53,10 +54,8 @@ class PipelinedCall:
     trains: bool
     """Whether anything requires a gradient."""
     parts: BatchParts
-    loss_scale: float
-    """Factor of the loss of every copy of every micro batch."""
-    gradient_scale: float
-    """Factor of its gradient."""
+    scales: Scales
+    """Factors of the loss of every copy of every micro batch, and of its gradient."""
     output_broadcast: bool
     output_spec: pytree.TreeSpec
 
@@ -107,7 +106,7 @@ class PipelinedCall:
             self.parts,
             needs_grad=needs_grad,
             loss=self.loss.name if self.loss is not None else None,
-            seed=self.gradient_scale,
+            seed=self.scales.gradient,
         )
         run.run()
         return run
@@ -128,12 +127,12 @@ class PipelinedCall:
         is_scalar = not value.shape
         if self.line.own == holder:
             in_order = self.parts.in_order(run.results[index])
-            joined: Tensor = join_values(in_order, self.loss_scale)
+            joined: Tensor = join_values(in_order, self.scales.loss)
         elif not is_scalar and not self.output_broadcast:
             return None
         else:
             meta = [torch.empty(value.shape, dtype=value.dtype, device="meta")] * self.parts.total
-            empty = join_values(meta, self.loss_scale)
+            empty = join_values(meta, self.scales.loss)
             joined = torch.empty(empty.shape, dtype=empty.dtype, device=self.line.device)
         return self._broadcast(joined, holder) if is_scalar or self.output_broadcast else joined
 

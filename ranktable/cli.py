@@ -13,6 +13,7 @@ from typing import TextIO
 
 import click
 
+from ranktable.commands.convert import convert
 from ranktable.commands.generate import generate
 from ranktable.commands.outcome import Outcome
 from ranktable.commands.show import show
@@ -25,7 +26,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show)
+_COMMANDS = (generate, validate, show, convert)
 
 
 @click.group(context_settings=_SETTINGS)

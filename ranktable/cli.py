@@ -14,6 +14,7 @@ from typing import TextIO
 import click
 
 from ranktable.commands.convert import convert
+from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
 from ranktable.commands.outcome import Outcome
 from ranktable.commands.show import show
@@ -26,7 +27,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show, convert)
+_COMMANDS = (generate, validate, show, convert, fix)
 
 
 @click.group(context_settings=_SETTINGS)

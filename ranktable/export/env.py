@@ -1,8 +1,8 @@
 """Files of environment variables, one per host or one per rank, for schedulers and container runtimes.
 
 Sources: the documentation of torch.distributed and torchrun (RANK ... MASTER_PORT, PET_*), of HCCL and MindSpore
-(RANK_ID, RANK_SIZE, DEVICE_ID). A line is NAME=value, without quotes, as `docker --env-file` reads it, after a comment with the name of
-the host.
+(RANK_ID, RANK_SIZE, DEVICE_ID). A line is NAME=value, without quotes, as `docker --env-file` reads it, after a
+comment with the name of the host.
 """
 
 from __future__ import annotations

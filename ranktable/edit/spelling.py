@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 
 _SEPARATORS = re.compile(r"[\s_-]+")
 _CLOSE = 0.85
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """A kind of object: its required keys, its other keys, and the kind of the objects in its arrays."""
 
@@ -24,10 +25,15 @@ class Kind:
     optional: tuple[str, ...] = ()
     items: Mapping[str, Kind] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def keys(self) -> frozenset[str]:
         """Every known key."""
         return frozenset((*self.required, *self.optional, *self.items))
+
+    @cached_property
+    def by_form(self) -> dict[str, str]:
+        """Every known key by its normal form."""
+        return {_normalise(key): key for key in self.keys}
 
 
 _PORTS = ("device_port", "device_vnic_port", "host_port", "backup_device_ip", "backup_device_port")
@@ -97,12 +103,13 @@ _LISTS = ("server_list", "group_list", "rank_list", "node_list", "server_group_l
 
 def find_misspelt(members: Mapping[str, object], kind: Kind) -> Iterator[tuple[str, str]]:
     """Yield each strange key of an object of that kind with the known key that it is meant to be."""
-    known = {_normalise(key): key for key in kind.keys}
+    if members.keys() <= kind.keys:
+        return
     taken = set(members)
     for name in members:
         if name in kind.keys:
             continue
-        meant = known.get(_normalise(name)) or _find_close(name, _wanted(members, kind))
+        meant = kind.by_form.get(_normalise(name)) or _find_close(name, _wanted(members, kind))
         if meant is not None and meant not in taken:
             taken.add(meant)
             yield name, meant

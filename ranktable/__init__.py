@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
+    from ranktable.detection import FileKind, detect_file
     from ranktable.errors import (
         BuildError,
         HostListError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "codec": ("encode_table",),
+    "detection": ("FileKind", "detect_file"),
     "errors": (
         "BuildError",
         "HostListError",
@@ -69,6 +71,7 @@ __all__ = [
     "BuildError",
     "Cluster",
     "Device",
+    "FileKind",
     "Group",
     "Host",
     "HostList",
@@ -91,6 +94,7 @@ __all__ = [
     "WriteError",
     "build_table",
     "default_file_name",
+    "detect_file",
     "encode_table",
     "parse_table",
     "read_table",

@@ -10,7 +10,14 @@ from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.survey import Survey
 
-_MODULES = {"1.0": "v1_0"}
+_MODULES = {
+    "1.0": "v1_0",
+    "template2-cloud": "template2_cloud",
+    "template2-lab": "template2_lab",
+    "1.1": "v1_1",
+    "1.1-offline": "v1_1_offline",
+    "2.0": "v2_0",
+}
 """Module of each dialect that can be read and written; it holds a `CODEC`. Loaded when it is first asked for."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ranktable.model import COMPLETED
 from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, join_key
+from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.registry import rule
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
@@ -51,7 +51,7 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         if server.server_id in first_paths:
             message = f"the same server_id stands at {first_paths[server.server_id]}"
             yield server.complain("server_id", "R7", "error", message, "give each server its own id")
-        first_paths.setdefault(server.server_id, join_key(server.path, "server_id"))
+        first_paths.setdefault(server.server_id, server.path_of("server_id"))
 
 
 def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Iterator[Problem]:
@@ -86,14 +86,14 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
             if device.device_id is None:
                 continue
             if profile.is_ascend and device.device_id > highest:
-                message = f"the highest device number is {highest} on {profile.chip or 'any chip of version 1.0'}"
+                message = f"the highest device number is {highest} on {profile.chip or 'any chip of version 1'}"
                 yield device.complain("device_id", "R8", "error", message, "write the physical number of the device")
             if device.device_id in first_paths:
                 message = f"the same device_id stands at {first_paths[device.device_id]}"
                 yield device.complain(
                     "device_id", "R8", "error", message, "give each device of a server its own number"
                 )
-            first_paths.setdefault(device.device_id, join_key(device.path, "device_id"))
+            first_paths.setdefault(device.device_id, device.path_of("device_id"))
 
 
 @rule("R9", "the rank ids are 0 to n-1, each once")
@@ -110,7 +110,7 @@ def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         elif device.rank_id in first_paths:
             wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
         else:
-            first_paths[device.rank_id] = join_key(device.path, "rank_id")
+            first_paths[device.rank_id] = device.path_of("rank_id")
     missing = (rank for rank in range(size) if rank not in first_paths)
     for device, message in wrong:
         yield device.complain("rank_id", "R9", "error", message, f'write "{next(missing)}", a rank that is missing')

@@ -12,6 +12,23 @@ from ranktable.survey import Survey
 CONCISE = frozenset({"1.0"})
 """The dialects of `server_list[].device[]` whose scalars are strings."""
 
+TEMPLATE2 = frozenset({"template2-cloud", "template2-lab"})
+"""The dialects of `group_list[].instance_list[].devices[]`."""
+HETEROGENEOUS = frozenset({"1.1", "1.1-offline"})
+"""The dialects of `node_list[]`."""
+V2 = frozenset({"2.0"})
+
+_ELSEWHERE = {
+    "R3": TEMPLATE2 | HETEROGENEOUS | V2,
+    "R7": TEMPLATE2 | HETEROGENEOUS,
+    "R8": TEMPLATE2 | HETEROGENEOUS,
+    "R9": frozenset({"template2-lab"}) | HETEROGENEOUS,
+    "R13": TEMPLATE2 | HETEROGENEOUS,
+    "R14": TEMPLATE2,
+    "R15": TEMPLATE2 | HETEROGENEOUS,
+}
+"""Rules of the `server_list` dialects that hold for others too, whose surveys name the same things alike."""
+
 Check = Callable[[Survey, Profile], Iterator[Problem]]
 
 
@@ -39,7 +56,7 @@ def rule(rule_id: str, title: str, dialects: frozenset[str] = CONCISE) -> Callab
 
     def register(check: Check) -> Check:
         assert rule_id not in _RULES, f"{rule_id} is registered twice"
-        _RULES[rule_id] = Rule(rule_id, title, check, dialects)
+        _RULES[rule_id] = Rule(rule_id, title, check, dialects | _ELSEWHERE.get(rule_id, frozenset()))
         return check
 
     return register

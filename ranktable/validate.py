@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ranktable.codec import describe_repeat, examine_table, find_codec
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
-from ranktable.problem import Problem
+from ranktable.problem import Position, Problem
 from ranktable.profile import Profile, build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
@@ -76,7 +76,9 @@ def validate_file(path: str | os.PathLike[str], *, device_target: str = "ascend"
     except JsonTextError as error:
         return Report(error.source, profile, (error.problem,))
     except UnknownDialectError as error:
-        problem = Problem("", "R2", "error", "the object is no rank table of any known kind", error.remedy)
+        problem = Problem(
+            "", "R2", "error", "the object is no rank table of any known kind", error.remedy, position=Position(1, 1)
+        )
         return Report(error.source, profile, (problem,))
 
 

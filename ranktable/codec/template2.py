@@ -41,7 +41,7 @@ _DEVICE_KEYS = (Key("device_id", "number", missing="error", rule="R8"), Key("dev
 
 def check_form(value: Mapping[str, object], form: Form) -> list[Problem]:
     """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers) of a table of `form`."""
-    problems = [*_check_no_version(value), *check_shape(value, "", form.table, form.table_extras)]
+    problems = [*_check_no_version(value), *check_shape(value, "", form.table, form.table_extras | {"version"})]
     problems += _check_group_names(value)
     for group_path, group in walk_objects(value, "", "group_list"):
         problems += check_shape(group, group_path, form.group, form.group_extras)
@@ -71,16 +71,16 @@ def survey_form(value: Mapping[str, object], form: Form) -> Survey:
 
 
 def _survey_devices(path: str, instance: Object, *, has_ranks: bool) -> Iterator[DeviceEntry]:
-    rank_id = instance.get("rank_id") if has_ranks else None
     places = {"rank_id": join_key(path, "rank_id")} if has_ranks else None
+    rank = {"rank_id": instance["rank_id"]} if has_ranks and "rank_id" in instance else {}
     for device_path, device in walk_objects(instance, path, "devices"):
         members = device
-        if has_ranks or device.get("device_ip") == "":
+        if rank or device.get("device_ip") == "":
             # HCCL takes an empty address for none at all.
-            members = {key: value for key, value in device.items() if (key, value) != ("device_ip", "")}
-            members |= {"rank_id": rank_id} if has_ranks else {}
-        number = parse_number(device.get("device_id"))
-        yield DeviceEntry(device_path, members, number, parse_number(rank_id), places=places)
+            members = rank | {key: value for key, value in device.items() if (key, value) != ("device_ip", "")}
+        numbers = parse_number(device.get("device_id")), parse_number(rank.get("rank_id"))
+        yield DeviceEntry(device_path, members, *numbers, places=places)
+        rank = {}  # a second device has no rank, which R28 reports
 
 
 def _walk_instances(value: Mapping[str, object]) -> Iterator[tuple[str, Object]]:

@@ -87,5 +87,6 @@ def _check_equal_devices(survey: Survey) -> Iterator[Problem]:
     usual = Counter(counts).most_common(1)[0][0] if counts else 0
     for server, count in zip(survey.servers, counts, strict=True):
         if count != usual:
-            message = f"the node has {count} devices, the others have {usual}"
-            yield server.complain("rank_list", "R33", "error", message, f"list {usual} devices on every node")
+            message = f"the number of devices is {count} here and {usual} on the other nodes"
+            remedy = "list as many devices on every node"
+            yield Problem(server.path_of("rank_list"), "R33", "error", message, remedy)

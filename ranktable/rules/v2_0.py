@@ -169,7 +169,7 @@ def _check_sub_network(level: Entry, seen: dict[tuple[int, str], tuple[int, str]
         return
     count, first = seen.setdefault((layer, instance), (len(addresses), level.path_of("rank_addr_list")))
     if count != len(addresses):
-        message = f"the rank has {len(addresses)} addresses in its sub-network, {first} has {count}"
+        message = f"the number of addresses is {len(addresses)} here and {count} at {first}, in the same sub-network"
         remedy = "give every rank of a sub-network the same number of addresses"
         yield Problem(level.path_of("rank_addr_list"), "R30", "error", message, remedy)
 

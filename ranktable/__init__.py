@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
+    from ranktable.detection import FileKind, detect_file
     from ranktable.errors import (
         AmbiguousRankError,
         BuildError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "codec": ("encode_table",),
+    "detection": ("FileKind", "detect_file"),
     "errors": (
         "AmbiguousRankError",
         "BuildError",
@@ -74,6 +76,7 @@ __all__ = [
     "BuildError",
     "Cluster",
     "Device",
+    "FileKind",
     "Group",
     "GroupNotFoundError",
     "Host",
@@ -97,6 +100,7 @@ __all__ = [
     "WriteError",
     "build_table",
     "default_file_name",
+    "detect_file",
     "encode_table",
     "parse_table",
     "read_table",

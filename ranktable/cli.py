@@ -14,6 +14,7 @@ from typing import TextIO
 import click
 
 from ranktable.commands.convert import convert
+from ranktable.commands.detect import detect
 from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
 from ranktable.commands.outcome import Outcome
@@ -28,7 +29,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show, convert, fix, rules)
+_COMMANDS = (generate, validate, show, convert, fix, rules, detect)
 
 
 @click.group(context_settings=_SETTINGS)

@@ -78,7 +78,7 @@ class UnsupportedDialectError(RankTableError):
     """A known kind of table that cannot be read here: `dialect` names it, `evidence` says why it is taken for it."""
 
     def __init__(self, source: str, dialect: str, evidence: str, remedy: str) -> None:
-        super().__init__(f"{source} is not a version 1.0 rank table but {dialect} (it has {evidence})", remedy)
+        super().__init__(f"{source} is {dialect} (it has {evidence}), not a table that is read here", remedy)
         self.source = source
         self.dialect = dialect
         self.evidence = evidence

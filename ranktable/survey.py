@@ -18,6 +18,12 @@ class Entry:
 
     path: str
     members: Mapping[str, object] = field(default_factory=dict)
+    places: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """Paths of the members that stand elsewhere in the file, or under another key, than `path` and their key say."""
+
+    def path_of(self, key: str) -> str:
+        """Return the path of member `key` in the file."""
+        return (self.places.get(key) if self.places else None) or join_key(self.path, key)
 
     def text(self, key: str) -> str | None:
         """Return the member if it is a string, else None."""
@@ -31,7 +37,7 @@ class Entry:
     def complain(self, key: str, rule: str, severity: Severity, message: str, remedy: str) -> Problem:
         """Return a problem about member `key`, with its value."""
         value = show_value(self.members[key]) if key in self.members else None
-        return Problem(join_key(self.path, key), rule, severity, message, remedy, value)
+        return Problem(self.path_of(key), rule, severity, message, remedy, value)
 
 
 @dataclass(frozen=True, slots=True)

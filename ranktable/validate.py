@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from ranktable.codec import describe_repeat, examine_table, find_codec
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
-from ranktable.problem import Problem
+from ranktable.problem import Position, Problem
 from ranktable.profile import Profile, build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
 from ranktable.reading.read import STDIN_NAME, read_document
-from ranktable.rules import registered_rules
+from ranktable.rules import heterogeneous, registered_rules
 from ranktable.rules.mindie_llm import check_file_mode
 from ranktable.survey import Survey
 
 _HCCL_MAX_BYTES = 40 * 1024 * 1024
 _READERS_OF_ONE_KIND = {"mindie-global": "mindie-motor"}
 """Readers whose demands hold without being named: nobody else reads such a table."""
+_MAX_BYTES = {"1.1": heterogeneous.MAX_BYTES}
+"""Dialects of which HCCL reads smaller files only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ def validate_file(
     except JsonTextError as error:
         return Report(error.source, checked_for, (error.problem,))
     except UnknownDialectError as error:
-        problem = Problem("", "R2", "error", "the object is no rank table of any known kind", error.remedy)
+        problem = Problem(
+            "", "R2", "error", "the object is no rank table of any known kind", error.remedy, position=Position(1, 1)
+        )
         return Report(error.source, checked_for, (problem,))
 
 
@@ -104,7 +108,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
     Raises UnsupportedDialectError and UnknownDialectError.
     """
     dialect, codec = find_codec(document)
-    text_problems = _check_text(document, profile)
+    text_problems = _check_text(document, profile, dialect.name)
     survey = codec.survey(document.value)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
@@ -131,14 +135,16 @@ def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
     ]
 
 
-def _check_text(document: Document, profile: Profile) -> list[Problem]:
+def _check_text(document: Document, profile: Profile, dialect: str) -> list[Problem]:
     """Return the findings of R1 and R32 that do not keep the text from being read."""
     problems = []
     if document.has_bom:
         message = "the file starts with a byte order mark, which many JSON readers refuse"
         problems.append(Problem("", "R1", "warning", message, "save the file as UTF-8 without it"))
-    if profile.is_ascend and document.size_bytes > _HCCL_MAX_BYTES:
-        message = "the file is larger than 40 MiB, the most that HCCL reads"
+    limit = _MAX_BYTES.get(dialect, _HCCL_MAX_BYTES)
+    if profile.is_ascend and document.size_bytes > limit:
+        shown = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
+        message = f"the file is larger than {shown}, the most that HCCL reads"
         problems.append(Problem("", "R1", "error", message, "write it without indentation"))
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"

@@ -17,6 +17,11 @@ _MODULES = {
     "volcano-global": "volcano_global",
     "cross-cluster": "cross_cluster",
     "mindie-global": "mindie_global",
+    "template2-cloud": "template2_cloud",
+    "template2-lab": "template2_lab",
+    "1.1": "v1_1",
+    "1.1-offline": "v1_1_offline",
+    "2.0": "v2_0",
 }
 """Module of each dialect that can be read and written; it holds a `CODEC`. Loaded when it is first asked for."""
 

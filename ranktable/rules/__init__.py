@@ -8,6 +8,7 @@ from ranktable.rules import (
     addresses,
     clusters,
     declared,
+    heterogeneous,
     identity,
     mindie_llm,
     mindie_motor,
@@ -16,7 +17,9 @@ from ranktable.rules import (
     ports,
     readers,
     super_pods,
+    template2,
     topology,
+    v2_0,
 )
 from ranktable.rules.registry import Rule, registered_rules
 
@@ -25,6 +28,7 @@ __all__ = [
     "addresses",
     "clusters",
     "declared",
+    "heterogeneous",
     "identity",
     "mindie_llm",
     "mindie_motor",
@@ -34,5 +38,7 @@ __all__ = [
     "readers",
     "registered_rules",
     "super_pods",
+    "template2",
     "topology",
+    "v2_0",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
 from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, Severity, join_key
+from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
 from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
@@ -74,7 +74,7 @@ def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator
     """A backup address is another device's own address by design (R27), so it does not count here."""
     first_paths: dict[Address, str] = {}
     for device in survey.devices:
-        path = join_key(device.path, "device_ip")
+        path = device.path_of("device_ip")
         for address in read_device_addresses(device):
             if address in first_paths:
                 message = f"the same address stands at {first_paths[address]}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ranktable.model import COMPLETED
 from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, Severity, join_key
+from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
 from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
@@ -58,7 +58,7 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         yield from _check_server_id(server, server.server_id, survey)
         first = first_servers.setdefault(server.server_id, server)
         if first is not server:
-            message = f"the same server_id stands at {join_key(first.path, 'server_id')}"
+            message = f"the same server_id stands at {first.path_of('server_id')}"
             severity: Severity = "warning" if _are_pods_of_one_host(first, server, survey) else "error"
             yield server.complain("server_id", "R7", severity, message, "give each server its own id")
 
@@ -108,7 +108,7 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
                 yield device.complain(
                     "device_id", "R8", "error", message, "give each device of a server its own number"
                 )
-            first_paths.setdefault(device.device_id, join_key(device.path, "device_id"))
+            first_paths.setdefault(device.device_id, device.path_of("device_id"))
 
 
 @rule("R9", "the rank ids are 0 to n-1, each once")
@@ -140,7 +140,7 @@ def _check_rank_space(servers: Sequence[ServerEntry], noun: str) -> Iterator[Pro
         elif device.rank_id in first_paths:
             wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
         else:
-            first_paths[device.rank_id] = join_key(device.path, "rank_id")
+            first_paths[device.rank_id] = device.path_of("rank_id")
     missing = (rank for rank in range(size) if rank not in first_paths)
     for device, message in wrong:
         yield device.complain("rank_id", "R9", "error", message, f'write "{next(missing)}", a rank that is missing')

@@ -13,6 +13,23 @@ from ranktable.survey import Survey
 CONCISE = frozenset({"1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster", "mindie-global"})
 """The dialects of `server_list[].device[]` whose scalars are strings."""
 
+TEMPLATE2 = frozenset({"template2-cloud", "template2-lab"})
+"""The dialects of `group_list[].instance_list[].devices[]`."""
+HETEROGENEOUS = frozenset({"1.1", "1.1-offline"})
+"""The dialects of `node_list[]`."""
+V2 = frozenset({"2.0"})
+
+_ELSEWHERE = {
+    "R3": TEMPLATE2 | HETEROGENEOUS | V2,
+    "R7": TEMPLATE2 | HETEROGENEOUS,
+    "R8": TEMPLATE2 | HETEROGENEOUS,
+    "R9": frozenset({"template2-lab"}) | HETEROGENEOUS,
+    "R13": TEMPLATE2 | HETEROGENEOUS,
+    "R14": TEMPLATE2,
+    "R15": TEMPLATE2 | HETEROGENEOUS,
+}
+"""Rules of the `server_list` dialects that hold for others too, whose surveys name the same things alike."""
+
 Check = Callable[[Survey, Profile], Iterator[Problem]]
 Weight = Literal["error", "warning", "error or warning"]
 
@@ -67,7 +84,8 @@ def rule(
     """Register the decorated function as the check of `rule_id` in `dialects`; see `Rule` for the rest."""
 
     def register(check: Check) -> Check:
-        _add(Rule(rule_id, title, check, dialects, severity, chips, readers, is_whole))
+        everywhere = dialects | _ELSEWHERE.get(rule_id, frozenset())
+        _add(Rule(rule_id, title, check, everywhere, severity, chips, readers, is_whole))
         return check
 
     return register

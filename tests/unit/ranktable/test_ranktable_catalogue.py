@@ -2,6 +2,7 @@
 
 A folder of the catalogue holds tables and one `expected.yaml`: per table why it is there, how it is checked
 (`device_target`, `chip`, `profile`, `network_plan`, `mode`: the permissions that the file has), its findings as [rule, severity, path, line] (line 0: not compared), and `ready: false`.
+A table that is not judged at all has `error` in place of findings: the name of the exception.
 """
 
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import ranktable
 from ranktable import Report, validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -20,6 +22,7 @@ EXPECTED = {
     for listing in sorted(CATALOGUE.glob("*/expected.yaml"))
     for name, expected in yaml.safe_load(listing.read_text(encoding="utf-8")).items()
 }
+JUDGED = [name for name in EXPECTED if "error" not in EXPECTED[name]]
 
 
 def validate(name: str) -> Report:
@@ -32,7 +35,7 @@ def validate(name: str) -> Report:
         return validate_file(copied, **options)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_table_gets_the_expected_findings(name):
     report = validate(name)
     found = [[problem.rule, problem.severity, problem.path] for problem in report.problems]
@@ -40,7 +43,13 @@ def test_a_table_gets_the_expected_findings(name):
     assert report.is_ready is EXPECTED[name].get("ready", True)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - set(JUDGED)))
+def test_a_table_that_is_not_judged_raises_the_expected_error(name):
+    with pytest.raises(getattr(ranktable, EXPECTED[name]["error"])):
+        validate(name)
+
+
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_finding_points_at_its_line(name):
     lines = {(problem.rule, problem.path): problem.position.line for problem in validate(name).problems}
     for rule, _, path, line in EXPECTED[name]["findings"]:

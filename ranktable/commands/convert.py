@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from ranktable.commands.outcome import Outcome
+from ranktable.edit.convert import Converted, ConvertWishes, convert_table, dialect_names, refused_names
+from ranktable.edit.convert_template2 import BOARD_IDS, CHIP_INFOS
+from ranktable.edit.super_pods import SuperPodWishes, parse_super_pod, read_super_device_ids
 from ranktable.errors import EXIT_PROBLEMS
 from ranktable.export.exporter import Export, export_names, export_table
 from ranktable.export.nodes import ADDRESSES, Address
 from ranktable.profile import DEVICE_TARGETS
 from ranktable.report.words import count_noun
 
+if TYPE_CHECKING:
+    from ranktable.model import RankTable
+
+_TEMPLATE2 = ("template2-cloud", "template2-lab")
 _BELONGS_TO = {
+    "super_pod": ("1.2",),
+    "super_device_ids": ("1.2",),
+    "group_name": _TEMPLATE2,
+    "board_id": ("template2-lab",),
+    "chip_info": ("template2-lab",),
     "address": export_names(),
     "master_port": ("torchrun", "env", "env-rank", "accelerate", "ansible"),
     "script": ("torchrun",),
-    "device_target": ("torchrun", "env", "accelerate"),
+    "device_target": (*dialect_names(), "torchrun", "env", "accelerate"),
 }
 """The formats that each option means something to; all others mean something to every format."""
 
@@ -28,15 +41,22 @@ _BELONGS_TO = {
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(export_names()),
+    type=click.Choice((*dialect_names(), *export_names(), *refused_names())),
     metavar="FORMAT",
-    help=f"What to convert to: {', '.join(export_names())}.",
+    help=f"What to convert to. Rank tables: {', '.join(dialect_names())}. For others: {', '.join(export_names())}.",
 )
 @click.option(
     "-o", "--output", metavar="OUT", default="-", help="File, or folder for several files.  [default: print them]"
 )
 @click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
 @click.option("--renumber", is_flag=True, help="Number the ranks anew where the format counts them itself.")
+@click.option(
+    "--super_pod", multiple=True, metavar="ID=SERVERS", help="Servers of a super pod, for 1.2: 0=node[1-4]. Repeatable."
+)
+@click.option("--super_device_ids", metavar="FILE", help="YAML of lists, for 1.2: the SDIDs of each server's devices.")
+@click.option("--group_name", metavar="NAME", help="Name of the group, for template 2.  [default: hccl_world_group]")
+@click.option("--board_id", type=click.Choice(BOARD_IDS), help="For template2-lab.")
+@click.option("--chip_info", type=click.Choice(CHIP_INFOS), help="For template2-lab.")
 @click.option(
     "--address", type=click.Choice(ADDRESSES), default="server_id", show_default=True, help="What names the hosts."
 )
@@ -49,7 +69,7 @@ _BELONGS_TO = {
     type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
     default="ascend",
     show_default=True,
-    help="Decides which variable says the devices.",
+    help="Decides which variable says the devices, and what a new table is checked for.",
 )
 @click.pass_context
 def convert(
@@ -59,35 +79,51 @@ def convert(
     output: str,
     strict: bool,
     renumber: bool,
+    super_pod: tuple[str, ...],
+    super_device_ids: str | None,
+    group_name: str | None,
+    board_id: str | None,
+    chip_info: str | None,
     address: Address,
     master_port: int,
     script: str,
     device_target: str,
 ) -> Outcome:
-    """Write the rank table FILE in another form; - is standard input. Says on stderr what the form cannot hold."""
+    """Write the rank table FILE in another form; - is standard input.
+
+    Says on standard error what the form cannot hold and what had to be made up for it.
+    """
     from ranktable.reading.read import read_table
 
     _refuse_strange_options(context, to)
-    export = export_table(
-        read_table(file),
-        to,
-        address=address,
-        master_port=master_port,
-        command=_split_words(script),
-        device_target=device_target,
-        renumber=renumber,
-    )
-    notes = _notes_on(export)
-    if strict and export.lost:
+    table = read_table(file)
+    result: Converted | Export
+    if to in export_names():
+        command = _split_words(script)
+        result = export_table(
+            table,
+            to,
+            address=address,
+            master_port=master_port,
+            command=command,
+            device_target=device_target,
+            renumber=renumber,
+        )
+    else:
+        numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
+        pods = SuperPodWishes([parse_super_pod(text) for text in super_pod], numbers)
+        result = convert_table(table, to, ConvertWishes(renumber, pods, group_name, board_id, chip_info))
+    notes = (*_notes_on(result, to), *_check(result, device_target))
+    if strict and result.lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
-    return _write(export, output, notes)
+    return _write_table(result.table, output, notes) if isinstance(result, Converted) else _write(result, output, notes)
 
 
 def _refuse_strange_options(context: click.Context, to: str) -> None:
     """Refuse options that would change nothing."""
     for name, formats in _BELONGS_TO.items():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and to not in formats:
+        if is_given and to not in formats and to not in refused_names():
             raise click.UsageError(f"--{name} means nothing to {to}, only to {', '.join(formats)}; leave it out")
 
 
@@ -101,9 +137,36 @@ def _split_words(script: str) -> tuple[str, ...]:
     return words
 
 
-def _notes_on(export: Export) -> tuple[str, ...]:
-    renumbered = ("the ranks are numbered anew, host by host",) if export.is_renumbered else ()
-    return (*(f"left out: {what}" for what in export.lost), *renumbered)
+def _notes_on(result: Converted | Export, to: str) -> tuple[str, ...]:
+    order = "in the string order of server_id, then device_id" if to in dialect_names() else "host by host"
+    renumbered = (f"the ranks are numbered anew, {order}",) if result.is_renumbered else ()
+    lost = (f"left out: {what}" for what in result.lost)
+    return (*lost, *(f"made up: {what}" for what in result.invented), *renumbered)
+
+
+def _check(result: Converted | Export, device_target: str) -> tuple[str, ...]:
+    """Say when the new table breaks rules: the old one did so too, or the new dialect asks for more."""
+    if isinstance(result, Export):
+        return ()
+    from ranktable.validate import validate_table
+
+    errors = [problem for problem in validate_table(result.table, device_target=device_target) if problem.is_error]
+    if not errors:
+        return ()
+    rules = ", ".join(dict.fromkeys(problem.rule for problem in errors))
+    found = f"{count_noun(len(errors), 'error')} ({rules}), first {errors[0].subject}: {errors[0].message}"
+    return (f"the new table has {found}; ranktable validate lists them",)
+
+
+def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outcome:
+    from ranktable.codec import encode_table
+    from ranktable.write import write_table
+
+    if output == "-":
+        return Outcome(encode_table(table), notes)
+    write_table(output, table)
+    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
+    return Outcome(notes=(f"wrote {output}: version {table.dialect}, {size}", *notes))
 
 
 def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:

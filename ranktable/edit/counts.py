@@ -22,6 +22,8 @@ def fix_counts(value: Members) -> Iterator[Repair]:
         instances = [instance for _, instance in _objects(group, path, "instance_list")]
         counts = [_length(instance, "devices") or 0 for instance in instances]
         yield from _set(group, "device_count", sum(counts), path, "R28")
+        yield from _set(group, "device_num", len(instances), path, "R28")
+        yield from _set(group, "server_num", len({str(each.get("server_id")) for each in instances}), path, "R28")
 
 
 def _set_server_count(members: Members, path: str, *, may_add: bool) -> Iterator[Repair]:

@@ -50,6 +50,8 @@ class Export:
     """The text of each file by its name; a format of one file has one without a name."""
     lost: tuple[str, ...]
     """What the table says and the format cannot, in words."""
+    invented: tuple[str, ...] = ()
+    """What the format demands and the table does not say, in words."""
     is_renumbered: bool = False
     """True when the ranks of the format are not those of the table."""
 
@@ -105,7 +107,13 @@ def export_table(
     job = Job(nodes, master_port, command, device_target)
     ordered = replace(table, servers=tuple(replace(server, devices=_by_rank(server)) for server in table.servers))
     lost = (*list_losses(ordered, exporter.keeps | {address}), *exporter.find_losses(job))
-    return Export(exporter.render(job), lost, needs_renumbering)
+    return Export(exporter.render(job), lost, _find_invented(table, address), needs_renumbering)
+
+
+def _find_invented(table: RankTable, address: Address) -> tuple[str, ...]:
+    if table.dialect == "2.0" and address == "server_id":
+        return ("the names of the hosts: a version 2.0 table has none, so they are its net_instance_ids",)
+    return ()
 
 
 def _renumber(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

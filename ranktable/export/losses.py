@@ -32,7 +32,7 @@ def _describe(table: RankTable) -> Iterator[tuple[str, str]]:
     if odd:
         yield "device_id", f"device_id of the devices of {count_noun(odd, 'server')}"
     devices = [device for _, device in table.placements]
-    yield from _counted("device_ip", sum(device.device_ip is not None for device in devices), "device")
+    yield from _counted("device_ip", sum(bool(device.device_ip) for device in devices), "device")
     yield from _counted("super_device_id", sum(device.super_device_id is not None for device in devices), "device")
     yield from _counted("host_ip", sum(server.host_ip is not None for server in table.servers), "server")
     yield from _counted("pod_ip", sum(server.pod_ip is not None for server in table.servers), "server")

@@ -65,12 +65,7 @@ def list_nodes(table: RankTable, address: Address = "server_id") -> tuple[Node, 
     `address` names the key that gives the name of a host. Servers of one name are one host. Raises BuildError for a
     table without devices, ranks that are not 0 to n-1, and names that no launcher can reach.
     """
-    ranks = [device.rank_id for _, device in table.placements]
-    if not ranks:
-        raise BuildError("the table has no devices", "nothing can be started from it")
-    if sorted(ranks) != list(range(len(ranks))):
-        message = f"the ranks of the table are not 0 to {len(ranks) - 1}, each once"
-        raise BuildError(message, "run ranktable validate on it first")
+    check_ranks(table)
     pods = {server_id: pod.super_pod_id for pod in table.super_pods for server_id in pod.server_ids}
     by_name: dict[str, list[Server]] = {}
     for server in table.servers:
@@ -82,6 +77,19 @@ def list_nodes(table: RankTable, address: Address = "server_id") -> tuple[Node, 
         Node(name, place, devices, servers[0].host_ip, pods.get(servers[0].server_id))
         for place, (name, servers, devices) in enumerate(nodes)
     )
+
+
+def check_ranks(table: RankTable) -> None:
+    """Raise BuildError for a table without devices, and for one whose ranks are not 0 to n-1, each once."""
+    ranks = [device.rank_id for _, device in table.placements]
+    if not ranks:
+        raise BuildError("the table has no devices", "nothing can be started from it")
+    if sorted(ranks) == list(range(len(ranks))):
+        return
+    if table.dialect == "mindie-global":
+        raise BuildError("the ranks of a MindIE table start again in each of its groups", "it is no table of one job")
+    message = f"the ranks of the table are not 0 to {len(ranks) - 1}, each once"
+    raise BuildError(message, "run ranktable validate on it first")
 
 
 def follows_nodes(nodes: Sequence[Node]) -> bool:

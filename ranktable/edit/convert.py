@@ -14,7 +14,7 @@ from ranktable.edit.convert_template2 import to_cloud, to_lab
 from ranktable.edit.super_pods import SuperPodWishes, add_super_pods
 from ranktable.errors import BuildError
 from ranktable.export.losses import EXTRAS, list_losses
-from ranktable.export.nodes import check_ranks
+from ranktable.export.nodes import check_ranks, refuse_host_ranks
 from ranktable.model import Device, RankTable, Server
 from ranktable.rules.registry import CONCISE
 
@@ -86,15 +86,8 @@ def convert_table(table: RankTable, to: str, wishes: ConvertWishes | None = None
     if to not in _WRITERS:
         raise BuildError(f"dialect {to!r} is not known", f"choose one of {', '.join(_WRITERS)}")
     check_ranks(table)
-    _refuse_host_ranks(table)
+    refuse_host_ranks(table)
     return _WRITERS[to](table, wishes or ConvertWishes())
-
-
-def _refuse_host_ranks(table: RankTable) -> None:
-    host_rank = next((device.rank_id for _, device in table.placements if device.device_id < 0), None)
-    if host_rank is not None:
-        message = f"rank {host_rank} runs on its host and not on a device"
-        raise BuildError(message, "only version 1.1 has such ranks; select the others first")
 
 
 def _to_1_0(table: RankTable, _wishes: ConvertWishes) -> Converted:

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from ranktable.errors import BuildError
 from ranktable.export.losses import list_losses
-from ranktable.export.nodes import Address, Job, Node, follows_nodes, list_nodes
+from ranktable.export.nodes import Address, Job, Node, follows_nodes, list_nodes, refuse_host_ranks
 from ranktable.model import Device, RankTable, Server
 
 _EXPORTERS = {
@@ -98,6 +98,8 @@ def export_table(
     """
     exporter = exporter_of(to)
     nodes = list_nodes(table, address)
+    if "device_id" in exporter.keeps:
+        refuse_host_ranks(table)
     needs_renumbering = not exporter.keeps_ranks and not follows_nodes(nodes)
     if needs_renumbering and not renumber:
         message = f"{exporter.title} numbers the ranks host by host, which the ranks of this table do not follow"

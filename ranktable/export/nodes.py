@@ -92,6 +92,14 @@ def check_ranks(table: RankTable) -> None:
     raise BuildError(message, "run ranktable validate on it first")
 
 
+def refuse_host_ranks(table: RankTable) -> None:
+    """Raise BuildError for a table of version 1.1 with ranks on hosts, in forms where a rank is a device."""
+    host_rank = next((device.rank_id for _, device in table.placements if device.device_id < 0), None)
+    if host_rank is not None:
+        message = f"rank {host_rank} runs on its host and not on a device"
+        raise BuildError(message, "only version 1.1 has such ranks; select the others first")
+
+
 def follows_nodes(nodes: Sequence[Node]) -> bool:
     """True when the ranks count up from host to host without a gap, as launchers number them."""
     ranks = [rank for node in nodes for rank in node.ranks]

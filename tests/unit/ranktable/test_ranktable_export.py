@@ -194,11 +194,18 @@ def test_other_ranks_than_host_by_host_are_refused_unless_renumbered(to):
         (build_table([("fe80::1", 1)]), "mpich", "IPv6 address fe80::1"),
         (build_table([("fe80::1", 1)]), "slurm", "IPv6 address fe80::1"),
         (TABLE, "pbs", "'pbs' is not known"),
+        (RankTable("1.1", (Server("a", (Device(-1, 0),)),)), "torchrun", "rank 0 runs on its host"),
     ],
 )
 def test_what_a_format_cannot_say_is_refused(table, to, says):
     with pytest.raises(BuildError, match=says):
         export_table(table, to)
+
+
+def test_version_2_0_has_no_host_names_which_is_said():
+    table = RankTable("2.0", (Server("rack-0", (Device(0, 0),)),))
+    assert "net_instance_ids" in export_table(table, "deepspeed").invented[0]
+    assert export_table(TABLE, "deepspeed").invented == ()
 
 
 def test_a_host_name_in_a_key_that_a_server_lacks_is_refused():

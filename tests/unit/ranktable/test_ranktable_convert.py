@@ -1,10 +1,13 @@
 """Between dialects: ranks, ids and addresses survive, the rest is told, and nothing is made up that machines know."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +18,17 @@ from ranktable import (
     Device,
     Group,
     RankTable,
+    RankTableError,
     Server,
     SuperPod,
     SuperPodWishes,
     build_table,
     convert_table,
+    draw_table,
     encode_table,
+    export_table,
     parse_table,
+    read_table,
     validate_table,
     write_table,
 )
@@ -29,7 +36,16 @@ from ranktable.cli import main
 from ranktable.codec.codec import codec_names
 from ranktable.edit.convert import dialect_names, refused_names
 from ranktable.edit.super_pods import parse_super_pod, read_super_device_ids
+from ranktable.export.exporter import export_names
+from ranktable.report.overview import overview_as_json
 
+CATALOGUE = Path(__file__).parent / "catalogue"
+GOOD = [
+    path.parent / name
+    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
+    for name, expected in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    if expected.get("findings") == []
+]
 BOARD = ConvertWishes(board_id="0x0000", chip_info="910", renumber=True)
 PODS = ConvertWishes(super_pods=SuperPodWishes([("0", ["a"]), ("1", ["b"])], {"a": ["1", "2"], "b": ["1", "2"]}))
 
@@ -238,6 +254,22 @@ def test_a_table_in_its_own_dialect_is_left_as_it_is():
 
 def test_every_dialect_is_written_or_refused_in_words():
     assert {*dialect_names(), *refused_names()} == set(codec_names())
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_good_table_of_the_catalogue_is_shown_and_converted_or_refused_in_words(path):
+    table = read_table(path)
+    ElementTree.fromstring(draw_table(table, path.name))
+    assert len(overview_as_json(table)["servers"]) == len(table.servers)
+    for to in export_names():
+        with suppress(RankTableError):
+            assert export_table(table, to, renumber=True).text.endswith("\n")
+    for to in codec_names():
+        with suppress(RankTableError):
+            converted = convert_table(table, to, BOARD)
+            read = parse_table(encode_table(converted.table))
+            assert read.dialect == to
+            assert converted.is_renumbered or placements(read) == placements(table)
 
 
 def test_super_pods_are_written_as_host_lists():

@@ -23,14 +23,15 @@ from ranktable.report.listing import render_table
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--svg", metavar="OUT", help="Write a picture to this file instead; - is standard output.")
 def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str, svg: str | None) -> Outcome:
-    """Print the servers of FILE with their ranks and devices; - is standard input."""
-    from ranktable.reading.read import read_table
+    """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin."""
+    from ranktable.codec import decode_table
+    from ranktable.reading.read import read_document
 
     if (rank is not None) + ranks + (svg is not None) + show_all > 1:
         raise click.UsageError("--ranks, --rank, --all and --svg exclude each other; give one of them")
     if form == "json" and (show_all or svg is not None):
         raise click.UsageError("--format json goes with --ranks and --rank only; by itself it lists every server")
-    table = read_table(file)
+    table = decode_table(read_document(file))
     if svg is not None:
         return _draw(table, file, svg)
     if form == "json":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from ranktable.errors import BuildError
@@ -38,7 +39,7 @@ class Node:
         return tuple(device.device_id for device in self.devices)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """What an exporter turns into text."""
 
@@ -48,9 +49,9 @@ class Job:
     """The script and its arguments."""
     device_target: str = "ascend"
 
-    @property
+    @cached_property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks; counted once, because some formats write it for every rank."""
         return sum(len(node.devices) for node in self.nodes)
 
     @property

@@ -364,3 +364,9 @@ def test_wrong_usage_is_said_in_one_line(run, arguments, says):
     status, out, err = run("t.json", *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert says in err
+
+
+def test_help_lists_every_format(run):
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    assert all(name in " ".join(out.split()) for name in (*dialect_names(), *export_names()))

@@ -295,3 +295,9 @@ def test_wrong_usage_is_said_in_one_line(run, arguments, says):
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_help_says_what_is_never_changed(run):
+    status, out, err = run("fix", "--help")
+    assert (status, err) == (0, "")
+    assert "Ids and addresses are never made up" in " ".join(out.split())

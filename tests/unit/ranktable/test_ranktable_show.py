@@ -274,6 +274,20 @@ def test_the_command_prints_servers_ranks_one_rank_or_json(run, monkeypatch):
     assert max(map(len, run("show", "t.json")[1].splitlines())) <= 30
 
 
+def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):
+    Path("t.json").write_text(Path("t.json").read_text().replace("completed", "initializing"))
+    status, out, _ = run("show", "t.json")
+    assert (status, out.splitlines()[0]) == (0, "version 1.0, status initializing, 4 devices on 2 servers of 2")
+    Path("t.json").write_text('{"version": "1.0", "status": "initializing", "server_list": []}')
+    assert run("show", "t.json")[0] == 3
+
+
+def test_help_tells_every_option(run):
+    status, out, err = run("show", "--help")
+    assert (status, err) == (0, "")
+    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format", "--svg"))
+
+
 def test_the_command_writes_a_picture(run):
     assert run("show", "t.json", "--svg", "t.svg") == (0, "", "ranktable: wrote t.svg\n")
     assert Path("t.svg").read_text() == run("show", "t.json", "--svg", "-")[1]

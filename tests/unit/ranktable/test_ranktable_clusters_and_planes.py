@@ -10,7 +10,10 @@ def cluster_table():
     del table["super_pod_list"]
     table["version"] = "1.0"
     for server in table["server_list"]:
+        server["server_ip"] = f"172.{server['server_id']}".replace("172.10.0", "172.16")
         for entry in server["device"]:
+            entry["dpu_ip"] = entry["device_ip"].replace("192.168", "172.17")
+            entry["numa_id"] = "0"
             del entry["super_device_id"]
     members = [[{"server_id": f"10.0.0.{n}"} for n in pair] for pair in ((1, 2), (3, 4))]
     table["cluster_list"] = [{"cluster_id": str(n), "server_list": pair} for n, pair in enumerate(members)]
@@ -38,6 +41,15 @@ def test_clusters_cover_every_server_once(path, value, places):
     good = cluster_table()
     assert findings(good, chip="a2") == findings(good, chip="a2", reader="mindspore") == []
     assert findings(change(good, (path, value)), chip="a2") == [("P4", "error", place) for place in places]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("dpu_ip", None), ("dpu_ip", "-"), ("dpu_ip", 3), ("numa_id", None), ("server_ip", "dpu0")]
+)
+def test_what_clusters_need_of_servers_and_devices_is_a_warning(key, value):
+    at = ("server_list", 1) if key == "server_ip" else ("server_list", 1, "device", 2)
+    place = "server_list[1]" if key == "server_ip" else "server_list[1].device[2]"
+    assert findings(change(cluster_table(), ((*at, key), value)), chip="a2") == [("P7", "warning", f"{place}.{key}")]
 
 
 def test_clusters_of_super_pods_cover_every_pod_once():

@@ -40,7 +40,8 @@ def check_network_plan(survey: Survey, profile: Profile) -> Iterator[Problem]:
                 message = f"device {device_id} is outside segment {_show(expected, bits)} of the one at {path}"
                 yield _complain(device, message, "give the devices of one number addresses of one segment")
         if plane_of is not None:
-            yield from _check_server(placed, plane_of, bits)
+            in_place = [entry for entry in placed if entry[2] == usual[entry[1]][0]]
+            yield from _check_server(in_place, plane_of, bits)
 
 
 def _segments_of(server: ServerEntry, bits: int) -> Iterator[tuple[DeviceEntry, int, Segment]]:

@@ -1,7 +1,8 @@
 """Every table of the catalogue gets exactly the findings that an expert would give.
 
 A folder of the catalogue holds tables and one `expected.yaml`: per table why it is there, how it is checked
-(`device_target`, `chip`, `profile`, `network_plan`, `mode`: the permissions that the file has), its findings as [rule, severity, path, line] (line 0: not compared), and `ready: false`.
+(`device_target`, `chip`, `profile`, `network_plan`, and `mode`, the permissions that the file has), its findings as
+[rule, severity, path, line] (line 0: not compared), and `ready: false`.
 A table that is not judged at all has `error` in place of findings: the name of the exception.
 """
 

@@ -1,4 +1,4 @@
-"""Template 2, cloud and lab: to the model and back, the ranks that the cloud form implies, and what cannot be written."""
+"""Template 2, cloud and lab: to the model and back, the ranks that the cloud form implies, what cannot be written."""
 
 import json
 from dataclasses import replace
@@ -149,7 +149,7 @@ def test_ranks_that_the_order_does_not_imply_are_not_written():
         replace(first, devices=(replace(first.devices[0], rank_id=1),)),
         replace(second, devices=(replace(second.devices[0], rank_id=0),)),
     )
-    with pytest.raises(BuildError, match="device 0 of server 'a' has rank 1; .* makes it 0; renumber the ranks"):
+    with pytest.raises(BuildError, match=r"device 0 of server 'a' has rank 1; .* makes it 0; renumber the ranks"):
         encode_table(replace(table, servers=swapped))
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
 from ranktable.codec.compressed import name_compression
 from ranktable.errors import JsonTextError
 from ranktable.reading.document import parse_document
 
 Members = Mapping[str, object]
+
+_MAX_KEYS, _MAX_KEY = 100, 64
+"""How many keys at the top, and of what length at most, are looked at for misspelt ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ def detect_dialect(value: Members) -> Detection | None:
 def find_near_keys(value: Members) -> dict[str, str]:
     """Return the keys at the top that look like telling keys of a dialect, each with the key that may be meant."""
     plain = {key.replace("_", "").lower(): key for key in _TELLING_KEYS}
-    near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in value}
+    written = islice((name for name in value if len(name) <= _MAX_KEY), _MAX_KEYS)
+    near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in written}
     return {name: plain[found[0]] for name, found in near.items() if found}
 
 

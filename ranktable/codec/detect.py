@@ -17,7 +17,7 @@ from ranktable.reading.document import parse_document
 Members = Mapping[str, object]
 
 _MAX_KEYS, _MAX_KEY = 100, 64
-"""How many keys at the top, and of what length at most, are looked at for misspelt ones."""
+"""How many keys of a strange object, and of what length at most, are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _is_config_map(value: Members) -> str:
         return ""
     for section in ("data", "binaryData"):
         entries = value.get(section)
-        for key, text in entries.items() if isinstance(entries, dict) else ():
+        for key, text in islice(entries.items() if isinstance(entries, dict) else (), _MAX_KEYS):
             found = _name_payload(text)
             if found:
                 return f'{section}["{key}"], {found}'

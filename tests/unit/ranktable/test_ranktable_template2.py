@@ -174,3 +174,14 @@ def test_a_pod_name_inside_a_device_is_refused_not_lost():
     value["group_list"][0]["instance_list"][0]["devices"][0]["pod_name"] = "q"
     with pytest.raises(InvalidTableError, match="belongs to the instance"):
         parse_table(json.dumps(value))
+
+
+def test_an_empty_address_is_written_where_hccl_wants_the_key():
+    value = cloud(instance("p", "a", 0), instance("q", "b", 0))
+    for each in value["group_list"][0]["instance_list"]:
+        each["devices"][0]["device_ip"] = ""
+    table = parse_table(json.dumps(value))
+    assert [device.device_ip for _, device in table.placements] == [None, None]
+    assert encode_document(table) == value
+    single = cloud(instance("p", "a", 0))
+    assert encode_document(parse_table(json.dumps(single))) == single

@@ -130,7 +130,7 @@ def _is_config_map(value: Members) -> str:
         for key, text in islice(entries.items() if isinstance(entries, dict) else (), _MAX_KEYS):
             found = _name_payload(text)
             if found:
-                return f'{section}["{key}"], {found}'
+                return f'{section}["{key[:_MAX_KEY]}"], {found}'
     return ""
 
 

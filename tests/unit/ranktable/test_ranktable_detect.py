@@ -157,3 +157,9 @@ def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():
     near = find_near_keys(dict.fromkeys([f"x{number}" for number in range(98)] + ["serverlist", "y", "grouplist"]))
     assert near == {"serverlist": "server_list"}
     assert find_near_keys({"s" * 65: 1, "rankList": 1}) == {"rankList": "rank_list"}
+
+
+def test_no_more_than_six_renames_are_proposed(tmp_path):
+    path = tmp_path / "strange.json"
+    path.write_text(json.dumps({f"serverlist{number}": 0 for number in range(9)}))
+    assert detect_file(path).advice.count("to 'server_list'") == 6

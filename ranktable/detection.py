@@ -49,7 +49,7 @@ def detect_file(path: str | os.PathLike[str]) -> FileKind:
     value = parse_document(data, name).value
     detection = detect_dialect(value)
     if detection is None:
-        shown = ", ".join(list(value)[:6]) or "none"
+        shown = ", ".join(key[:60] for key in list(value)[:6]) or "none"
         return FileKind(name, evidence=f"top-level keys: {shown}", advice=suggest_keys(value))
     return _describe(name, detection)
 

@@ -16,6 +16,8 @@ from ranktable.problem import Problem
 from ranktable.reading.document import Document
 from ranktable.survey import Survey
 
+_MAX_RENAMES = 6
+
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:
     """Return the dialect of the document and its codec.
@@ -84,6 +86,6 @@ def _codec_to_write(table: RankTable) -> Codec:
 
 def suggest_keys(value: Mapping[str, object]) -> str:
     """Return what to do about an object that has no telling key of any dialect."""
-    near = find_near_keys(value)
-    renames = [f"{written!r} to {meant!r}" for written, meant in near.items()]
+    near = list(find_near_keys(value).items())[:_MAX_RENAMES]
+    renames = [f"{written!r} to {meant!r}" for written, meant in near]
     return f"rename {', '.join(renames)}" if renames else "a version 1.0 table has 'server_list' at its top"

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
 from ranktable.codec.compressed import name_compression
 from ranktable.errors import JsonTextError
 from ranktable.reading.document import parse_document
 
 Members = Mapping[str, object]
+
+_MAX_KEYS, _MAX_KEY = 100, 64
+"""How many keys of a strange object, and of what length at most, are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,8 @@ def detect_dialect(value: Members) -> Detection | None:
 def find_near_keys(value: Members) -> dict[str, str]:
     """Return the keys at the top that look like telling keys of a dialect, each with the key that may be meant."""
     plain = {key.replace("_", "").lower(): key for key in _TELLING_KEYS}
-    near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in value}
+    written = islice((name for name in value if len(name) <= _MAX_KEY), _MAX_KEYS)
+    near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in written}
     return {name: plain[found[0]] for name, found in near.items() if found}
 
 
@@ -125,10 +130,10 @@ def _is_config_map(value: Members) -> str:
         return ""
     for section in ("data", "binaryData"):
         entries = value.get(section)
-        for key, text in entries.items() if isinstance(entries, dict) else ():
+        for key, text in islice(entries.items() if isinstance(entries, dict) else (), _MAX_KEYS):
             found = _name_payload(text)
             if found:
-                return f'{section}["{key}"], {found}'
+                return f'{section}["{key[:_MAX_KEY]}"], {found}'
     return ""
 
 

@@ -10,14 +10,18 @@ from ranktable.problem import Problem, join_index, join_key, show_value
 def walk_objects(holder: Mapping[str, object], path: str, key: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield path and members of each object in the array `holder[key]`; what is no object is skipped."""
     items = holder.get(key)
-    for index, item in enumerate(items if isinstance(items, list) else ()):
+    if not isinstance(items, list):
+        return
+    base = join_key(path, key)
+    for index, item in enumerate(items):
         if isinstance(item, dict):
-            yield join_index(join_key(path, key), index), item
+            yield join_index(base, index), item
 
 
 def list_objects(holder: Mapping[str, object], key: str) -> list[dict[str, object]]:
     """Return the objects in the array `holder[key]`; what is no object is left out."""
-    return [item for _, item in walk_objects(holder, "", key)]
+    items = holder.get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def pop_text(members: dict[str, object], key: str) -> str | None:

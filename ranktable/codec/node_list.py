@@ -31,21 +31,29 @@ class NodeForm:
 
     dialect: str
     table: tuple[Key, ...]
-    node_key: str
-    """Key of the node's id or address, which is the model's server_id."""
-    ranks_key: str
+    node: tuple[Key, Key]
+    """The key of the node's id or address, which is the model's server_id, and that of its ranks."""
     device_key: str
     rank: tuple[Key, ...]
     number_keys: tuple[str, ...]
     """Keys of a rank that hold a device number, or -1 for none."""
 
+    @property
+    def node_key(self) -> str:
+        """Name of the key of the node's id or address."""
+        return self.node[0].name
+
+    @property
+    def ranks_key(self) -> str:
+        """Name of the key of the node's ranks."""
+        return self.node[1].name
+
 
 def check_form(value: Mapping[str, object], form: NodeForm) -> list[Problem]:
     """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers) of a table of `form`."""
-    node = (Key(form.node_key, missing="error"), Key(form.ranks_key, "list", missing="error"))
     problems = [*check_version(value, VERSION), *check_shape(value, "", form.table, ())]
     for node_path, members in walk_objects(value, "", "node_list"):
-        problems += check_shape(members, node_path, node, ())
+        problems += check_shape(members, node_path, form.node, ())
         for path, rank in walk_objects(members, node_path, form.ranks_key):
             problems += check_shape(rank, path, form.rank, ())
             for key in form.number_keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 from ranktable.problem import Problem, join_index, show_value
@@ -13,6 +14,8 @@ TypedKind = Literal["integer", "texts", "entries", "object"]
 TYPED_KINDS = frozenset({"integer", "texts", "entries", "object"})
 
 MAX_INTEGER = 2**32 - 1
+MAX_LISTED = 100
+"""Most wrong items of one array that are listed one by one."""
 
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 
@@ -52,9 +55,13 @@ def _check_integer(value: object, path: str, rule: str) -> Iterator[Problem]:
 
 def _check_items(items: list[object], path: str, kind: str) -> Iterator[Problem]:
     wanted, name = (str, "a string") if kind == "texts" else (dict, "an object")
-    for index, item in enumerate(items):
-        if not isinstance(item, wanted):
-            yield _wrong_type(item, join_index(path, index), name, f"write {name}")
+    wrong = ((index, item) for index, item in enumerate(items) if not isinstance(item, wanted))
+    for index, item in islice(wrong, MAX_LISTED):
+        yield _wrong_type(item, join_index(path, index), name, f"write {name}")
+    rest = sum(1 for _ in wrong)
+    if rest:
+        message = f"{rest} more items of the array are not {name}"
+        yield Problem(path, "R4", "error", message, "check that this is a rank table")
 
 
 def _wrong_type(value: object, path: str, name: str, remedy: str) -> Problem:

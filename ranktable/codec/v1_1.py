@@ -25,8 +25,7 @@ _FORM = NodeForm(
         Key("heterog_sub_version"),
         Key("node_list", "list", missing="error"),
     ),
-    node_key="node_addr",
-    ranks_key="ranks",
+    node=(Key("node_addr", missing="error"), Key("ranks", "list", missing="error")),
     device_key="device_id",
     rank=(
         Key("rank_id", "number", missing="error", rule="R9"),

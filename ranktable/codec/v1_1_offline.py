@@ -23,8 +23,7 @@ _FORM = NodeForm(
         Key("mode"),
         Key("node_list", "list", missing="error"),
     ),
-    node_key="node_id",
-    ranks_key="rank_list",
+    node=(Key("node_id", missing="error"), Key("rank_list", "list", missing="error")),
     device_key="item_id",
     rank=(
         Key("rank_id", "number", missing="error", rule="R9"),

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from ranktable.codec.members import walk_objects
 from ranktable.codec.typed import read_integer
-from ranktable.problem import Problem, join_index
+from ranktable.problem import Problem, join_index, show_value
 from ranktable.survey import Entry
 
 _MAX_ADDRESSES = 24
@@ -71,32 +71,32 @@ def _check_port_names(address: Entry) -> Iterator[Problem]:
     ports = address.members.get("ports")
     if not isinstance(ports, list):
         return
-    for index, port in enumerate(ports):
-        if isinstance(port, str) and not 1 <= len(port.encode("utf-8", "surrogatepass")) <= _MAX_PORT_NAME:
-            message = f"the name of a port must have 1 to {_MAX_PORT_NAME} bytes"
-            yield Problem(
-                join_index(address.path_of("ports"), index), "R30", "error", message, 'write a name like "0/4"'
-            )
-    if not 1 <= len({port for port in ports if isinstance(port, str)}) <= _MAX_PORTS:
+    names = {port for port in ports if isinstance(port, str)}
+    if not 1 <= len(names) <= _MAX_PORTS:
         message = f"an address must have 1 to {_MAX_PORTS} different ports"
         yield report_error(address, "ports", message, 'write names like "0/4"')
+        return
+    wrong = {name for name in names if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= _MAX_PORT_NAME}
+    for name in sorted(wrong):
+        message, path = f"the name of a port must have 1 to {_MAX_PORT_NAME} bytes", address.path_of("ports")
+        yield Problem(join_index(path, ports.index(name)), "R30", "error", message, 'write a name like "0/4"')
 
 
 def _check_backups(address: Entry) -> Iterator[Problem]:
-    backups, kind = address.members.get("backup_addr"), address.text("addr_type")
+    backups, kind, path = address.members.get("backup_addr"), address.text("addr_type"), address.path_of("backup_addr")
     if not isinstance(backups, list) or kind not in _ADDRESS_TYPES:
         return
-    if len(backups) > _MAX_BACKUPS:
-        message = f"the address has {len(backups)} backups, HCCL reads at most {_MAX_BACKUPS}"
-        yield Problem(address.path_of("backup_addr"), "R30", "error", message, "remove backups")
     if kind == "EID" and backups:
         yield report_error(address, "backup_addr", "an EID has no backup addresses", "remove the key")
-        return
-    for index, text in enumerate(backups):
-        if isinstance(text, str) and not _fits(text, kind):
-            message = "the backup is not an address of the same type"
-            path = join_index(address.path_of("backup_addr"), index)
-            yield Problem(path, "R30", "error", message, "write an address of the type in addr_type")
+    elif len(backups) > _MAX_BACKUPS:
+        message = f"the address has {len(backups)} backups, HCCL reads at most {_MAX_BACKUPS}"
+        yield Problem(path, "R30", "error", message, "remove backups")
+    else:
+        for index, text in enumerate(backups):
+            if isinstance(text, str) and not _fits(text, kind):
+                message = "the backup is not an address of the same type"
+                remedy = "write an address of the type in addr_type"
+                yield Problem(join_index(path, index), "R30", "error", message, remedy, show_value(text))
 
 
 def report_error(entry: Entry, key: str, message: str, remedy: str) -> Problem:

@@ -10,6 +10,7 @@ import pytest
 from ranktable import FileKind, JsonTextError, ReadError, detect_file
 from ranktable.cli import main
 from ranktable.codec.compressed import name_compression
+from ranktable.codec.detect import find_near_keys
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 KINDS = {
@@ -150,3 +151,15 @@ def test_a_config_map_inside_a_config_map_is_none_of_ours(tmp_path, inner):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"kind": "ConfigMap", "data": {"x": json.dumps(inner)}}))
     assert detect_file(path).dialect is None
+
+
+def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():
+    near = find_near_keys(dict.fromkeys([f"x{number}" for number in range(98)] + ["serverlist", "y", "grouplist"]))
+    assert near == {"serverlist": "server_list"}
+    assert find_near_keys({"s" * 65: 1, "rankList": 1}) == {"rankList": "rank_list"}
+
+
+def test_no_more_than_six_renames_are_proposed(tmp_path):
+    path = tmp_path / "strange.json"
+    path.write_text(json.dumps({f"serverlist{number}": 0 for number in range(9)}))
+    assert detect_file(path).advice.count("to 'server_list'") == 6

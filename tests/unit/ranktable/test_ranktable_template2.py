@@ -1,4 +1,4 @@
-"""Template 2, cloud and lab: to the model and back, the ranks that the cloud form implies, and what cannot be written."""
+"""Template 2, cloud and lab: to the model and back, the ranks that the cloud form implies, what cannot be written."""
 
 import json
 from dataclasses import replace
@@ -149,7 +149,7 @@ def test_ranks_that_the_order_does_not_imply_are_not_written():
         replace(first, devices=(replace(first.devices[0], rank_id=1),)),
         replace(second, devices=(replace(second.devices[0], rank_id=0),)),
     )
-    with pytest.raises(BuildError, match="device 0 of server 'a' has rank 1; .* makes it 0; renumber the ranks"):
+    with pytest.raises(BuildError, match=r"device 0 of server 'a' has rank 1; .* makes it 0; renumber the ranks"):
         encode_table(replace(table, servers=swapped))
 
 
@@ -174,3 +174,14 @@ def test_a_pod_name_inside_a_device_is_refused_not_lost():
     value["group_list"][0]["instance_list"][0]["devices"][0]["pod_name"] = "q"
     with pytest.raises(InvalidTableError, match="belongs to the instance"):
         parse_table(json.dumps(value))
+
+
+def test_an_empty_address_is_written_where_hccl_wants_the_key():
+    value = cloud(instance("p", "a", 0), instance("q", "b", 0))
+    for each in value["group_list"][0]["instance_list"]:
+        each["devices"][0]["device_ip"] = ""
+    table = parse_table(json.dumps(value))
+    assert [device.device_ip for _, device in table.placements] == [None, None]
+    assert encode_document(table) == value
+    single = cloud(instance("p", "a", 0))
+    assert encode_document(parse_table(json.dumps(single))) == single

@@ -11,6 +11,8 @@ from ranktable import BuildError, Device, RankTable, Server, encode_table, parse
 from ranktable.codec import encode_document
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
+from ranktable.rules.v2_0 import check_version_2
+from ranktable.survey import Survey
 from ranktable.validate import validate_document
 
 EXTRAS = st.dictionaries(st.text(min_size=1).map(lambda key: "x_" + key), st.text() | st.integers(), max_size=2)
@@ -242,3 +244,24 @@ def test_too_many_levels_are_refused():
 def test_what_this_version_cannot_say_is_not_written(server, says):
     with pytest.raises(BuildError, match=says):
         encode_table(RankTable("2.0", (server,)))
+
+
+def test_long_lists_of_wrong_items_are_counted():
+    found = findings(change((*FIRST_ADDRESS, "ports"), [0] * 1000))
+    ports = path_of((*FIRST_ADDRESS, "ports"))
+    assert len(found) == 102
+    assert found.count(("R4", "error", ports)) == found.count(("R30", "error", ports)) == 1
+
+
+def test_more_ranks_than_hccl_reads_are_refused():
+    survey = Survey("", {"rank_count": 65537, "rank_list": [{}] * 65537}, dialect="2.0")
+    first = next(check_version_2(survey, build_profile()))
+    assert (first.path, first.message) == ("rank_count", "HCCL reads at most 65536 ranks")
+
+
+def test_port_names_have_a_length():
+    for name in ("", "p" * 33):
+        assert findings(change((*FIRST_ADDRESS, "ports"), ["0/1", name])) == [
+            ("R30", "error", path_of((*FIRST_ADDRESS, "ports", 1)))
+        ]
+    assert findings(change((*FIRST_ADDRESS, "ports"), ["p" * 32])) == []

@@ -17,8 +17,15 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
+    from ranktable.detection import FileKind, detect_file
+    from ranktable.edit.convert import Converted, ConvertWishes, convert_table
+    from ranktable.edit.fix import Fixed, fix_table
+    from ranktable.edit.repair import Repair
+    from ranktable.edit.super_pods import SuperPodWishes
     from ranktable.errors import (
+        AmbiguousRankError,
         BuildError,
+        GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
@@ -31,18 +38,27 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
         WriteError,
     )
+    from ranktable.export.exporter import Export, export_table
     from ranktable.generate import build_table, default_file_name
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.reading.read import parse_table, read_table
+    from ranktable.report.picture import draw_table
     from ranktable.sources.hosts import Host, HostList
     from ranktable.validate import Report, validate_file, validate_table
     from ranktable.write import write_table
 
 _HOMES = {
     "codec": ("encode_table",),
+    "detection": ("FileKind", "detect_file"),
+    "edit.convert": ("ConvertWishes", "Converted", "convert_table"),
+    "edit.fix": ("Fixed", "fix_table"),
+    "edit.repair": ("Repair",),
+    "edit.super_pods": ("SuperPodWishes",),
     "errors": (
+        "AmbiguousRankError",
         "BuildError",
+        "GroupNotFoundError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
@@ -55,7 +71,9 @@ _HOMES = {
         "UnsupportedDialectError",
         "WriteError",
     ),
+    "export.exporter": ("Export", "export_table"),
     "generate": ("build_table", "default_file_name"),
+    "report.picture": ("draw_table",),
     "sources.hosts": ("Host", "HostList"),
     "model": ("Cluster", "Device", "Group", "RankTable", "Server", "SuperPod"),
     "problem": ("Position", "Problem"),
@@ -66,10 +84,17 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AmbiguousRankError",
     "BuildError",
     "Cluster",
+    "ConvertWishes",
+    "Converted",
     "Device",
+    "Export",
+    "FileKind",
+    "Fixed",
     "Group",
+    "GroupNotFoundError",
     "Host",
     "HostList",
     "HostListError",
@@ -83,15 +108,22 @@ __all__ = [
     "RankTable",
     "RankTableError",
     "ReadError",
+    "Repair",
     "Report",
     "Server",
     "SuperPod",
+    "SuperPodWishes",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
     "build_table",
+    "convert_table",
     "default_file_name",
+    "detect_file",
+    "draw_table",
     "encode_table",
+    "export_table",
+    "fix_table",
     "parse_table",
     "read_table",
     "validate_file",

@@ -18,6 +18,12 @@ class Entry:
 
     path: str
     members: Mapping[str, object] = field(default_factory=dict)
+    places: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """Paths of the members that stand elsewhere in the file, or under another key, than `path` and their key say."""
+
+    def path_of(self, key: str) -> str:
+        """Return the path of member `key` in the file."""
+        return (self.places.get(key) if self.places else None) or join_key(self.path, key)
 
     def text(self, key: str) -> str | None:
         """Return the member if it is a string, else None."""
@@ -31,7 +37,7 @@ class Entry:
     def complain(self, key: str, rule: str, severity: Severity, message: str, remedy: str) -> Problem:
         """Return a problem about member `key`, with its value."""
         value = show_value(self.members[key]) if key in self.members else None
-        return Problem(join_key(self.path, key), rule, severity, message, remedy, value)
+        return Problem(self.path_of(key), rule, severity, message, remedy, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,27 @@ class ServerEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class HoldingEntry(Entry):
+    """A super pod or a cluster: an object that names servers, or super pods, of the table."""
+
+    servers: tuple[Entry, ...] = ()
+    """The entries of its `server_list`, each with a `server_id`."""
+    super_pods: tuple[Entry, ...] = ()
+    """The entries of its `super_pod_list`, each with a `super_pod_id`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Survey(Entry):
-    """A whole table."""
+    """A whole table, or one group of a table whose groups are rank tables of their own."""
 
     servers: tuple[ServerEntry, ...] = ()
     declared_server_count: int | None = None
     dialect: str = "1.0"
     """Short name of the dialect that the file is written in."""
+    super_pods: tuple[HoldingEntry, ...] = ()
+    clusters: tuple[HoldingEntry, ...] = ()
+    groups: tuple[Survey, ...] = ()
+    """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
 
     @property
     def devices(self) -> Iterator[DeviceEntry]:

@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 from ranktable.codec import describe_repeat, examine_table, find_codec
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
-from ranktable.problem import Problem
+from ranktable.problem import Position, Problem
 from ranktable.profile import Profile, build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
 from ranktable.reading.read import STDIN_NAME, read_document
-from ranktable.rules import registered_rules
+from ranktable.rules import heterogeneous, registered_rules
+from ranktable.rules.mindie_llm import check_file_mode
 from ranktable.survey import Survey
 
 _HCCL_MAX_BYTES = 40 * 1024 * 1024
+_READERS_OF_ONE_KIND = {"mindie-global": "mindie-motor"}
+"""Readers whose demands hold without being named: nobody else reads such a table."""
+_MAX_BYTES = {"1.1": heterogeneous.MAX_BYTES}
+"""Dialects of which HCCL reads smaller files only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +55,51 @@ class Report:
         return EXIT_PROBLEMS if self.num_errors or (strict and self.problems) else EXIT_VALID
 
 
-def validate_table(table: RankTable, *, device_target: str = "ascend", chip: str | None = None) -> tuple[Problem, ...]:
+def validate_table(
+    table: RankTable,
+    *,
+    device_target: str = "ascend",
+    chip: str | None = None,
+    profile: str | None = None,
+    network_plan: int | None = None,
+) -> tuple[Problem, ...]:
     """Return every problem of `table`, structure first, then rule by rule; empty when there is not even a warning.
 
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
-    `chip` is "910a", "a2", "a3", "300i-duo" or None: it turns the warnings of its own rules into errors.
-    Raises ProfileError for other names, BuildError for a dialect that has no codec.
+    `chip` is "910a", "a2", "a3", "a5", "300i-duo" or None: it turns the warnings of its own rules into errors.
+    `profile` is "hccl", "mindspore", "mindie-llm", "mindie-motor" or None: it adds what that reader demands.
+    `network_plan` is the prefix length of the segments that the addresses must form (R23), or None.
+    Raises ProfileError for other names, BuildError for a table that its dialect cannot hold, or that has no codec.
     """
-    profile = build_profile(device_target, chip)
+    checked_for = build_profile(device_target, chip, profile, network_plan)
     structure, survey = examine_table(table)
-    return _collect(structure, survey, profile)
+    return _collect(structure, survey, checked_for)
 
 
-def validate_file(path: str | os.PathLike[str], *, device_target: str = "ascend", chip: str | None = None) -> Report:
+def validate_file(
+    path: str | os.PathLike[str],
+    *,
+    device_target: str = "ascend",
+    chip: str | None = None,
+    profile: str | None = None,
+    network_plan: int | None = None,
+) -> Report:
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
+    The options are those of `validate_table`; the profile "mindie-llm" looks at the permissions of the file too.
     Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
     """
-    profile = build_profile(device_target, chip)
+    checked_for = build_profile(device_target, chip, profile, network_plan)
     try:
         document = read_document(path)
-        return validate_document(document, profile)
+        return validate_document(document, checked_for)
     except JsonTextError as error:
-        return Report(error.source, profile, (error.problem,))
+        return Report(error.source, checked_for, (error.problem,))
     except UnknownDialectError as error:
-        problem = Problem("", "R2", "error", "the object is no rank table of any known kind", error.remedy)
-        return Report(error.source, profile, (problem,))
+        problem = Problem(
+            "", "R2", "error", "the object is no rank table of any known kind", error.remedy, position=Position(1, 1)
+        )
+        return Report(error.source, checked_for, (problem,))
 
 
 def validate_document(document: Document, profile: Profile) -> Report:
@@ -84,7 +108,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
     Raises UnsupportedDialectError and UnknownDialectError.
     """
     dialect, codec = find_codec(document)
-    text_problems = _check_text(document, profile)
+    text_problems = _check_text(document, profile, dialect.name)
     survey = codec.survey(document.value)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
@@ -101,26 +125,32 @@ def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tupl
 
 
 def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
+    reader = profile.reader or _READERS_OF_ONE_KIND.get(survey.dialect)
     return [
         problem
         for entry in registered_rules()
-        if survey.dialect in entry.dialects
-        for problem in entry.check(survey, profile)
+        if entry.check and survey.dialect in entry.dialects and (not entry.readers or reader in entry.readers)
+        for part in entry.parts_of(survey)
+        for problem in entry.check(part, profile)
     ]
 
 
-def _check_text(document: Document, profile: Profile) -> list[Problem]:
+def _check_text(document: Document, profile: Profile, dialect: str) -> list[Problem]:
     """Return the findings of R1 and R32 that do not keep the text from being read."""
     problems = []
     if document.has_bom:
         message = "the file starts with a byte order mark, which many JSON readers refuse"
         problems.append(Problem("", "R1", "warning", message, "save the file as UTF-8 without it"))
-    if profile.is_ascend and document.size_bytes > _HCCL_MAX_BYTES:
-        message = "the file is larger than 40 MiB, the most that HCCL reads"
+    limit = _MAX_BYTES.get(dialect, _HCCL_MAX_BYTES)
+    if profile.is_ascend and document.size_bytes > limit:
+        shown = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
+        message = f"the file is larger than {shown}, the most that HCCL reads"
         problems.append(Problem("", "R1", "error", message, "write it without indentation"))
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"
         problems.append(Problem("", "R1", "error", message, "rename the file"))
+    if profile.reader == "mindie-llm" and document.source != STDIN_NAME:
+        problems += check_file_mode(document.source)
     repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
     return [*problems, *repeats]
 

@@ -5,16 +5,18 @@ A new dialect is a module with a `CODEC`, and one line in `ranktable.codec.codec
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Mapping
 
 from ranktable.codec.codec import Codec, codec_names, codec_of
-from ranktable.codec.detect import Dialect, detect_dialect
+from ranktable.codec.detect import Dialect, detect_dialect, find_near_keys
 from ranktable.codec.layout import render_json
 from ranktable.errors import BuildError, InvalidTableError, NotReadyError, UnknownDialectError, UnsupportedDialectError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Problem
 from ranktable.reading.document import Document
 from ranktable.survey import Survey
+
+_MAX_RENAMES = 6
 
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:
@@ -24,10 +26,11 @@ def find_codec(document: Document) -> tuple[Dialect, Codec]:
     """
     detection = detect_dialect(document.value)
     if detection is None:
-        raise UnknownDialectError(document.source, list(document.value), _suggest(document))
+        raise UnknownDialectError(document.source, list(document.value), suggest_keys(document.value))
     codec = codec_of(detection.dialect.name)
     if codec is None:
-        remedy = f"give it to its own reader ({detection.dialect.consumer}), or write the job as version 1.0"
+        default = f"give it to its own reader ({detection.dialect.consumer}), or write the job as version 1.0"
+        remedy = detection.dialect.instead or default
         raise UnsupportedDialectError(document.source, detection.dialect.title, detection.evidence, remedy)
     return detection.dialect, codec
 
@@ -81,6 +84,8 @@ def _codec_to_write(table: RankTable) -> Codec:
     return codec
 
 
-def _suggest(document: Document) -> str:
-    near = [key for key in document.value if get_close_matches(key.lower(), ("server_list", "serverlist"), cutoff=0.75)]
-    return f"rename {near[0]!r} to 'server_list'" if near else "a version 1.0 table has 'server_list' at its top"
+def suggest_keys(value: Mapping[str, object]) -> str:
+    """Return what to do about an object that has no telling key of any dialect."""
+    near = list(find_near_keys(value).items())[:_MAX_RENAMES]
+    renames = [f"{written!r} to {meant!r}" for written, meant in near]
+    return f"rename {', '.join(renames)}" if renames else "a version 1.0 table has 'server_list' at its top"

@@ -10,13 +10,25 @@ from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.survey import Survey
 
-_MODULES = {"1.0": "v1_0"}
+_MODULES = {
+    "1.0": "v1_0",
+    "1.2": "v1_2",
+    "volcano-job": "volcano_job",
+    "volcano-global": "volcano_global",
+    "cross-cluster": "cross_cluster",
+    "mindie-global": "mindie_global",
+    "template2-cloud": "template2_cloud",
+    "template2-lab": "template2_lab",
+    "1.1": "v1_1",
+    "1.1-offline": "v1_1_offline",
+    "2.0": "v2_0",
+}
 """Module of each dialect that can be read and written; it holds a `CODEC`. Loaded when it is first asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The four functions of a dialect; `ranktable.codec.v1_0` documents each."""
+    """The four functions of a dialect; `ranktable.codec.server_list` documents each."""
 
     check_structure: Callable[[Mapping[str, object]], list[Problem]]
     """Every fault that keeps the object from being decoded (errors), and what is odd about its keys (warnings)."""

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
+from ranktable.codec.typed import TYPED_KINDS, TypedKind, check_typed
 from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, Severity, join_key, show_value
 
-Kind = Literal["text", "number", "list"]
+Kind = Literal["text", "number", "list"] | TypedKind
 
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of an object in a dialect whose scalars are strings."""
+    """One key of an object in a dialect. "text" and "number" are strings, a number one of decimal digits."""
 
     name: str
     kind: Kind = "text"
@@ -74,6 +75,8 @@ def _report_unknown(path: str, name: str, meant: str | None) -> Problem:
 def _check_value(value: object, path: str, key: Key) -> Iterator[Problem]:
     if key.kind == "list":
         yield from _check_list(value, path)
+    elif key.kind in TYPED_KINDS:
+        yield from check_typed(value, path, key.kind, key.rule)
     elif not isinstance(value, str):
         yield _report_type(value, path)
     elif key.kind == "number" and not _DECIMAL.fullmatch(value):

@@ -38,10 +38,14 @@ def parse_table(data: bytes | str, source: str = "<text>") -> RankTable:
 
 def read_document(path: str | os.PathLike[str]) -> Document:
     """Return the JSON object of the file at `path`, not yet taken for a table; raises ReadError, JsonTextError."""
+    name, data = read_source(path)
+    return parse_document(data, name)
+
+
+def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
+    """Return the name for messages and the bytes of the file at `path`; `-` is standard input. Raises ReadError."""
     name = os.fspath(path)
-    if name == "-":
-        return parse_document(_read_stdin(), STDIN_NAME)
-    return parse_document(read_bytes(name), name)
+    return (STDIN_NAME, _read_stdin()) if name == "-" else (name, read_bytes(name))
 
 
 def read_bytes(name: str) -> bytes:

@@ -1,31 +1,42 @@
 """Every table of the catalogue gets exactly the findings that an expert would give.
 
 A folder of the catalogue holds tables and one `expected.yaml`: per table why it is there, how it is checked
-(`device_target`, `chip`), its findings as [rule, severity, path, line] (line 0: not compared), and `ready: false`.
+(`device_target`, `chip`, `profile`, `network_plan`, and `mode`, the permissions that the file has), its findings as
+[rule, severity, path, line] (line 0: not compared), and `ready: false`.
+A table that is not judged at all has `error` in place of findings: the name of the exception.
 """
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+import ranktable
 from ranktable import Report, validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"
-OPTIONS = ("device_target", "chip")
+OPTIONS = ("device_target", "chip", "profile", "network_plan")
 EXPECTED = {
     f"{listing.parent.name}/{name}": expected
     for listing in sorted(CATALOGUE.glob("*/expected.yaml"))
     for name, expected in yaml.safe_load(listing.read_text(encoding="utf-8")).items()
 }
+JUDGED = [name for name in EXPECTED if "error" not in EXPECTED[name]]
 
 
 def validate(name: str) -> Report:
     options = {option: EXPECTED[name][option] for option in OPTIONS if option in EXPECTED[name]}
-    return validate_file(CATALOGUE / name, **options)
+    if "mode" not in EXPECTED[name]:
+        return validate_file(CATALOGUE / name, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(shutil.copy(CATALOGUE / name, folder))
+        copied.chmod(int(EXPECTED[name]["mode"], 8))
+        return validate_file(copied, **options)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_table_gets_the_expected_findings(name):
     report = validate(name)
     found = [[problem.rule, problem.severity, problem.path] for problem in report.problems]
@@ -33,7 +44,13 @@ def test_a_table_gets_the_expected_findings(name):
     assert report.is_ready is EXPECTED[name].get("ready", True)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - set(JUDGED)))
+def test_a_table_that_is_not_judged_raises_the_expected_error(name):
+    with pytest.raises(getattr(ranktable, EXPECTED[name]["error"])):
+        validate(name)
+
+
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_finding_points_at_its_line(name):
     lines = {(problem.rule, problem.path): problem.position.line for problem in validate(name).problems}
     for rule, _, path, line in EXPECTED[name]["findings"]:

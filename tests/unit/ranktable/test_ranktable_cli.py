@@ -71,7 +71,7 @@ def test_what_generate_writes_is_valid_and_shown(run):
     status, out, err = run("validate", "--device_target", "cpu", "t.json")
     assert (status, err) == (0, "")
     assert out == "t.json: valid (version 1.0, 2 servers, 4 devices, checked for cpu)\n"
-    status, out, _ = run("show", "t.json")
+    status, out, _ = run("show", "--ranks", "t.json")
     assert status == 0
     assert out.splitlines() == [
         "version 1.0, status completed, 2 servers, 4 devices",
@@ -185,11 +185,11 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
 
 
 def test_another_dialect_is_named(run):
-    Path("t.json").write_text('{"version": "1.2", "server_list": [{}], "super_pod_list": []}')
+    Path("t.json").write_text('{"version": "1.2", "prefill_device_list": [], "server_list": [{}]}')
     for command in ("show", "validate"):
         status, _, err = run(command, "t.json")
         assert status == 2
-        assert "a super pod rank table (version 1.2)" in err
+        assert "a vLLM-Ascend prefill and decode table" in err
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["validate"], ["show"]])

@@ -1,0 +1,177 @@
+"""Dialect template2-cloud: template 2 as hccl-controller and ModelArts wrote it, with pods and without rank ids.
+
+The ranks follow the string order of server_id, then device_id, over all groups. In the model every device has the
+`pod_name` of its instance in `Device.extra`, and a group's servers name it; a server in two groups appears in both.
+Instances of one server that stand apart in the file are written side by side; their ranks do not depend on it.
+Source: HCCL's parser: a table without version and without deploy_mode (EI0017 for missing keys).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ranktable.codec.codec import Codec
+from ranktable.codec.members import list_objects, pop_text, without
+from ranktable.codec.shape import Key
+from ranktable.codec.template2 import (
+    INSTANCE,
+    Form,
+    Object,
+    check_form,
+    keep_wrong_counts,
+    servers_of_groups,
+    survey_form,
+)
+from ranktable.errors import BuildError
+from ranktable.model import Device, Group, RankTable, Server
+from ranktable.problem import Problem
+from ranktable.survey import Survey
+
+DIALECT = "template2-cloud"
+
+_FORM = Form(
+    DIALECT,
+    table=(
+        Key("status", missing="error"),
+        Key("group_count", "number", missing="error", rule="R28"),
+        Key("group_list", "list", missing="error"),
+    ),
+    group=(
+        Key("group_name", missing="error"),
+        Key("instance_count", "number", missing="error", rule="R28"),
+        Key("device_count", "number", missing="error", rule="R28"),
+        Key("instance_list", "list", missing="error"),
+    ),
+    instance=(
+        Key("pod_name", missing="error"),
+        Key("server_id", missing="error"),
+        Key("devices", "list", missing="error"),
+    ),
+    reserved=frozenset({INSTANCE, "pod_name"}),
+)
+
+
+def check_structure(value: Mapping[str, object]) -> list[Problem]:
+    """Return every fault of the structure; empty when it can be decoded."""
+    return check_form(value, _FORM)
+
+
+def survey(value: Mapping[str, object]) -> Survey:
+    """Return what can be read of the object, however faulty it is."""
+    return survey_form(value, _FORM)
+
+
+def decode(value: Mapping[str, object]) -> RankTable:
+    """Return the table, with the ranks that HCCL gives its devices. `value` must have passed `check_structure`."""
+    groups: list[Group] = []
+    servers: list[Server] = []
+    for members in list_objects(value, "group_list"):
+        name, instances = str(members["group_name"]), list_objects(members, "instance_list")
+        found = {"instance_count": len(instances), "device_count": sum(_count_devices(each) for each in instances)}
+        groups.append(Group(name, keep_wrong_counts(found, without(members, "group_name", "instance_list"))))
+        servers += _decode_servers(instances, name)
+    rest = keep_wrong_counts({"group_count": len(groups)}, without(value, "status", "group_list"))
+    table = RankTable(DIALECT, tuple(servers), str(value["status"]), groups=tuple(groups), extra=rest)
+    return replace(table, servers=tuple(_give_ranks(table)))
+
+
+def _count_devices(instance: Object) -> int:
+    return len(list_objects(instance, "devices"))
+
+
+def _decode_servers(instances: list[Object], group: str) -> Iterator[Server]:
+    """Yield the servers of one group; their ranks are still to be given."""
+    devices: dict[str, list[Device]] = {}
+    for instance in instances:
+        devices.setdefault(str(instance["server_id"]), []).extend(_decode_devices(instance))
+    for server_id, its_devices in devices.items():
+        yield Server(server_id, tuple(its_devices), group=group)
+
+
+def _decode_devices(instance: Object) -> Iterator[Device]:
+    own = without(instance, "pod_name", "server_id", "devices")
+    shared = {"pod_name": instance["pod_name"], **({INSTANCE: own} if own else {})}
+    for members in list_objects(instance, "devices"):
+        rest = without(members, "device_id")
+        yield Device(int(str(members["device_id"])), -1, pop_text(rest, "device_ip"), extra=shared | rest)
+
+
+def _give_ranks(table: RankTable) -> Iterator[Server]:
+    ranks = _implied_ranks(table)
+    for place, server in enumerate(table.servers):
+        devices = (replace(device, rank_id=ranks[place, position]) for position, device in enumerate(server.devices))
+        yield replace(server, devices=tuple(devices))
+
+
+def _implied_ranks(table: RankTable) -> dict[tuple[int, int], int]:
+    """Return the rank of each device by the places of its server and of itself there."""
+    keys = [
+        (server.server_id, device.device_id, place, position)
+        for place, server in enumerate(table.servers)
+        for position, device in enumerate(server.devices)
+    ]
+    return {(place, position): rank for rank, (_, _, place, position) in enumerate(sorted(keys))}
+
+
+def encode(table: RankTable) -> dict[str, object]:
+    """Return the JSON object of `table`; decoding it gives `table` again.
+
+    Raises BuildError when the ranks are not those that the order of the ids implies, when a device has no pod_name,
+    and for what the dialect has no key for.
+    """
+    _check_ranks(table)
+    servers = servers_of_groups(table)
+    groups = [_encode_group(group, servers[group.name]) for group in table.groups]
+    return {"status": table.status, "group_count": str(len(groups)), "group_list": groups, **table.extra}
+
+
+def _check_ranks(table: RankTable) -> None:
+    ranks = _implied_ranks(table)
+    for place, server in enumerate(table.servers):
+        for position, device in enumerate(server.devices):
+            implied = ranks[place, position]
+            if device.rank_id != implied:
+                who = f"device {device.device_id} of server {server.server_id!r}"
+                order = "the string order of server_id, then device_id"
+                message = f"{who} has rank {device.rank_id}; {DIALECT} has no rank ids: {order} makes it {implied}"
+                raise BuildError(message, "renumber the ranks in that order first")
+
+
+def _encode_group(group: Group, servers: list[Server]) -> Object:
+    instances = [instance for server in servers for instance in _split_instances(server)]
+    return {
+        "group_name": group.name,
+        "instance_count": str(len(instances)),
+        "device_count": str(sum(len(server.devices) for server in servers)),
+        "instance_list": [_encode_instance(*instance, needs_address=len(instances) > 1) for instance in instances],
+        **group.extra,
+    }
+
+
+def _split_instances(server: Server) -> list[tuple[Object, list[Device]]]:
+    """Return the instances of a server, each as its own keys and its devices, in the order of the devices."""
+    instances: dict[str, tuple[Object, list[Device]]] = {}
+    for device in server.devices:
+        if not isinstance(device.extra.get("pod_name"), str):
+            message = f"device {device.device_id} of server {server.server_id!r} has no pod_name"
+            raise BuildError(message, "name the pod of every device in its extra")
+        own = {"pod_name": device.extra["pod_name"], "server_id": server.server_id}
+        further = device.extra.get(INSTANCE)
+        own |= further if isinstance(further, dict) else {}
+        instances.setdefault(json.dumps(own, sort_keys=True), (own, []))[1].append(device)
+    return list(instances.values())
+
+
+def _encode_instance(own: Object, devices: list[Device], *, needs_address: bool) -> Object:
+    return own | {"devices": [_encode_device(device, needs_address=needs_address) for device in devices]}
+
+
+def _encode_device(device: Device, *, needs_address: bool) -> Object:
+    """In a group of several instances HCCL wants the key device_ip also where there is no address: then it is empty."""
+    address = {"device_ip": device.device_ip or ""} if device.device_ip or needs_address else {}
+    return {"device_id": str(device.device_id), **address, **without(device.extra, "pod_name", INSTANCE)}
+
+
+CODEC = Codec(check_structure, survey, decode, encode)

@@ -1,0 +1,149 @@
+"""`ranktable fix`: the mechanical faults of a table repaired, and what is left for a person."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ranktable.commands.outcome import Outcome
+from ranktable.profile import CHIPS, DEVICE_TARGETS
+
+if TYPE_CHECKING:
+    from ranktable.edit.repair import Repair
+    from ranktable.validate import Report
+
+_STDIN = "-"
+_SHOWN_REPEATS = 3
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("-o", "--output", metavar="OUT", help="Where to write the repaired table; - is standard output.")
+@click.option("--in_place", is_flag=True, help="Write the repaired table to FILE itself.")
+@click.option("--backup", is_flag=True, help="With --in_place: keep FILE as it was in FILE.orig.")
+@click.option("--reorder", is_flag=True, help="Number the ranks anew in the string order of the server ids.")
+@click.option("--all", "list_all", is_flag=True, help="List every repair; without it, repeats are counted.")
+@click.option(
+    "--device_target",
+    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
+    default="ascend",
+    show_default=True,
+    help="For which devices to check the result.",
+)
+@click.option(
+    "--chip",
+    type=click.Choice(CHIPS, case_sensitive=False),
+    metavar=f"[{'|'.join(CHIPS)}]",
+    help="Hold the result to the rules of this chip.",
+)
+def fix(
+    file: str,
+    output: str | None,
+    in_place: bool,
+    backup: bool,
+    reorder: bool,
+    list_all: bool,
+    device_target: str,
+    chip: str | None,
+) -> Outcome:
+    """Repair what is mechanical in FILE, list each repair, and check the result.
+
+    Repaired are types, counts, comments, trailing commas, encodings, misspelt keys, blanks and keys that stand twice.
+    Ids and addresses are never made up, and the status is never changed. Exits with 0 when the result is valid, with
+    1 when problems are left for a person, which are listed.
+    """
+    from ranktable.codec.layout import render_json
+    from ranktable.edit.fix import fix_table
+    from ranktable.profile import build_profile
+    from ranktable.reading.document import parse_document
+    from ranktable.reading.read import STDIN_NAME, read_source
+    from ranktable.validate import validate_document
+
+    target = _choose_target(file, output, in_place=in_place, backup=backup)
+    profile = build_profile(device_target, chip)
+    source, data = read_source(file)
+    fixed = fix_table(data, source, reorder=reorder)
+    text = render_json(fixed.value)
+    is_printed = target == _STDIN
+    result = parse_document(text.encode("utf-8"), STDIN_NAME if is_printed else target)
+    report = validate_document(result, profile)
+    report = replace(report, source="the result") if is_printed else report
+    notes = [*_list_repairs(fixed.repairs, list_all=list_all), *fixed.notes, *_explain_status(report)]
+    if is_printed:
+        return _print(text, notes, report)
+    if in_place and not fixed.repairs:
+        notes.append(f"{file} is left as it is: nothing in it can be repaired mechanically")
+    else:
+        notes += _write(file, target, text, data if backup else None)
+    return _print("", notes, report)
+
+
+def _choose_target(file: str, output: str | None, *, in_place: bool, backup: bool) -> str:
+    if (output is None) == (not in_place):
+        raise click.UsageError("name the result with -o OUT, or give --in_place")
+    if backup and not in_place:
+        raise click.UsageError("--backup goes with --in_place; leave it out")
+    if output is not None:
+        return output
+    if file == _STDIN:
+        raise click.UsageError("--in_place needs a file, not standard input")
+    # A link stays a link: what it points at is repaired.
+    return os.path.realpath(file)
+
+
+def _list_repairs(repairs: Sequence[Repair], *, list_all: bool) -> list[str]:
+    """Return a line for each repair; of many of one kind the first three and a count."""
+    if not repairs:
+        return ["nothing to repair"]
+    lines: list[str] = []
+    for _, group in groupby(sorted(repairs, key=_kind_of), key=_kind_of):
+        alike = list(group)
+        shown = alike if list_all or len(alike) <= _SHOWN_REPEATS + 1 else alike[:_SHOWN_REPEATS]
+        lines += [f"repaired {repair}" for repair in shown]
+        if len(shown) < len(alike):
+            lines.append(f"repaired {alike[0].rule}: and {len(alike) - len(shown)} more like this (--all lists them)")
+    return lines
+
+
+def _kind_of(repair: Repair) -> tuple[int, str]:
+    """What makes repairs alike: the rule and the key."""
+    return int(repair.rule.removeprefix("R")), repair.path.rpartition(".")[2]
+
+
+def _explain_status(report: Report) -> list[str]:
+    if report.is_ready and not any(problem.rule == "R3" for problem in report.problems):
+        return []
+    return ["the status is left as it is: only the producer of a table knows whether it is complete"]
+
+
+def _write(file: str, target: str, text: str, original: bytes | None) -> list[str]:
+    from ranktable.write import DEFAULT_MODE, write_bytes
+
+    is_same = Path(target).exists() and Path(file).exists() and Path(target).samefile(file)
+    mode = stat.S_IMODE(Path(target).stat().st_mode) if is_same else DEFAULT_MODE
+    notes = []
+    if original is not None:
+        kept = f"{target}.orig"
+        if os.path.lexists(kept):
+            raise click.UsageError(f"{kept} is there already; move it away, or leave --backup out")
+        write_bytes(kept, original, mode=mode)
+        notes.append(f"kept the original as {kept}")
+    write_bytes(target, text.encode("ascii"), mode=mode)
+    return [*notes, f"wrote {target}"]
+
+
+def _print(text: str, notes: list[str], report: Report) -> Outcome:
+    """Put the findings where the table is not."""
+    from ranktable.report.findings import render_report
+
+    findings = render_report(report)
+    if text:
+        return Outcome(text, (*notes, *findings.splitlines()), report.exit_code())
+    return Outcome(findings + "\n", tuple(notes), report.exit_code())

@@ -1,0 +1,92 @@
+"""Rule R33: the limits of version 1.1, tables of groups that mix devices and hosts.
+
+Source: HCCL's parsers of heterogeneous tables, online and offline; two ranks with one address and port are a deduction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ranktable.codec.shape import parse_number
+from ranktable.problem import Problem
+from ranktable.profile import Profile
+from ranktable.rules.addresses import parse_address
+from ranktable.rules.registry import HETEROGENEOUS, rule
+from ranktable.survey import DeviceEntry, Survey
+
+MAX_BYTES = 10 * 1024
+"""Largest file of this version that HCCL reads."""
+
+_MAX_COLLECTIVE_ID = 127
+_MAX_PORT = 65535
+_HOST_DEVICE = "-1"
+_NEEDED_ON_A3 = ("device_id", "port", "rank_ip", "sdid")
+
+
+@rule("R33", "version 1.1: collective_id, mode, node addresses and ports are what HCCL reads", HETEROGENEOUS)
+def check_heterogeneous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """The online form is checked whole; the offline form has only its equal numbers of devices."""
+    if survey.dialect == "1.1-offline":
+        yield from _check_equal_devices(survey)
+        return
+    yield from _check_head(survey)
+    for server in survey.servers:
+        text = server.server_id
+        if text and parse_address(text) is None:
+            remedy = "write the address of the host, not its name"
+            yield server.complain("server_id", "R33", "error", "node_addr must be an IPv4 or IPv6 address", remedy)
+    yield from _check_ports(survey)
+    if survey.has("heterog_sub_version"):
+        for device in survey.devices:
+            yield from _check_a3_keys(device)
+
+
+def _check_head(survey: Survey) -> Iterator[Problem]:
+    collective_id = survey.text("collective_id")
+    if collective_id is not None and len(collective_id.encode("utf-8", "surrogatepass")) > _MAX_COLLECTIVE_ID:
+        message = f"the id is longer than {_MAX_COLLECTIVE_ID} bytes"
+        yield survey.complain("collective_id", "R33", "error", message, "shorten it")
+    if survey.text("mode") not in (None, "tcp", "rdma"):
+        yield survey.complain("mode", "R33", "error", "the mode is neither tcp nor rdma", "write one of the two")
+    if survey.text("heterog_sub_version") not in (None, "1.2"):
+        message = "the only sub-version that HCCL knows is 1.2"
+        yield survey.complain("heterog_sub_version", "R33", "error", message, 'write "1.2", or leave the key out')
+
+
+def _check_ports(survey: Survey) -> Iterator[Problem]:
+    """Port 0 stands for the default. A rank without an address of its own listens on that of its node."""
+    first_paths: dict[tuple[str, int], str] = {}
+    for server in survey.servers:
+        for device in server.devices:
+            port = parse_number(device.members.get("port"))
+            if port is None or port == 0:
+                continue
+            if port > _MAX_PORT:
+                message = f"ports go up to {_MAX_PORT}"
+                yield device.complain("port", "R33", "error", message, 'write a port, or "0" for the default')
+                continue
+            place = (device.text("device_ip") or server.server_id or server.path, port)
+            if place in first_paths:
+                message = f"the rank at {first_paths[place]} has the same address and port"
+                yield device.complain("port", "R33", "warning", message, "give each rank of an address its own port")
+            first_paths.setdefault(place, device.path)
+
+
+def _check_a3_keys(device: DeviceEntry) -> Iterator[Problem]:
+    is_on_host = device.text("device_id") == _HOST_DEVICE
+    for key in (*_NEEDED_ON_A3, "bind_device_id") if is_on_host else _NEEDED_ON_A3:
+        is_there = device.has(key) or (key == "rank_ip" and device.has("device_ip"))
+        if not is_there:
+            message = "the key is missing; with heterog_sub_version every rank needs it"
+            yield device.complain(key, "R33", "error", message, f"add {key!r}")
+
+
+def _check_equal_devices(survey: Survey) -> Iterator[Problem]:
+    counts = [sum(device.device_id is not None for device in server.devices) for server in survey.servers]
+    usual = Counter(counts).most_common(1)[0][0] if counts else 0
+    for server, count in zip(survey.servers, counts, strict=True):
+        if count != usual:
+            message = f"the number of devices is {count} here and {usual} on the other nodes"
+            remedy = "list as many devices on every node"
+            yield Problem(server.path_of("rank_list"), "R33", "error", message, remedy)

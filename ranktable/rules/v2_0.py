@@ -1,0 +1,187 @@
+"""Rule R30: the limits of version 2.0. Source: HCCL's parser of that version (EI0014, EI0017).
+
+What its documentation asks for beyond the parser, and what can only be a slip, are warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ranktable.codec.members import walk_objects
+from ranktable.codec.typed import read_integer
+from ranktable.problem import Problem
+from ranktable.profile import Profile
+from ranktable.rules.registry import V2, rule
+from ranktable.rules.v2_0_addresses import (
+    check_addresses,
+    check_control,
+    check_length,
+    check_range,
+    quote_names,
+    report_error,
+    report_warning,
+)
+from ranktable.survey import Entry, Survey
+
+SPARE_ID = 64
+"""The local_id of the spare card that stands in for another."""
+
+_MAX_RANKS = 65536
+_MAX_LEVELS = 8
+_MAX_LAYER = 7
+_MAX_INSTANCE_ID = 1024
+_MAX_DEVICE_ID = 64
+_MAX_SOCKET_PORT = 65535
+_DETOURS = ("true", "false", "")
+_NET_TYPES = ("TOPO_FILE_DESC", "CLOS", "1DMESH", "2DMESH", "A3_SERVER", "A2_AX_SERVER")
+_DOCUMENTED_TYPES = ("TOPO_FILE_DESC", "CLOS")
+
+
+@rule("R30", "version 2.0: counts, ids, layers, addresses and ports are within HCCL's limits", V2)
+def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """One walk over the ranks; the findings of one rank stand together."""
+    ranks = [Entry(path, rank) for path, rank in walk_objects(survey.members, "", "rank_list")]
+    yield from _check_table(survey, len(ranks))
+    yield from _check_rank_ids(ranks)
+    yield from _check_spare(ranks)
+    sub_networks: dict[tuple[int, str], tuple[int, str]] = {}
+    local_ids: dict[tuple[str, int], str] = {}
+    owners: dict[str, str] = {}
+    for rank in ranks:
+        yield from _check_numbers(rank)
+        levels = [Entry(path, level) for path, level in walk_objects(rank.members, rank.path, "level_list")]
+        yield from _check_layers(rank, levels)
+        for level in levels:
+            yield from _check_level(level)
+            yield from _check_sub_network(level, sub_networks)
+            yield from check_addresses(level, rank, owners)
+        yield from _check_local_id(rank, levels, local_ids)
+        control = rank.members.get("control_plane")
+        if isinstance(control, dict):
+            yield from check_control(Entry(rank.path_of("control_plane"), control))
+
+
+def _check_table(table: Entry, found: int) -> Iterator[Problem]:
+    count = read_integer(table.members.get("rank_count"))
+    if count is not None and count != found:
+        message = f"rank_list has {found} entr{'y' if found == 1 else 'ies'}"
+        yield report_error(table, "rank_count", message, f"write {found}, or list the missing ranks")
+    elif count is not None and count > _MAX_RANKS:
+        yield report_error(table, "rank_count", f"HCCL reads at most {_MAX_RANKS} ranks", "make several smaller jobs")
+    if table.text("detour") not in (None, *_DETOURS):
+        yield report_error(
+            table, "detour", 'the value is neither "true" nor "false"', "write one of the two as a string"
+        )
+
+
+def _check_rank_ids(ranks: list[Entry]) -> Iterator[Problem]:
+    first_paths: dict[int, str] = {}
+    wrong: list[tuple[Entry, str]] = []
+    for rank in ranks:
+        number = read_integer(rank.members.get("rank_id"))
+        if number is None:
+            continue
+        if number >= len(ranks):
+            wrong.append((rank, f"the table has {len(ranks)} ranks, so they go from 0 to {len(ranks) - 1}"))
+        elif first_paths.setdefault(number, rank.path_of("rank_id")) != rank.path_of("rank_id"):
+            wrong.append((rank, f"the same rank_id stands at {first_paths[number]}"))
+    missing = (number for number in range(len(ranks)) if number not in first_paths)
+    for rank, message in wrong:
+        yield report_error(rank, "rank_id", message, f"write {next(missing)}, a rank that is missing")
+
+
+def _check_spare(ranks: list[Entry]) -> Iterator[Problem]:
+    """One rank at most runs on a spare card, and no other rank has the local_id of the card that it stands in for."""
+    local_ids: dict[int, str] = {}
+    spares: list[Entry] = []
+    for rank in ranks:
+        number = read_integer(rank.members.get("local_id"))
+        if number == SPARE_ID:
+            spares.append(rank)
+        elif number is not None:
+            local_ids.setdefault(number, rank.path_of("local_id"))
+            if rank.has("replaced_local_id") and rank.members["replaced_local_id"] != number:
+                message = f"the key is read only where local_id is {SPARE_ID}"
+                yield report_warning(rank, "replaced_local_id", message, "remove it")
+    for spare in spares[1:]:
+        message = f"a table has one spare card; another stands at {spares[0].path_of('local_id')}"
+        yield report_error(spare, "local_id", message, "keep one of them")
+    for spare in spares:
+        replaced = read_integer(spare.members.get("replaced_local_id"))
+        if not spare.has("replaced_local_id"):
+            message = "the key is missing; a spare card names the card that it stands in for"
+            yield report_error(spare, "replaced_local_id", message, "add the local_id of that card")
+        elif replaced is not None and replaced >= SPARE_ID:
+            message = f"the cards that can be replaced are 0 to {SPARE_ID - 1}"
+            yield report_error(spare, "replaced_local_id", message, "write the local_id of the replaced card")
+        elif replaced in local_ids:
+            message = f"the replaced card still has a rank, at {local_ids[replaced]}"
+            yield report_error(spare, "replaced_local_id", message, "remove one of the two ranks")
+
+
+def _check_numbers(rank: Entry) -> Iterator[Problem]:
+    for key, lowest, highest in (
+        ("local_id", 0, SPARE_ID),
+        ("device_id", 0, _MAX_DEVICE_ID),
+        ("device_port", 1, _MAX_SOCKET_PORT),
+        ("host_port", 1, _MAX_SOCKET_PORT),
+    ):
+        yield from check_range(rank, key, lowest, highest)
+
+
+def _check_layers(rank: Entry, levels: list[Entry]) -> Iterator[Problem]:
+    if len(levels) > _MAX_LEVELS:
+        message = f"the rank has {len(levels)} levels, HCCL reads at most {_MAX_LEVELS}"
+        yield Problem(rank.path_of("level_list"), "R30", "error", message, "remove levels")
+    highest = -1
+    for level in levels:
+        layer = read_integer(level.members.get("net_layer"))
+        if layer is None:
+            continue
+        if layer > _MAX_LAYER:
+            yield report_error(level, "net_layer", f"layers go from 0 to {_MAX_LAYER}", "write a layer in that range")
+        elif layer <= highest:
+            message = "the layers of a rank must increase from one level to the next"
+            yield report_error(level, "net_layer", message, "sort the levels, each layer once")
+        highest = max(highest, layer)
+
+
+def _check_level(level: Entry) -> Iterator[Problem]:
+    yield from check_length(level, "net_instance_id", _MAX_INSTANCE_ID)
+    net_type, layer = level.text("net_type"), read_integer(level.members.get("net_layer"))
+    if net_type is not None and net_type not in _NET_TYPES:
+        yield report_error(
+            level, "net_type", "HCCL does not know this kind of network", f"write {quote_names(_NET_TYPES[:2])}"
+        )
+    elif layer == 0 and net_type != "TOPO_FILE_DESC":
+        message = "the documented kind of layer 0 is TOPO_FILE_DESC"
+        yield report_warning(level, "net_type", message, 'write "TOPO_FILE_DESC"')
+    elif net_type not in (None, *_DOCUMENTED_TYPES):
+        message = "the kind is known to HCCL, but not documented"
+        yield report_warning(level, "net_type", message, f"write {quote_names(_DOCUMENTED_TYPES)}")
+
+
+def _check_sub_network(level: Entry, seen: dict[tuple[int, str], tuple[int, str]]) -> Iterator[Problem]:
+    """All members of a sub-network have the same number of addresses."""
+    layer, instance = read_integer(level.members.get("net_layer")), level.text("net_instance_id")
+    addresses = level.members.get("rank_addr_list")
+    if layer is None or instance is None or not isinstance(addresses, list):
+        return
+    count, first = seen.setdefault((layer, instance), (len(addresses), level.path_of("rank_addr_list")))
+    if count != len(addresses):
+        message = f"the number of addresses is {len(addresses)} here and {count} at {first}, in the same sub-network"
+        remedy = "give every rank of a sub-network the same number of addresses"
+        yield Problem(level.path_of("rank_addr_list"), "R30", "error", message, remedy)
+
+
+def _check_local_id(rank: Entry, levels: list[Entry], seen: dict[tuple[str, int], str]) -> Iterator[Problem]:
+    """The topology file names the cards of a layer 0 sub-network by local_id, so two ranks with one share a card."""
+    number = read_integer(rank.members.get("local_id"))
+    for level in levels:
+        instance = level.text("net_instance_id")
+        if number is not None and instance is not None and read_integer(level.members.get("net_layer")) == 0:
+            place = rank.path_of("local_id")
+            first = seen.setdefault((instance, number), place)
+            if first != place:
+                message = f"the same local_id stands at {first}, in the same sub-network of layer 0"
+                yield report_warning(rank, "local_id", message, "give each card of a sub-network its own local_id")

@@ -1,0 +1,372 @@
+"""Between dialects: ranks, ids and addresses survive, the rest is told, and nothing is made up that machines know."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranktable import (
+    BuildError,
+    Cluster,
+    ConvertWishes,
+    Device,
+    Group,
+    RankTable,
+    RankTableError,
+    Server,
+    SuperPod,
+    SuperPodWishes,
+    build_table,
+    convert_table,
+    draw_table,
+    encode_table,
+    export_table,
+    parse_table,
+    read_table,
+    validate_table,
+    write_table,
+)
+from ranktable.cli import main
+from ranktable.codec.codec import codec_names
+from ranktable.edit.convert import dialect_names, refused_names
+from ranktable.edit.super_pods import parse_super_pod, read_super_device_ids
+from ranktable.export.exporter import export_names
+from ranktable.report.overview import overview_as_json
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+GOOD = [
+    path.parent / name
+    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
+    for name, expected in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    if expected.get("findings") == []
+]
+BOARD = ConvertWishes(board_id="0x0000", chip_info="910", renumber=True)
+PODS = ConvertWishes(super_pods=SuperPodWishes([("0", ["a"]), ("1", ["b"])], {"a": ["1", "2"], "b": ["1", "2"]}))
+
+
+def placements(table):
+    """What every conversion must keep."""
+    return sorted(
+        (device.rank_id, server.server_id, device.device_id, device.device_ip or None)
+        for server, device in table.placements
+    )
+
+
+@st.composite
+def tables(draw):
+    """Return a table with servers and devices in any order, and the ranks in any order or in that of the cloud form."""
+    names = draw(st.lists(st.sampled_from(["10.0.0.9", "10.0.0.10", "node1", "node10", "a"]), min_size=1, unique=True))
+    per_server = draw(st.sampled_from([1, 2, 4]))
+    ids = {name: draw(st.permutations(range(8)))[:per_server] for name in names}
+    keys = [(name, device_id) for name in names for device_id in ids[name]]
+    order = sorted(keys) if draw(st.booleans()) else draw(st.permutations(keys))
+    ranks = {key: rank for rank, key in enumerate(order)}
+    has_ips = draw(st.booleans())
+    servers = tuple(
+        Server(
+            name,
+            tuple(
+                Device(number, ranks[name, number], f"10.1.{number}.{place}" if has_ips else None)
+                for number in ids[name]
+            ),
+        )
+        for place, name in enumerate(names)
+    )
+    return RankTable("1.0", servers, declared_server_count=len(servers))
+
+
+@settings(deadline=None, max_examples=60)
+@given(tables())
+def test_template_2_and_back_keeps_every_rank_device_and_address(table):
+    lab = parse_table(encode_table(convert_table(table, "template2-lab", BOARD).table))
+    assert placements(lab) == placements(table)
+    assert placements(parse_table(encode_table(convert_table(lab, "1.0").table))) == placements(table)
+    converted = convert_table(table, "template2-cloud", BOARD)
+    cloud = parse_table(encode_table(converted.table))
+    assert converted.is_renumbered == (placements(cloud) != placements(table))
+    concise = parse_table(encode_table(convert_table(cloud, "1.0").table))
+    assert placements(concise) == placements(cloud)
+    again = convert_table(concise, "template2-cloud")
+    assert placements(parse_table(encode_table(again.table))) == placements(cloud)
+    assert encode_table(again.table) == encode_table(convert_table(cloud, "template2-cloud").table)
+    assert not any("pod_name" in what for what in again.invented)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables())
+def test_without_renumbering_the_cloud_form_has_the_ranks_of_the_table_or_is_refused(table):
+    implied = sorted((server.server_id, device.device_id) for server, device in table.placements)
+    listed = [(server_id, device_id) for _, server_id, device_id, _ in placements(table)]
+    if listed == implied:
+        assert placements(convert_table(table, "template2-cloud").table) == placements(table)
+    else:
+        with pytest.raises(BuildError, match=r"string order of server_id, then device_id, makes it .*--renumber"):
+            convert_table(table, "template2-cloud")
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables())
+def test_super_pods_come_and_go_without_a_trace(table):
+    ids = {server.server_id: [str(number) for number in range(len(server.devices))] for server in table.servers}
+    pods = [(f"p{place}", [server.server_id]) for place, server in enumerate(table.servers)]
+    there = convert_table(table, "1.2", ConvertWishes(super_pods=SuperPodWishes(pods, ids)))
+    read = parse_table(encode_table(there.table))
+    assert (placements(read), there.lost) == (placements(table), ())
+    assert [device.super_device_id for _, device in read.placements] == [n for each in ids.values() for n in each]
+    back = convert_table(read, "1.0")
+    assert back.table == table
+    assert len(back.lost) == 2
+
+
+def test_what_a_conversion_makes_is_valid():
+    ips = {name: [f"10.{device}.0.{place}" for device in range(8)] for place, name in enumerate("ab", 1)}
+    table = build_table([("a", 8), ("b", 8)], device_ips=ips)
+    sdids = {name: [str(place * 8 + device) for device in range(8)] for place, name in enumerate("ab")}
+    wishes = replace(BOARD, renumber=False, super_pods=SuperPodWishes([("0", "ab")], sdids))
+    for to in dialect_names():
+        assert [problem for problem in validate_table(convert_table(table, to, wishes).table) if problem.is_error] == []
+
+
+def test_what_only_one_dialect_says_is_listed():
+    device = Device(0, 0, "10.0.0.1", "7", {"device_port": "16666", "pod_name": "p"})
+    server = Server("a", (device,), "172.0.0.1", "172.1.0.1", extra={"container_ip": "172.1.0.1"})
+    pods, clusters = (SuperPod("0", ("a",)),), (Cluster("east", super_pod_ids=("0",)),)
+    table = RankTable("volcano-global", (server,), super_pods=pods, clusters=clusters, extra={"data_version": 3})
+    to_1_2 = convert_table(table, "1.2")
+    assert to_1_2.lost == ("cluster_list (1 cluster)", "data_version of the table")
+    assert to_1_2.table == RankTable("1.2", (server,), declared_server_count=1, super_pods=pods)
+    to_1_0 = convert_table(to_1_2.table, "1.0")
+    assert to_1_0.lost == ("super_device_id of 1 device", "super_pod_list (1 super pod)")
+    assert to_1_0.table.servers[0].extra == server.extra
+    cloud = convert_table(to_1_0.table, "template2-cloud")
+    assert cloud.lost == (
+        "host_ip of 1 server",
+        "pod_ip of 1 server",
+        "container_ip of 1 server",
+        "device_port of 1 device",
+    )
+    assert cloud.invented == ("group_name hccl_world_group, HCCL's own default",)
+    lab = convert_table(cloud.table, "template2-lab", BOARD)
+    assert lab.lost == ("pod_name of 1 device",)
+    assert lab.table.groups == (Group("hccl_world_group"),)
+    assert convert_table(lab.table, "1.0").lost[:2] == ("group_list (1 group)", "board_id of the table")
+
+
+def test_pods_are_named_by_the_order_of_the_server_ids():
+    table = build_table([("b", 1), ("a", 1)], order="given")
+    cloud = convert_table(table, "template2-cloud", ConvertWishes(renumber=True, group_name="job"))
+    assert {s.server_id: s.devices[0].extra["pod_name"] for s in cloud.table.servers} == {"a": "pod-0", "b": "pod-1"}
+    assert cloud.invented == ("pod_name of 2 servers (pod-0 to pod-1)",)
+    assert cloud.is_renumbered
+    assert cloud.table.groups == (Group("job"),)
+    named = replace(table.servers[0], extra={"pod_name": "job-worker-0"})
+    one = convert_table(replace(table, servers=(named,)), "template2-cloud")
+    assert one.table.servers[0].devices[0].extra == {"pod_name": "job-worker-0"}
+
+
+def test_instances_of_one_server_become_one_server():
+    servers = tuple(
+        Server("a", (Device(number, number, extra={"pod_name": f"p{number}"}),), group=f"g{number}")
+        for number in range(2)
+    )
+    table = RankTable("template2-cloud", servers, groups=(Group("g0"), Group("g1")))
+    (server,) = convert_table(table, "1.0").table.servers
+    assert [(device.device_id, device.rank_id, device.extra["pod_name"]) for device in server.devices] == [
+        (0, 0, "p0"),
+        (1, 1, "p1"),
+    ]
+
+
+def test_super_pods_that_version_1_0_keeps_unread_are_read():
+    table = build_table([("a", 2), ("b", 2)])
+    value = json.loads(encode_table(convert_table(table, "1.2", PODS).table))
+    value["version"] = "1.0"
+    unread = parse_table(json.dumps(value))
+    assert unread.super_pods == ()
+    assert convert_table(unread, "1.2").table == convert_table(table, "1.2", PODS).table
+
+
+def wish(pods=PODS.super_pods.pods, ids=PODS.super_pods.device_ids):
+    return ConvertWishes(super_pods=SuperPodWishes(pods, ids))
+
+
+@pytest.mark.parametrize(
+    ("to", "wishes", "says"),
+    [
+        ("2.0", BOARD, "nothing can be converted to 2.0; the EIDs"),
+        ("1.1", BOARD, "collective_id"),
+        ("3.0", BOARD, "dialect '3.0' is not known"),
+        ("template2-lab", ConvertWishes(board_id="0x0000"), "give --board_id and --chip_info"),
+        ("1.2", ConvertWishes(), "does not say which servers make a super pod"),
+        ("1.2", wish(ids={}), "4 devices of the table have no super_device_id"),
+        ("1.2", wish(pods=[("0", ["a"])]), "server 'b' is in no super pod"),
+        ("1.2", wish(pods=[("0", ["a", "b"]), ("1", ["a"])]), "in super pod 0 and in super pod 1"),
+        ("1.2", wish(pods=[("0", ["a"]), ("0", ["b"])]), "a super pod is given twice"),
+        ("1.2", wish(pods=[("0", ["a", "c"])]), "names server 'c', which the table does not have"),
+        ("1.2", wish(ids={"a": ["1"]}), "2 devices and 1 super device id;"),
+        ("1.2", wish(ids={"a": ["1", "1"]}), "has a super device id twice"),
+        ("1.2", wish(ids={"c": ["1"]}), "given for 'c'"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(to, wishes, says):
+    with pytest.raises(BuildError, match=says):
+        convert_table(build_table([("a", 2), ("b", 2)]), to, wishes)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (RankTable("1.0", ()), "no devices"),
+        (RankTable("1.0", (Server("a", (Device(0, 1),)),)), "not 0 to 0, each once; run ranktable validate"),
+        (RankTable("1.1", (Server("a", (Device(-1, 0),)),)), "rank 0 runs on its host"),
+        (RankTable("mindie-global", (Server("a", (Device(0, 0),)), Server("b", (Device(0, 0),)))), "start again"),
+        (build_table([("a", 1), ("b", 2)]), "1, 2, 4, 8 or 16 devices on every server, not 3 on 2"),
+    ],
+)
+def test_tables_that_no_dialect_can_take_are_refused(table, says):
+    with pytest.raises(BuildError, match=says):
+        convert_table(table, "template2-lab", BOARD)
+
+
+def test_a_taken_pod_name_and_a_second_group_name_are_refused():
+    server = Server("a", (Device(0, 0, extra={"pod_name": "pod-0"}),))
+    table = RankTable("1.0", (server, Server("b", (Device(0, 1),))))
+    with pytest.raises(BuildError, match="pod-0 is taken"):
+        convert_table(table, "template2-cloud")
+    cloud = convert_table(replace(table, servers=(server,)), "template2-cloud").table
+    with pytest.raises(BuildError, match="leave --group_name out"):
+        convert_table(cloud, "template2-lab", replace(BOARD, group_name="g"))
+    job = replace(convert_table(build_table([("a", 2), ("b", 2)]), "1.2", PODS).table, dialect="volcano-job")
+    with pytest.raises(BuildError, match="leave --super_pod out"):
+        convert_table(job, "1.2", PODS)
+
+
+def test_a_table_in_its_own_dialect_is_left_as_it_is():
+    table = build_table([("a", 1)])
+    assert convert_table(table, "1.0").table is table
+
+
+def test_every_dialect_is_written_or_refused_in_words():
+    assert {*dialect_names(), *refused_names()} == set(codec_names())
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_good_table_of_the_catalogue_is_shown_and_converted_or_refused_in_words(path):
+    table = read_table(path)
+    ElementTree.fromstring(draw_table(table, path.name))
+    assert len(overview_as_json(table)["servers"]) == len(table.servers)
+    for to in export_names():
+        with suppress(RankTableError):
+            assert export_table(table, to, renumber=True).text.endswith("\n")
+    for to in codec_names():
+        with suppress(RankTableError):
+            converted = convert_table(table, to, BOARD)
+            read = parse_table(encode_table(converted.table))
+            assert read.dialect == to
+            assert converted.is_renumbered or placements(read) == placements(table)
+
+
+def test_super_pods_are_written_as_host_lists():
+    assert parse_super_pod("7=node[1-2],x") == ("7", ["node1", "node2", "x"])
+    for text in ("node1", "=node1"):
+        with pytest.raises(BuildError, match="not written as ID=SERVERS"):
+            parse_super_pod(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [x]", "super device id 'x' of server 'a'"),
+        ("a: [4294967296]", "no decimal number of 32 bits"),
+        ("a: [true]", "no decimal number of 32 bits"),
+        ("a: 1", "does not map server ids to lists"),
+        ("[", "is not YAML"),
+        ("", "does not map"),
+    ],
+)
+def test_wrong_super_device_ids_are_refused(tmp_path, text, says):
+    (tmp_path / "ids.yaml").write_text(text)
+    with pytest.raises(BuildError, match=says):
+        read_super_device_ids(str(tmp_path / "ids.yaml"))
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_table("t.json", build_table([("a", 2), ("b", 2)]))
+
+    def call(*arguments):
+        status = main(["convert", *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_the_command_writes_another_dialect_and_says_what_changed(run):
+    Path("ids.yaml").write_text("a: [4294967295, 0]\nb: [2, 3]\n")
+    words = ["t.json", "--to", "1.2", "--super_pod", "0=a,b", "--super-device-ids", "ids.yaml"]
+    assert run(*words, "--device_target", "cpu", "-o", "u.json") == (
+        0,
+        "",
+        "ranktable: wrote u.json: version 1.2, 2 servers, 4 devices\n",
+    )
+    status, out, err = run("u.json", "--to", "1.0", "--device_target", "cpu")
+    assert (status, out) == (0, Path("t.json").read_text())
+    assert err.splitlines() == [
+        "ranktable: left out: super_device_id of 4 devices",
+        "ranktable: left out: super_pod_list (1 super pod)",
+    ]
+    status, out, err = run("u.json", "--to", "1.0", "--strict", "-o", "v.json")
+    assert (status, out) == (1, "")
+    assert err.endswith("ranktable: nothing is written, because of --strict\n")
+    assert not Path("v.json").exists()
+
+
+def test_the_command_says_which_rules_the_new_table_breaks(run):
+    Path("ids.yaml").write_text("a: [0, 1]\nb: [2, 3]\n")
+    words = ["t.json", "--to", "1.2", "--super_pod", "0=a", "--super_pod", "1=b", "--super_device_ids", "ids.yaml"]
+    status, _, err = run(*words, "-o", "u.json")
+    assert status == 0
+    assert "the new table has 4 errors (R16), first server_list[0].device[0].device_ip: " in err
+
+
+def test_the_command_writes_files_of_other_launchers(run):
+    assert run("t.json", "--to", "deepspeed", "--strict") == (0, "a slots=2\nb slots=2\n", "")
+    assert run("t.json", "--to", "env-rank", "-o", "ranks")[2] == "ranktable: wrote ranks: 4 files\n"
+    assert sorted(path.name for path in Path("ranks").iterdir())[0] == "rank_0.env"
+    out = run("t.json", "--to", "torchrun", "--script", "my.py --name 'two words'")[1]
+    assert out.endswith("my.py --name 'two words'\n")
+    assert run("t.json", "--to", "mpich", "-o", "hosts")[2] == "ranktable: wrote hosts\n"
+    assert Path("hosts").read_text() == "a:2\nb:2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--to", "1.0", "--board_id", "0x0000"], "--board_id means nothing to 1.0, only to template2-lab"),
+        (["--to", "mpich", "--master_port", "1"], "--master_port means nothing to mpich"),
+        (["--to", "2.0"], "nothing can be converted to 2.0"),
+        (["--to", "torchrun", "--script", "'"], "cannot be split into words"),
+        (["--to", "torchrun", "--script", ""], "--script is empty"),
+        (["--to", "nothing"], "'nothing' is not one of"),
+        (["--to", "1.2", "--super_pod", "a"], "not written as ID=SERVERS"),
+        (["--to", "env", "-o", "no/where"], "create the folder no first"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line(run, arguments, says):
+    status, out, err = run("t.json", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_help_lists_every_format(run):
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    assert all(name in " ".join(out.split()) for name in (*dialect_names(), *export_names()))

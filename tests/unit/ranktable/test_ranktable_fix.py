@@ -1,0 +1,303 @@
+"""Mechanical faults are repaired and said; what a person must decide is left alone; good tables never change."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranktable import InvalidTableError, RankTableError, UnknownDialectError, build_table, encode_table
+from ranktable.cli import main
+from ranktable.edit.fix import fix_table
+from ranktable.edit.repair import find_holder
+from ranktable.edit.spelling import TABLE, find_misspelt
+from ranktable.reading.read import read_document
+from ranktable.validate import validate_file
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+GOOD = [
+    path.parent / name
+    for path in sorted(CATALOGUE.glob("*/expected.yaml"))
+    for name, expected in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    if expected.get("findings") == []
+]
+TABLE_2 = build_table([("10.0.0.1", 2), ("10.0.0.2", 2)], device_ips={"10.0.0.1": ["10.1.0.1", "10.1.0.2"]})
+SERVER = '{"server_id": "a", "device": [{"device_id": "0", "rank_id": "0"}]}'
+
+
+def fix_text(text, **options):
+    fixed = fix_table(text.encode(), "t.json", **options)
+    return fixed.value, [str(repair) for repair in fixed.repairs]
+
+
+def fix_members(device="", server="", top="", **options):
+    """Repair a table of one server and device with extra text in its objects."""
+    text = (
+        f'{{"version": "1.0", "server_count": "1", "status": "completed", {top} "server_list": '
+        f'[{{"server_id": "a", {server} "device": [{{"device_id": "0", {device} "rank_id": "0"}}]}}]}}'
+    )
+    return fix_text(text, **options)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_good_table_of_the_catalogue_is_left_as_it_is(path):
+    fixed = fix_table(path.read_bytes(), str(path))
+    assert fixed.repairs == ()
+    assert fixed.value == read_document(path).value
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damage_of_hands_is_undone(data):
+    value = json.loads(encode_table(TABLE_2))
+    good = json.loads(encode_table(TABLE_2))
+    draw = data.draw
+    for holder in [value, *value["server_list"], *(d for s in value["server_list"] for d in s["device"])]:
+        for key in list(holder):
+            damage = draw(st.sampled_from(["none", "number", "blank", "name", "zero"]))
+            text = holder[key]
+            if damage == "number" and isinstance(text, str) and text.isdecimal():
+                holder[key] = int(text)
+            elif damage == "zero" and isinstance(text, str) and text.isdecimal():
+                holder[key] = f"0{text}"
+            elif damage == "blank" and isinstance(text, str) and key != "status":
+                holder[key] = f" {text}\t"
+            elif damage == "name":
+                renamed = {key.upper().replace("_", "-") if name == key else name: v for name, v in holder.items()}
+                holder.clear()
+                holder.update(renamed)
+    fixed = fix_table(("\ufeff" + json.dumps(value)).encode(), "t.json")
+    assert fixed.value == good
+    assert len(fixed.repairs) >= 1
+    assert fix_table(json.dumps(fixed.value).encode()).repairs == ()
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(["", " 1", "x", "00", "1.0", "completed"])
+LISTS = ["server_list", "device", "devices", "group_list", "instance_list", "cluster_list"]
+KEYS = st.sampled_from([*LISTS, "serverId", "rank_id", "version", "status", "device_id", "server_id", "server_count"])
+OBJECTS = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(OBJECTS, st.booleans())
+def test_any_object_is_repaired_or_refused_in_words(value, reorder):
+    try:
+        fixed = fix_table(json.dumps({"server_list": value}).encode(), reorder=reorder)
+    except RankTableError as error:
+        assert "\n" not in str(error)
+    else:
+        json.dumps(fixed.value)
+
+
+@pytest.mark.parametrize(
+    ("members", "repairs"),
+    [
+        ({"device": '"device_port": 16666,'}, ['R4 server_list[0].device[0].device_port: 16666 -> "16666"']),
+        ({"device": '"device_ip": "10.0.0.1, 10.0.0.2 ",'},
+         ['R13 server_list[0].device[0].device_ip: "10.0.0.1, 10.0.0.2 " -> "10.0.0.1,10.0.0.2"']),
+        ({"device": '"deviceIp": "10.0.0.1",'}, ["R31 server_list[0].device[0].deviceIp: renamed to 'device_ip'"]),
+        ({"server": '"hostIP": "10.0.0.1",'}, ["R31 server_list[0].hostIP: renamed to 'host_ip'"]),
+        ({"device": '"device_id": "0",'},
+         ["R32 server_list[0].device[0].device_id: stood twice with the same value, is there once"]),
+        ({"device": '"my_key": " x ",'}, []),
+        ({"device": '"device_ip": null,'}, []),
+        ({"device": '"device_port": true,'}, []),
+        ({"device": '"device_logical_ids": "0",'}, [("R31 server_list[0].device[0].device_logical_ids: "
+                                                   "renamed to 'device_logical_id'")]),
+    ],
+)  # fmt: skip
+def test_each_repair_says_rule_place_and_change(members, repairs):
+    assert fix_members(**members)[1] == repairs
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "repairs"),
+    [
+        (
+            '"version": 1.0, "server_count": 3,',
+            "server_list",
+            [
+                'R4 version: 1.0 -> "1.0"',
+                'R4 server_count: 3 -> "3"',
+                'R6 server_count: "3" -> "1", as many as are listed',
+            ],
+        ),
+        ('"version": "1.0",', "server_list", ['R5 server_count: added "1"']),
+        ('"version": "1.0", "server_count": "1",', "sever_list", ["R31 sever_list: renamed to 'server_list'"]),
+    ],
+)
+def test_counts_and_the_list_itself_are_repaired(start, name, repairs):
+    value, found = fix_text(f'{{{start} "status": "completed", "{name}": [{SERVER}]}}')
+    assert found == repairs
+    assert value["server_count"] == "1"
+    assert value["version"] == "1.0"
+
+
+def test_ids_addresses_versions_and_status_are_never_made_up():
+    text = '{"status": "initializing", "server_list": [{"server_id": "", "device": [{"rank_id": "7"}]}]}'
+    value, repairs = fix_text(text)
+    assert repairs == ['R5 server_count: added "1"']
+    del value["server_count"]
+    assert value == json.loads(text)
+
+
+def test_a_key_that_stands_twice_with_different_values_is_for_a_person():
+    with pytest.raises(InvalidTableError, match=r"server_list\[0\].device\[0\].device_id: the key stands twice"):
+        fix_members(device='"device_id": "1",')
+    with pytest.raises(InvalidTableError, match="1 more"):
+        fix_members(device='"device_id": 0,', top='"x": 1, "x": true,')
+
+
+def test_a_known_key_is_never_taken_for_another():
+    device = {"device_ip": "10.0.0.1", "rank_id": "0", "backup_device_id": "1", "rank": "0"}
+    assert list(find_misspelt(device, TABLE.items["server_list"].items["device"])) == []
+    assert list(find_misspelt({"devcie_id": "0", "rankId": "0"}, TABLE.items["server_list"].items["device"])) == [
+        ("devcie_id", "device_id"),
+        ("rankId", "rank_id"),
+    ]
+
+
+def test_reorder_numbers_in_the_string_order_of_the_ids():
+    table = build_table([("10.0.0.9", [1, 0]), ("10.0.0.10", 2)], order="given")
+    value, repairs = fix_text(encode_table(table), reorder=True)
+    assert [server["server_id"] for server in value["server_list"]] == ["10.0.0.10", "10.0.0.9"]
+    ids = [(d["device_id"], d["rank_id"]) for server in value["server_list"] for d in server["device"]]
+    assert ids == [("0", "0"), ("1", "1"), ("0", "2"), ("1", "3")]
+    assert repairs[0] == "R11 server_list: sorted by server_id as strings, devices by device_id"
+    assert fix_text(encode_table(table))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("servers", "reason"),
+    [
+        (f"{SERVER}, {SERVER}", "the server_id of server_list[1] is there twice"),
+        ('{"server_id": "a", "device": [{"device_id": "x"}]}', "the device ids of server_list[0] are not readable"),
+        ('{"server_id": "a"}', "server_list[0] has no usable"),
+    ],
+)
+def test_reorder_does_nothing_where_ids_cannot_be_read(servers, reason):
+    text = f'{{"version": "1.0", "status": "completed", "server_list": [{servers}]}}'
+    fixed = fix_table(text.encode(), reorder=True)
+    assert [repair.rule for repair in fixed.repairs] == ["R5"]
+    assert fixed.notes[0].startswith(f"the ranks are not reordered: {reason}")
+
+
+def test_a_text_that_is_no_table_is_refused():
+    with pytest.raises(UnknownDialectError):
+        fix_text('{"a": 1,}')
+
+
+def test_paths_lead_to_their_places():
+    value = {"a": [{"b-c": 1, "d e": [2]}]}
+    assert find_holder(value, "a[0].b-c") == (value["a"][0], "b-c")
+    assert find_holder(value, 'a[0]["d e"][0]') == ([2], 0)
+    assert find_holder(value, "a[0].none") is None
+    assert find_holder(value, "a[3].b-c") is None
+    assert find_holder(value, "") is None
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        status = main(list(arguments))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+BAD = f'{{"version": "1.0", "status": "completed", "server_list": [{SERVER.replace("server_id", "serverId")},]}}'
+
+
+def test_the_command_writes_lists_and_validates(run):
+    Path("bad.json").write_text(BAD)
+    status, out, err = run("fix", "bad.json", "-o", "good.json", "--device_target", "cpu")
+    assert status == 0
+    assert out.startswith("good.json: valid")
+    assert err.splitlines() == [
+        "ranktable: repaired R1 line 1: , -> taken out",
+        'ranktable: repaired R5 server_count: added "1"',
+        "ranktable: repaired R31 server_list[0].serverId: renamed to 'server_id'",
+        "ranktable: wrote good.json",
+    ]
+    assert Path("bad.json").read_text() == BAD
+    assert validate_file("good.json", device_target="cpu").problems == ()
+
+
+def test_in_place_keeps_the_mode_the_link_and_a_backup(run):
+    Path("real.json").write_text(BAD)
+    Path("real.json").chmod(0o640)
+    Path("link.json").symlink_to("real.json")
+    status, _, err = run("fix", "link.json", "--in_place", "--backup", "--device_target", "cpu")
+    assert status == 0
+    assert Path("link.json").is_symlink()
+    assert Path("real.json").stat().st_mode & 0o777 == 0o640
+    assert Path("real.json.orig").read_text() == BAD
+    assert "kept the original as" in err
+    Path("real.json").write_text(BAD)
+    status, _, err = run("fix", "real.json", "--in_place", "--backup")
+    assert status == 2
+    assert "is there already; move it away" in err
+    assert Path("real.json").read_text() == BAD
+
+
+def test_a_table_without_mechanical_faults_is_not_rewritten_in_place(run):
+    text = json.dumps(json.loads(encode_table(TABLE_2)))
+    Path("t.json").write_text(text)
+    status, out, err = run("fix", "t.json", "--in_place")
+    assert status == 1
+    assert "R16" in out
+    assert "nothing to repair" in err
+    assert Path("t.json").read_text() == text
+
+
+def test_what_is_left_for_a_person_is_written_and_listed(run):
+    Path("t.json").write_text(BAD.replace('"a"', '"10.*.*.*"').replace("completed", "initializing"))
+    status, out, err = run("fix", "t.json", "-o", "-")
+    assert status == 3
+    assert json.loads(out)["status"] == "initializing"
+    assert "the status is left as it is: only the producer" in err
+    Path("t.json").write_text(BAD.replace('"a"', '"10.*.*.*"'))
+    status, out, err = run("fix", "t.json", "-o", "-")
+    assert status == 1
+    assert 'error R7 server_list[0].server_id = "10.*.*.*"' in err
+    assert json.loads(out)["server_count"] == "1"
+
+
+def test_many_repairs_are_counted_unless_all_are_asked_for(run):
+    Path("t.json").write_text(encode_table(build_table([("a", 8)])).replace('"device_id": "', '"device_id": "0'))
+    err = run("fix", "t.json", "-o", "u.json")[2]
+    assert err.count("repaired R8 server_list") == 3
+    assert "repaired R8: and 5 more like this (--all lists them)" in err
+    assert run("fix", "t.json", "-o", "u.json", "--all")[2].count("repaired R8 server_list") == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fix", "t.json"], "name the result with -o OUT, or give --in_place"),
+        (["fix", "t.json", "-o", "a", "--in_place"], "name the result"),
+        (["fix", "t.json", "-o", "a", "--backup"], "--backup goes with --in_place"),
+        (["fix", "-", "--in_place"], "not standard input"),
+        (["fix", "none.json", "-o", "a"], "cannot read none.json"),
+        (["fix", "t.json", "-o", "no/a.json"], "create the folder no first"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line(run, arguments, says):
+    Path("t.json").write_text(encode_table(TABLE_2))
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_help_says_what_is_never_changed(run):
+    status, out, err = run("fix", "--help")
+    assert (status, err) == (0, "")
+    assert "Ids and addresses are never made up" in " ".join(out.split())

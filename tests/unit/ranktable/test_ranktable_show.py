@@ -1,0 +1,310 @@
+"""What show prints and draws: right for one rank, readable for 131,072, and valid XML whatever the names are."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
+from ranktable.cli import main
+from ranktable.report.overview import MAX_ROWS, overview_as_json, render_overview
+from ranktable.report.picture import MAX_DETAILED, draw_table
+from ranktable.report.places import find_places, list_places, place_as_json, render_place
+from ranktable.report.planes import find_planes
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def table_of(*ips_by_server, **rest):
+    """Return a table whose servers have devices with these addresses."""
+    rank = iter(range(10**6))
+    servers = (
+        Server(f"node{number}", tuple(Device(device_id, next(rank), ip) for device_id, ip in enumerate(ips)))
+        for number, ips in enumerate(ips_by_server)
+    )
+    return RankTable(rest.pop("dialect", "1.0"), tuple(servers), **rest)
+
+
+def pods(number_of_servers=4):
+    servers = [[f"10.{device}.0.{i + 1}" for device in range(2)] for i in range(number_of_servers)]
+    half = number_of_servers // 2
+    names = [f"node{i}" for i in range(number_of_servers)]
+    super_pods = (SuperPod("7", tuple(names[:half])), SuperPod("8", tuple(names[half:])))
+    return table_of(*servers, dialect="1.2", super_pods=super_pods)
+
+
+def planes_of(table):
+    return [(plane.device_ids, plane.network) for plane in find_planes(table)]
+
+
+def test_a_line_per_server_in_the_order_of_rank():
+    table = build_table([("b", 2), ("a", [4, 5])], device_ips={"b": ["10.0.0.1", "10.1.0.1"]}, order="given")
+    assert render_overview(table).splitlines() == [
+        "version 1.0, status completed, 4 devices on 2 servers of 2",
+        "2 network planes by the addresses: devices 0 in 10.0.0.0/24, 1 in 10.1.0.0/24",
+        "",
+        "server  ranks  devices  device_ip",
+        "b       0-1    0-1      10.0.0.1, 10.1.0.1",
+        "a       2-3    4-5      -, -",
+    ]
+
+
+def test_super_pods_clusters_and_groups_have_columns():
+    table = pods()
+    clusters = (Cluster("east", super_pod_ids=("7",)), Cluster("west", server_ids=("node2", "node3")))
+    servers = tuple(Server(s.server_id, s.devices, group="g") for s in table.servers)
+    table = RankTable("1.2", servers, super_pods=table.super_pods, clusters=clusters, groups=(Group("g"),))
+    lines = render_overview(table).splitlines()
+    assert "2 super pods: 7 (2 servers, 4 devices), 8 (2 servers, 4 devices)" in lines
+    assert "2 clusters: east (1 super pod), west (2 servers, 4 devices)" in lines
+    assert "1 group: g" in lines
+    assert lines[-5].split("  ") == ["server", "ranks", "devices", "super pod", "cluster", "group", "device_ip"]
+    assert lines[-4].split() == ["node0", "0-1", "0-1", "7", "east", "g", "10.0.0.1,", "10.1.0.1"]
+    assert lines[-1].split()[3:6] == ["8", "west", "g"]
+
+
+def test_many_servers_are_folded_unless_all_are_asked_for():
+    table = build_table([(f"n{i:05d}", 8) for i in range(1000)] + [("odd", 4)])
+    lines = render_overview(table).splitlines()
+    assert lines[-2:] == ["n00000 .. n00999 (1000)  0-7999     0-7", "odd                      8000-8003  0-3"]
+    everything = render_overview(table, show_all=True).splitlines()
+    assert len(everything) == 3 + 1001
+    assert everything[-2].split() == ["n00999", "7992-7999", "0-7"]
+
+
+def test_many_unlike_servers_are_left_out_in_the_middle():
+    table = build_table([(f"n{i:03d}", 1 + i % 2) for i in range(100)])
+    lines = render_overview(table).splitlines()
+    assert len(lines) == 3 + MAX_ROWS
+    assert lines[-5] == f"... {100 - MAX_ROWS + 1} servers more; --all lists every one"
+    assert lines[-1].startswith("n099")
+    assert (
+        len(render_overview(build_table([(f"n{i:03d}", 1 + i % 2) for i in range(MAX_ROWS)])).splitlines())
+        == 3 + MAX_ROWS
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_width_is_kept(width):
+    table = table_of(*[[f"10.{device}.0.{i}" for device in range(8)] for i in range(1, 4)])
+    lines = render_overview(table, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert ("..." in lines[-1]) == (width < 110)
+
+
+@pytest.mark.parametrize(
+    ("servers", "planes"),
+    [
+        ([["10.0.0.1", "10.1.0.1"], ["10.0.0.2", "10.1.0.2"]], [((0,), "10.0.0.0/24"), ((1,), "10.1.0.0/24")]),
+        ([["10.0.0.1", "10.0.0.2"], ["10.0.0.3", "10.0.0.4"]], [((0, 1), "10.0.0.0/24")]),
+        ([["10.0.0.1", "10.1.0.1", "10.0.0.2", "10.1.0.2"]], [((0, 2), "10.0.0.0/24"), ((1, 3), "10.1.0.0/24")]),
+        ([["10.0.0.1", "10.1.0.1"], ["10.0.9.1", "10.1.9.1"]], [((0,), "10.0.0.0/20"), ((1,), "10.1.0.0/20")]),
+        ([["10.0.0.1", "10.0.0.2"], ["10.0.9.1", "10.0.9.2"]], [((0, 1), "10.0.0.0/20")]),
+        ([["fd00::1", "fd00:0:0:1::1"]], [((0,), "fd00::/64"), ((1,), "fd00:0:0:1::/64")]),
+        ([["10.0.0.1,11.0.0.1", None, "x"]], [((0,), "10.0.0.0/24")]),
+        ([["1.0.0.1"], ["200.0.0.1"]], [((0,), "0.0.0.0/0")]),
+        ([[None]], []),
+    ],
+)
+def test_planes_are_the_networks_that_device_numbers_share(servers, planes):
+    assert planes_of(table_of(*servers)) == planes
+
+
+def test_a_rank_is_described_with_all_that_is_known_of_it():
+    device = Device(3, 1, "10.0.0.3", "77", extra={"device_port": "16666", "levels": []})
+    server = Server("b", (Device(4, 2), device), "172.0.0.1", extra={"container_ip": "10.9.9.9"})
+    table = RankTable("1.2", (server, Server("a", (Device(0, 0),))), super_pods=(SuperPod("5", ("b",)),))
+    (place,) = find_places(table, 1)
+    assert render_place(place).splitlines() == [
+        "rank_id              1",
+        "server_id            b",
+        "node_rank            1",
+        "local_rank           0",
+        "device_id            3",
+        "device_ip            10.0.0.3",
+        "super_device_id      77",
+        "host_ip              172.0.0.1",
+        "super_pod_id         5",
+        "server container_ip  10.9.9.9",
+        "device device_port   16666",
+    ]
+    with pytest.raises(RankNotFoundError, match="no device of the table has rank 9"):
+        find_places(table, 9)
+
+
+def test_ranks_that_start_again_in_every_group_are_all_told():
+    servers = tuple(Server(name, (Device(0, 0),), group=name) for name in "ba")
+    table = RankTable("mindie-global", servers, groups=(Group("b"), Group("a")))
+    assert [place.server.server.server_id for place in find_places(table, 0)] == ["b", "a"]
+
+
+def test_places_agree_with_the_model():
+    table = build_table([("b", 2), ("a", 3)], order="given")
+    for place in list_places(table):
+        rank = place.device.rank_id
+        assert place.server.server == table.server_of(rank)
+        assert place.server.node_rank == table.node_rank_of(rank)
+        assert place.server.server.ranks[place.local_rank] == rank
+        assert place_as_json(place)["device_id"] == table.device_of(rank).device_id
+
+
+def test_the_object_for_programs_has_every_server():
+    table = pods(100)
+    value = overview_as_json(table)
+    assert len(value["servers"]) == 100
+    assert value["servers"][99] == {
+        "server_id": "node99",
+        "node_rank": 99,
+        "ranks": [198, 199],
+        "device_ids": [0, 1],
+        "device_ips": ["10.0.0.100", "10.1.0.100"],
+        "host_ip": None,
+        "pod_ip": None,
+        "super_pod_id": "8",
+        "cluster_id": None,
+        "group": None,
+    }
+    assert value["super_pods"][1]["servers"][0] == "node50"
+
+
+def draw(table, title="t.json"):
+    return ElementTree.fromstring(draw_table(table, title))
+
+
+def texts(root):
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def boxes(root, kind):
+    return [element for element in root.iter(f"{SVG}rect") if element.get("class") == kind]
+
+
+def test_the_picture_shows_every_device_with_rank_and_address():
+    root = draw(pods())
+    assert {"rank 7", "device 1", "10.1.0.4", "node3"} <= set(texts(root))
+    assert (len(boxes(root, "pod")), len(boxes(root, "server"))) == (2, 4)
+    notes = [box.findtext(f"{SVG}title") for box in boxes(root, "device")]
+    assert "rank 7: device 1 of node3, 10.1.0.4" in notes
+    assert root.findtext(f"{SVG}title") == "Rank table t.json"
+    assert "node3 has ranks 6-7" in root.findtext(f"{SVG}desc")
+
+
+def test_devices_of_one_plane_have_one_colour():
+    root = draw(table_of(["10.0.0.1", "10.1.0.1", "10.0.0.2", None]))
+    *legend, a, b, c, d = [box.get("style") for box in boxes(root, "device")]
+    assert legend == [a, b]
+    assert a == c != b
+    assert d not in (a, b)
+
+
+def test_frames_and_servers_do_not_overlap_and_lie_on_the_page():
+    for table in (pods(2), pods(20), pods(MAX_DETAILED), pods(200), table_of(*[[None] * 16] * 3)):
+        root = draw(table)
+        for kind in ("pod", "server", "device"):
+            places = [[float(box.get(name)) for name in ("x", "y", "width", "height")] for box in boxes(root, kind)]
+            for x, y, width, height in places:
+                assert x + width <= float(root.get("width"))
+                assert y + height <= float(root.get("height"))
+            rows = sorted((y, x, width) for x, y, width, _ in places)
+            for (y, x, width), (next_y, next_x, _) in pairwise(rows):
+                assert next_y > y or next_x >= x + width
+
+
+def test_many_servers_are_one_cell_each():
+    root = draw(pods(MAX_DETAILED + 2))
+    cells = boxes(root, "device")
+    assert len(cells) == MAX_DETAILED + 2
+    assert cells[0].findtext(f"{SVG}title") == "node0: ranks 0-1"
+    assert any("super pod 7: 33 servers" in text for text in texts(root))
+    assert len({cell.get("style") for cell in cells}) == 2
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(max_size=30), st.text(max_size=12), st.none() | st.text(max_size=12))
+def test_any_name_makes_valid_xml_and_lines(title, name, address):
+    server = Server(name, (Device(0, 0, address),), host_ip=address)
+    table = RankTable("1.2", (server,), status=name, super_pods=(SuperPod(name, (name,)),))
+    assert len(boxes(draw(table, title), "server")) == 1
+    for line in [*render_overview(table).split("\n"), *render_place(find_places(table, 0)[0]).split("\n")]:
+        assert line.isascii()
+        assert line.isprintable()
+
+
+def test_a_picture_of_a_table_without_servers_is_a_heading():
+    assert len(texts(draw(RankTable("1.0", ())))) == 1
+    assert render_overview(RankTable("1.0", ())) == "version 1.0, status completed, 0 devices on 0 servers"
+
+
+def test_the_picture_needs_nothing_from_elsewhere():
+    text = draw_table(pods(), "t")
+    assert "<script" not in text
+    assert "href" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_table("t.json", build_table([("a", 2), ("b", 2)]))
+
+    def call(*arguments):
+        status = main(list(arguments))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_the_command_prints_servers_ranks_one_rank_or_json(run, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert run("show", "t.json")[1].splitlines()[-1] == "b       2-3    0-1"
+    assert run("show", "t.json", "--ranks")[1].splitlines()[-1].split() == ["3", "b", "1", "-"]
+    assert "server_id   b\n" in run("show", "t.json", "--rank", "3")[1]
+    assert json.loads(run("show", "t.json", "--format", "json")[1])["world_size"] == 4
+    assert [place["rank_id"] for place in json.loads(run("show", "t.json", "--ranks", "--format", "json")[1])] == [
+        *range(4)
+    ]
+    assert json.loads(run("show", "t.json", "--rank", "2", "--format", "json")[1])[0]["node_rank"] == 1
+    monkeypatch.setenv("COLUMNS", "30")
+    assert max(map(len, run("show", "t.json")[1].splitlines())) <= 30
+
+
+def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):
+    Path("t.json").write_text(Path("t.json").read_text().replace("completed", "initializing"))
+    status, out, _ = run("show", "t.json")
+    assert (status, out.splitlines()[0]) == (0, "version 1.0, status initializing, 4 devices on 2 servers of 2")
+    Path("t.json").write_text('{"version": "1.0", "status": "initializing", "server_list": []}')
+    assert run("show", "t.json")[0] == 3
+
+
+def test_help_tells_every_option(run):
+    status, out, err = run("show", "--help")
+    assert (status, err) == (0, "")
+    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format", "--svg"))
+
+
+def test_the_command_writes_a_picture(run):
+    assert run("show", "t.json", "--svg", "t.svg") == (0, "", "ranktable: wrote t.svg\n")
+    assert Path("t.svg").read_text() == run("show", "t.json", "--svg", "-")[1]
+    assert ElementTree.fromstring(Path("t.svg").read_text()).tag == f"{SVG}svg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rank", "9"], "no device of the table has rank 9"),
+        (["--rank", "0", "--ranks"], "exclude each other"),
+        (["--svg", "x.svg", "--all"], "exclude each other"),
+        (["--svg", "x.svg", "--format", "json"], "--format json goes with"),
+        (["--svg", "no/x.svg"], "create the folder no first"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line(run, arguments, says):
+    status, out, err = run("show", "t.json", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert says in err

@@ -131,9 +131,20 @@ def test_a_broken_rule_is_found_at_the_key_of_this_version(path, value, expected
 
 
 def test_an_empty_rank_ip_and_port_0_stand_for_the_defaults():
-    table = change(("node_list", 0, "ranks", 0, "rank_ip"), "")
-    table["node_list"][0]["ranks"][0]["port"] = table["node_list"][0]["ranks"][1]["port"] = "0"
+    table = change(("node_list", 0, "ranks", 0), rank(0, rank_ip="", port="0"))
+    table["node_list"][0]["ranks"][1] |= {"rank_ip": "", "port": "0"}
     assert findings(table) == []
+
+
+def test_ranks_without_an_address_share_that_of_their_node_and_no_other():
+    table = good()
+    for node in table["node_list"]:
+        del node["ranks"][0]["rank_ip"]
+    assert findings(table) == []
+    del table["node_list"][0]["ranks"][1]["rank_ip"]
+    assert findings(table) == [("R33", "warning", "node_list[0].ranks[1].port")]
+    table["node_list"][0]["ranks"][1]["rank_ip"] = "10.0.0.1"
+    assert findings(table) == [("R33", "warning", "node_list[0].ranks[1].port")]
 
 
 def test_a_sub_version_demands_all_keys_of_a_rank():

@@ -1,4 +1,4 @@
-"""The `ranktable` command: generate, validate, show. The only place of the package that prints and exits.
+"""The `ranktable` command: generate, validate, check, show. The only place of the package that prints and exits.
 
 Exit status: 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 Every option --a_b is also accepted as --a-b.
@@ -13,6 +13,7 @@ from typing import TextIO
 
 import click
 
+from ranktable.commands.check import check
 from ranktable.commands.generate import generate
 from ranktable.commands.outcome import Outcome
 from ranktable.commands.show import show
@@ -25,12 +26,12 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show)
+_COMMANDS = (generate, validate, check, show)
 
 
 @click.group(context_settings=_SETTINGS)
 def cli() -> None:
-    """Generate, validate and show rank tables for parallel training."""
+    """Generate, validate, check and show rank tables for parallel training."""
 
 
 for _command in _COMMANDS:

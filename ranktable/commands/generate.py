@@ -16,6 +16,7 @@ from ranktable.inventory import HostInventory
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import CHIPS, DEVICE_TARGETS, Profile, build_profile
+from ranktable.report.words import count_noun
 from ranktable.sources.gather import Gathered, Request, gather_hosts
 from ranktable.sources.hostfile import HOSTFILE_FORMATS
 
@@ -122,7 +123,8 @@ def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     if output is None and not force and Path(target).exists():
         raise click.UsageError(f"{target} is there already; name it with -o to replace it, or give --force")
     write_table(target, table)
-    return Outcome(notes=(f"wrote {target}: {len(table.servers)} servers, {table.world_size} devices", *notes))
+    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
+    return Outcome(notes=(f"wrote {target}: {size}", *notes))
 
 
 def _build(

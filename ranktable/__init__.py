@@ -27,15 +27,20 @@ if TYPE_CHECKING:
         RankNotFoundError,
         RankTableError,
         ReadError,
+        SourceError,
         UnknownDialectError,
         UnsupportedDialectError,
         WriteError,
     )
     from ranktable.generate import build_table, default_file_name
+    from ranktable.inventory import FoundDevice, HostInventory
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.reading.read import parse_table, read_table
+    from ranktable.sources.hostfile import read_hostfile
     from ranktable.sources.hosts import Host, HostList
+    from ranktable.sources.pods import read_pods
+    from ranktable.sources.slurm import read_slurm_hosts
     from ranktable.validate import Report, validate_file, validate_table
     from ranktable.write import write_table
 
@@ -51,12 +56,17 @@ _HOMES = {
         "RankNotFoundError",
         "RankTableError",
         "ReadError",
+        "SourceError",
         "UnknownDialectError",
         "UnsupportedDialectError",
         "WriteError",
     ),
     "generate": ("build_table", "default_file_name"),
+    "inventory": ("FoundDevice", "HostInventory"),
+    "sources.hostfile": ("read_hostfile",),
     "sources.hosts": ("Host", "HostList"),
+    "sources.pods": ("read_pods",),
+    "sources.slurm": ("read_slurm_hosts",),
     "model": ("Cluster", "Device", "Group", "RankTable", "Server", "SuperPod"),
     "problem": ("Position", "Problem"),
     "reading.read": ("parse_table", "read_table"),
@@ -69,8 +79,10 @@ __all__ = [
     "BuildError",
     "Cluster",
     "Device",
+    "FoundDevice",
     "Group",
     "Host",
+    "HostInventory",
     "HostList",
     "HostListError",
     "InvalidTableError",
@@ -85,6 +97,7 @@ __all__ = [
     "ReadError",
     "Report",
     "Server",
+    "SourceError",
     "SuperPod",
     "UnknownDialectError",
     "UnsupportedDialectError",
@@ -93,6 +106,9 @@ __all__ = [
     "default_file_name",
     "encode_table",
     "parse_table",
+    "read_hostfile",
+    "read_pods",
+    "read_slurm_hosts",
     "read_table",
     "validate_file",
     "validate_table",

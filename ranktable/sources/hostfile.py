@@ -14,6 +14,7 @@ from typing import Literal
 
 from ranktable.errors import HostListError, SourceError
 from ranktable.reading.read import STDIN_NAME, read_input
+from ranktable.rules.addresses import parse_address
 from ranktable.sources.hosts import MAX_HOSTS, HostList
 
 HostfileFormat = Literal["auto", "deepspeed", "openmpi", "mpich", "slurm", "plain"]
@@ -93,7 +94,8 @@ def _key_names(text: str) -> set[str]:
 
 
 def _has_count(text: str) -> bool:
-    return re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:]+):\S+.*", text) is not None
+    is_bare_ipv6 = parse_address(text.split()[0]) is not None
+    return not is_bare_ipv6 and re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:]+):\S+.*", text) is not None
 
 
 def _split_lines(data: bytes, source: str) -> list[_Line]:
@@ -136,7 +138,7 @@ def _read_openmpi(line: _Line) -> Iterable[ListedHost]:
 
 def _read_mpich(line: _Line) -> Iterable[ListedHost]:
     first, *options = line.text.split()
-    match = _MPICH.fullmatch(first)
+    match = _MPICH.fullmatch(f"[{first}]" if first.count(":") > 1 and first[0] != "[" else first)
     strange = next((word for word in options if not re.match(r"(binding|ifname|user|iface)=", word)), None)
     if match is None or strange is not None:
         shown = strange or first

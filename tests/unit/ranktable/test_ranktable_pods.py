@@ -132,7 +132,7 @@ def test_pods_that_make_no_table_are_named(value, says):
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b"\xff", "byte 0xff is not UTF-8"), (b"a:\n- [", "pods:2: it is neither JSON nor YAML"), (b"", "no pod")],
+    [(b"\xff", "byte 0xff is not UTF-8"), (b"a: 1\nb: c: d", "pods:2: it is neither JSON nor YAML"), (b"", "no pod")],
 )
 def test_a_text_that_is_neither_json_nor_yaml_is_refused(data, says):
     with pytest.raises(SourceError) as caught:

@@ -18,7 +18,9 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
     from ranktable.errors import (
+        AmbiguousRankError,
         BuildError,
+        GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "codec": ("encode_table",),
     "errors": (
+        "AmbiguousRankError",
         "BuildError",
+        "GroupNotFoundError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
@@ -76,11 +80,13 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AmbiguousRankError",
     "BuildError",
     "Cluster",
     "Device",
     "FoundDevice",
     "Group",
+    "GroupNotFoundError",
     "Host",
     "HostInventory",
     "HostList",

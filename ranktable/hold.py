@@ -34,7 +34,8 @@ def find_problems(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     return tuple(
         problem
         for entry in registered_rules()
-        if survey is not None and entry.rule_id not in _ENSURED and survey.dialect in entry.dialects
+        if entry.check and not entry.readers and entry.rule_id not in _ENSURED
+        if survey is not None and survey.dialect in entry.dialects
         for problem in entry.check(survey, profile)
     )
 

@@ -1,8 +1,6 @@
 """Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide.
 
-Source: the checks that HCCL makes at start-up (the local device id and the address of the port must be those of the
-table), the RANK_TABLE_FILE page of torch_npu (no link, readable; without the file it goes on without a table,
-silently), and the driver's advice that hccn_tool, not hccn.conf, tells the address in use.
+What they ask for and their sources are in `ranktable.rules.local`.
 """
 
 from __future__ import annotations
@@ -18,17 +16,6 @@ from ranktable.rules.addresses import parse_address, read_device_addresses
 from ranktable.sources.answer import HostAnswers, Said
 from ranktable.sources.local_host import LocalHost
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
-
-LOCAL_RULES = {
-    "L1": "this host is one server of the table, by address or name",
-    "L2": "the device ids of that server are device nodes of this host",
-    "L3": "device_ip is what hccn_tool says, or /etc/hccn.conf where there is no hccn_tool",
-    "L4": "/etc/hccn.conf agrees with hccn_tool (warning)",
-    "L5": "RANK_TABLE_FILE names this file, and it is no symbolic link (warning)",
-    "L6": "super_device_id is what npu-smi says",
-    "L7": "RANK_ID, DEVICE_ID and RANK_SIZE of the environment agree with the table",
-}
-"""What each rule asks for, by its stable id."""
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
 _NODES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}

@@ -12,13 +12,14 @@ import click
 from ranktable.codec import find_codec
 from ranktable.commands.outcome import Outcome
 from ranktable.errors import JsonTextError, UnknownDialectError
-from ranktable.local_check import LOCAL_RULES, LocalFacts, check_local, find_local_servers
+from ranktable.local_check import LocalFacts, check_local, find_local_servers
 from ranktable.problem import Problem
 from ranktable.profile import CHIPS, DEVICE_TARGETS, Profile, build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
 from ranktable.reading.read import read_document
 from ranktable.report.findings import render_report, render_reports_json, report_as_json
+from ranktable.rules.local import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.hccn_folder import read_answers
 from ranktable.sources.local_host import find_device_ids, read_local_host

@@ -44,6 +44,7 @@ def _describe(errors: list[Problem], table: RankTable, profile: Profile) -> str:
     first = errors[0]
     match = _SERVER.match(first.path)
     where = f"server {table.servers[int(match.group(1))].server_id!r}" if match else "the table"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    rules = ", ".join(dict.fromkeys(problem.rule for problem in errors[1:]))
+    more = f" (and {len(errors) - 1} more of {rules})" if len(errors) > 1 else ""
     target = profile.chip or profile.device_target
     return f"{where} breaks rule {first.rule} for {target}: {first.subject}: {first.message}{more}"

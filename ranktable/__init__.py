@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     )
     from ranktable.generate import build_table, default_file_name
     from ranktable.inventory import FoundDevice, HostInventory
+    from ranktable.local_report import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.reading.read import parse_table, read_table
+    from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
     from ranktable.sources.hostfile import read_hostfile
     from ranktable.sources.hosts import Host, HostList
     from ranktable.sources.pods import read_pods
+    from ranktable.sources.probe import Probe
     from ranktable.sources.slurm import read_slurm_hosts
     from ranktable.validate import Report, validate_file, validate_table
     from ranktable.write import write_table
@@ -67,9 +70,12 @@ _HOMES = {
     ),
     "generate": ("build_table", "default_file_name"),
     "inventory": ("FoundDevice", "HostInventory"),
+    "local_report": ("LocalReport", "check_file"),
+    "sources.gather": ("Gathered", "SourceRequest", "gather_hosts"),
     "sources.hostfile": ("read_hostfile",),
     "sources.hosts": ("Host", "HostList"),
     "sources.pods": ("read_pods",),
+    "sources.probe": ("Probe",),
     "sources.slurm": ("read_slurm_hosts",),
     "model": ("Cluster", "Device", "Group", "RankTable", "Server", "SuperPod"),
     "problem": ("Position", "Problem"),
@@ -85,6 +91,7 @@ __all__ = [
     "Cluster",
     "Device",
     "FoundDevice",
+    "Gathered",
     "Group",
     "GroupNotFoundError",
     "Host",
@@ -93,8 +100,10 @@ __all__ = [
     "HostListError",
     "InvalidTableError",
     "JsonTextError",
+    "LocalReport",
     "NotReadyError",
     "Position",
+    "Probe",
     "Problem",
     "ProfileError",
     "RankNotFoundError",
@@ -104,13 +113,16 @@ __all__ = [
     "Report",
     "Server",
     "SourceError",
+    "SourceRequest",
     "SuperPod",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
     "build_table",
+    "check_file",
     "default_file_name",
     "encode_table",
+    "gather_hosts",
     "parse_table",
     "read_hostfile",
     "read_pods",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -17,7 +18,7 @@ from ranktable.inventory import FoundDevice, HostInventory
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.placeholder import name_placeholder
 from ranktable.profile import Profile, build_profile
-from ranktable.rules.addresses import Address, parse_address
+from ranktable.rules.addresses import parse_address
 from ranktable.rules.identity import MAX_SERVER_ID_LENGTH
 from ranktable.super_pods import build_super_pods
 
@@ -33,6 +34,8 @@ DeviceIps = Mapping[str, Sequence[str]]
 _MAX_DEVICES = 65536
 _DIGITS = re.compile(r"([0-9]+)")
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+_SPECIAL = (0, 127)
+_FIRST_MULTICAST = 224
 
 
 def build_table(
@@ -101,6 +104,7 @@ def assemble_table(
     servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
     if not has_ports:
         servers = tuple(_give_host_ip(server) for server in servers)
+    _check_host_addresses(servers)
     return RankTable(version, servers, COMPLETED, len(servers), super_pods=pods)
 
 
@@ -167,6 +171,18 @@ def _give_host_ip(server: Server) -> Server:
     return replace(server, host_ip=server.server_id) if is_address else server
 
 
+def _check_host_addresses(servers: Iterable[Server]) -> None:
+    families = set()
+    for server in servers:
+        address = None if server.host_ip is None else parse_address(server.host_ip)
+        if server.host_ip is not None and address is None:
+            message = f"host_ip {server.host_ip!r} of server {server.server_id!r} is no address (R15)"
+            raise BuildError(message, "give the address of the host, or leave it out")
+        families |= {address.version} if address else set()
+    if len(families) > 1:
+        raise BuildError("the addresses of the hosts mix IPv4 and IPv6 (R15)", "use one family for every host")
+
+
 def _take_pair(server_id: str, devices: Devices) -> HostInventory:
     device_ids = range(min(devices, _MAX_DEVICES + 1)) if isinstance(devices, int) else devices
     if not 1 <= len(device_ids) <= _MAX_DEVICES:
@@ -226,7 +242,8 @@ def _check_device_ids(host: HostInventory) -> None:
 
 def _check_addresses(hosts: Sequence[HostInventory], has_ports: bool) -> None:
     """Refuse what R13 to R15 would; on gpu and cpu refuse every address."""
-    owners: dict[Address, tuple[str, int]] = {}
+    owners: dict[bytes, tuple[str, int]] = {}
+    counts: dict[int, tuple[str, int]] = {}
     for host in hosts:
         for device in host.devices:
             if device.device_ip is None:
@@ -235,18 +252,35 @@ def _check_addresses(hosts: Sequence[HostInventory], has_ports: bool) -> None:
             if not has_ports:
                 message = f"device {owner[1]} of {owner[0]!r} has address {device.device_ip}, but only Ascend devices"
                 raise BuildError(f"{message} have a network port of their own", "leave the device addresses out")
-            for text in device.device_ip.split(","):
-                address = _check_address(text, *owner)
-                if address in owners:
-                    first = owners[address]
+            texts = device.device_ip.split(",")
+            counts.setdefault(len(texts), owner)
+            for text in texts:
+                first = owners.setdefault(_pack_address(text, *owner), owner)
+                if first is not owner:
                     message = f"address {text} is given to device {owner[1]} of {owner[0]!r}"
                     raise BuildError(f"{message} and to device {first[1]} of {first[0]!r}", "give each its own")
-                owners[address] = owner
-    if len({address.version for address in owners}) > 1:
-        raise BuildError("the device addresses mix IPv4 and IPv6", "use one family for every device")
+    _check_likeness(owners, counts)
 
 
-def _check_address(text: str, server_id: str, device_id: int) -> Address:
+def _check_likeness(owners: Iterable[bytes], counts: Mapping[int, tuple[str, int]]) -> None:
+    if len({len(packed) for packed in owners}) > 1:
+        raise BuildError("the device addresses mix IPv4 and IPv6 (R15)", "use one family for every device")
+    if len(counts) > 1:
+        (count, first), (other, second) = list(counts.items())[:2]
+        message = (
+            f"device {first[1]} of {first[0]!r} has {count} addresses, device {second[1]} of {second[0]!r} {other}"
+        )
+        raise BuildError(f"{message} (R15)", "give every device as many addresses")
+
+
+def _pack_address(text: str, server_id: str, device_id: int) -> bytes:
+    """Return the bytes of an address that a network port can have; raises BuildError for what is none."""
+    try:
+        packed = socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):  # not IPv4
+        packed = b"\0"
+    if packed[0] not in _SPECIAL and packed[0] < _FIRST_MULTICAST:
+        return packed
     address = parse_address(text)
     what = name_placeholder(text) or ("not an IPv4 or IPv6 address" if address is None else None)
     is_port = address is not None and not (
@@ -257,4 +291,4 @@ def _check_address(text: str, server_id: str, device_id: int) -> Address:
             f"address {text!r} of device {device_id} of {server_id!r} is {what or 'not the address of a network port'}"
         )
         raise BuildError(message, "give what hccn_tool or /etc/hccn.conf says, or leave the addresses out")
-    return address
+    return address.packed

@@ -21,7 +21,7 @@ from ranktable.sources.slurm import read_slurm_hosts
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SourceRequest:
     """What the user named. Exactly one source of hosts; a folder of hccn.conf copies is one when it stands alone."""
 
     hosts: str | None = None
@@ -51,7 +51,7 @@ class Gathered:
     notes: tuple[str, ...] = ()
 
 
-def gather_hosts(request: Request) -> Gathered:
+def gather_hosts(request: SourceRequest) -> Gathered:
     """Return the hosts of a request; raises ReadError, SourceError, HostListError, BuildError."""
     _check_sources(request)
     if request.pod_annotations is not None:
@@ -73,7 +73,7 @@ def gather_hosts(request: Request) -> Gathered:
     return replace(gathered, hosts=hosts)
 
 
-def _check_sources(request: Request) -> None:
+def _check_sources(request: SourceRequest) -> None:
     named = {
         "--hosts": request.hosts,
         "--hostfile": request.hostfile,
@@ -111,13 +111,13 @@ def _gather_pods(path: str) -> Gathered:
     return Gathered(pods.hosts, order, "ascend", pods.notes)
 
 
-def _gather_list(request: Request) -> Gathered:
+def _gather_list(request: SourceRequest) -> Gathered:
     pairs = [(host.name, _device_ids_of(host, request.devices)) for host in _read_list(request)]
     addresses = _read_addresses(request.device_ips, pairs)
     return Gathered(tuple(take_hosts(pairs, addresses)))
 
 
-def _read_list(request: Request) -> tuple[ListedHost, ...]:
+def _read_list(request: SourceRequest) -> tuple[ListedHost, ...]:
     if request.hosts is not None:
         return tuple(ListedHost(host.name, host.num_devices, "--hosts") for host in HostList.parse(request.hosts))
     if request.hostfile is not None:
@@ -144,7 +144,7 @@ def _read_addresses(option: str | None, pairs: Iterable[tuple[str, Sequence[int]
     return expand_pattern(option, pairs) if is_pattern(option) else read_device_ips(option)
 
 
-def _gather_answers(request: Request, path: str) -> Gathered:
+def _gather_answers(request: SourceRequest, path: str) -> Gathered:
     """Take devices and addresses from what each host says; without a list of hosts they are those of the folder."""
     lists_hosts = request.hosts is not None or request.hostfile is not None or request.slurm is not None
     listed = _read_list(request) if lists_hosts else None
@@ -188,7 +188,7 @@ def _answered_host(host: ListedHost, answers: HostAnswers, ids: Sequence[int] | 
     return HostInventory(host.name, devices, super_pod_id=pod.value if pod else None, origin=source)
 
 
-def _choose(hosts: tuple[HostInventory, ...], request: Request) -> tuple[HostInventory, ...]:
+def _choose(hosts: tuple[HostInventory, ...], request: SourceRequest) -> tuple[HostInventory, ...]:
     """Leave out what --include and --exclude leave out."""
     if request.include is None and request.exclude is None:
         return hosts

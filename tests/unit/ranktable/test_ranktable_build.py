@@ -111,7 +111,11 @@ def test_tables_without_ascend_have_host_ip_and_no_device_ip(server_ids, target,
         ([("a", 17)], {"chip": "a2"}, "breaks rule R8 for a2"),
         ([("a", 1), ("b", 1)], {"chip": "a2"}, "breaks rule R16 for a2"),
         ([("a", 1)], {"device_target": "ascend", "chip": "300i-duo"}, "breaks rule R16"),
-        ([("10.0.0.1", 1), ("fe80::1", 1)], {"device_target": "cpu"}, "breaks rule R15 for cpu"),
+        (
+            [("10.0.0.1", 1), ("fe80::1", 1)],
+            {"device_target": "cpu"},
+            "the addresses of the hosts mix IPv4 and IPv6 (R15)",
+        ),
         ([("a", 1)], {"chip": "a5"}, "for a5"),
     ],
 )

@@ -4,12 +4,14 @@ import json
 import os
 import select
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from ranktable import BuildError, SourceError, build_table, write_table
 from ranktable.cli import main
 from ranktable.inventory import FoundDevice, HostInventory
+from ranktable.rules.local import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import find_device_ids, read_local_host
 from ranktable.sources.probe import Probe
@@ -406,3 +408,19 @@ def test_what_validation_finds_is_found_too(check, capsys, root):
 def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
     assert main(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool, capsys):
+    tables = sorted((Path(__file__).parent / "catalogue").rglob("*.json"))
+    assert tables
+    for table in tables:
+        status = main(["check", "--local", str(table), "--root", str(root)])
+        captured = capsys.readouterr()
+        assert status in (0, 1, 2, 3), table
+        assert captured.err.startswith("ranktable: error: ") if status == 2 else captured.out, table
+
+
+def test_the_rules_of_this_check_are_listed_with_the_others(capsys):
+    assert main(["rules"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("L")] == list(LOCAL_RULES)

@@ -175,10 +175,9 @@ def _build(
 
 
 def _probe(root: str, server_id: str | None, *, asks_super_pod: bool) -> Any:
-    from ranktable.sources.device_tools import DeviceTools
     from ranktable.sources.probe import Probe
 
-    return Probe(Path(root), DeviceTools(Path(root)), server_id, asks_super_pod)
+    return Probe(Path(root), server_id=server_id, asks_super_pod=asks_super_pod)
 
 
 def _notes_on(

@@ -6,7 +6,7 @@ On a host with GPUs or without accelerators the result has the host's address an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ranktable.errors import BuildError, SourceError
@@ -34,7 +34,8 @@ class Probe:
 
     root: Path = Path("/")
     """Folder that holds the host's /dev, /etc and /proc: another one in a container that has them mounted."""
-    tools: DeviceTools = field(default_factory=DeviceTools)
+    tools: DeviceTools | None = None
+    """How to ask hccn_tool and npu-smi; None means on PATH, then where the driver below `root` has them."""
     server_id: str | None = None
     """The id to use in place of the host's main address."""
     asks_super_pod: bool = False
@@ -81,11 +82,12 @@ class Probe:
 
     def _ask_devices(self, device_ids: Sequence[int]) -> tuple[tuple[FoundDevice, ...], str | None, tuple[str, ...]]:
         """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted."""
-        said = self.tools.ask_addresses(device_ids)
+        tools = self.tools or DeviceTools(self.root)
+        said = tools.ask_addresses(device_ids)
         conf = self.root / "etc/hccn.conf"
         answers = [said] if said else []
         answers += [_only(read_answers(conf), device_ids)] if conf.is_file() else []
-        pod = self.tools.ask_super_pod(device_ids) if self.asks_super_pod else None
+        pod = tools.ask_super_pod(device_ids) if self.asks_super_pod else None
         joined = join_answers([*answers, *([pod] if pod else [])])
         notes = joined.notes
         if not joined.addresses:

@@ -144,7 +144,7 @@ def test_device_nodes_are_found_by_number(root):
 def test_a_probe_asks_the_tools(root, tool):
     tool("hccn_tool", GOOD_HCCN)
     tool("npu-smi", GOOD_SMI)
-    probed = Probe(root, DeviceTools(root), asks_super_pod=True).ask()
+    probed = Probe(root, asks_super_pod=True).ask()
     assert probed.host == HostInventory(
         "10.0.0.5",
         (FoundDevice(0, "192.168.1.5", "0"), FoundDevice(1, "192.168.2.5", "65537")),

@@ -7,6 +7,7 @@ import os
 import click
 
 from ranktable.commands.outcome import Outcome
+from ranktable.errors import ReadError
 from ranktable.local_report import LocalServer, check_file
 from ranktable.profile import CHIPS, DEVICE_TARGETS
 from ranktable.rules.local import LOCAL_RULES
@@ -44,7 +45,13 @@ def check(
         raise click.UsageError("name the file that the job reads, or set RANK_TABLE_FILE")
     from ranktable.report.findings import render_report, render_reports_json, report_as_json
 
-    found = check_file(path, device_target=device_target, chip=chip, root=root)
+    try:
+        found = check_file(path, device_target=device_target, chip=chip, root=root)
+    except ReadError as error:
+        if file is not None:
+            raise
+        remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
+        raise ReadError(error.source, error.reason, remedy) from error
     report = found.report
     text = render_reports_json([report_as_json(report)]) if form == "json" else render_report(report) + "\n"
     return Outcome(text, tuple(map(_describe, found.servers)), report.exit_code(strict=strict))

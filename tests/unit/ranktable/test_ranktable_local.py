@@ -424,3 +424,10 @@ def test_the_rules_of_this_check_are_listed_with_the_others(capsys):
     assert main(["rules"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if line.startswith("L")] == list(LOCAL_RULES)
+
+
+def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(check, capsys, monkeypatch):
+    monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
+    assert main(["check", "--local"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err

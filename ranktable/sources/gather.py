@@ -177,7 +177,9 @@ def _answered_host(host: ListedHost, answers: HostAnswers, ids: Sequence[int] | 
     devices = found_devices(answers, ids, host.name)
     origin = next(iter(answers.addresses.values()), None)
     source = origin.source if origin else host.origin
-    unknown = next((device for device in devices if device.device_ip is None), None)
+    # Inside one super pod devices need no address, so a host that tells SDIDs only is complete.
+    needs_addresses = answers.addresses or not answers.super_device_ids
+    unknown = next((device for device in devices if device.device_ip is None and needs_addresses), None)
     if unknown is not None:
         message = f"there is no address of device {unknown.device_id} of {host.name!r}"
         raise SourceError(source, None, message, "complete it, or leave the device out with --devices")

@@ -122,6 +122,16 @@ def test_captures_give_super_pods(run):
     assert "super" not in out
 
 
+def test_a_super_pod_needs_no_device_addresses(run):
+    Path("conf").mkdir()
+    Path("conf/a.txt").write_text(spod(0))
+    Path("conf/b.txt").write_text(spod(2**22))
+    status, out, err = run("--hccn_conf", "conf", "--version", "1.2", "--chip", "a3")
+    assert status == 0
+    assert [device[2] for device in devices_of(out)] == [None] * 4
+    assert run("--hccn_conf", "conf", "--version", "1.2", "--chip", "a3", "--devices", "0-2")[0] == 2
+
+
 def test_super_pods_are_given_by_hand(run):
     Path("sdids.yaml").write_text("a: [0]\nb: ['65537']\n")
     options = ("--version", "1.2", "--super_device_ids", "sdids.yaml")

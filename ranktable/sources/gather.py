@@ -64,9 +64,10 @@ def gather_hosts(request: SourceRequest) -> Gathered:
         gathered = _gather_answers(request, request.hccn_conf)
     else:
         gathered = _gather_list(request)
-    hosts = _choose(gathered.hosts, request)
+    hosts = gathered.hosts
     if request.super_device_ids is not None:
         hosts = _give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
+    hosts = _choose(hosts, request)
     if request.resolve:
         found = resolve_names(host.server_id for host in hosts)
         hosts = tuple(replace(host, host_ip=host.host_ip or found[host.server_id]) for host in hosts)
@@ -204,20 +205,23 @@ def _choose(hosts: tuple[HostInventory, ...], request: SourceRequest) -> tuple[H
 
 
 def _give_super_device_ids(
-    hosts: Iterable[HostInventory], numbers: Mapping[str, Sequence[str]]
+    hosts: Sequence[HostInventory], numbers: Mapping[str, Sequence[str]]
 ) -> tuple[HostInventory, ...]:
+    stranger = next(iter(numbers.keys() - {host.server_id for host in hosts}), None)
+    if stranger is not None:
+        raise BuildError(
+            f"--super_device_ids has numbers for {stranger!r}, which is not one of the hosts", "remove them"
+        )
     given = []
     for host in hosts:
-        texts = numbers.get(host.server_id)
-        if texts is None or len(texts) != len(host.devices):
-            count = "no" if texts is None else str(len(texts))
-            message = f"--super_device_ids has {count} numbers for the {len(host.devices)} devices of"
+        texts = numbers.get(host.server_id, ())
+        if len(texts) != len(host.devices):
+            message = f"--super_device_ids has {len(texts)} numbers for the {len(host.devices)} devices of"
             raise BuildError(f"{message} {host.server_id!r}", "give one per device")
-        pairs = zip(host.devices, texts, strict=True)
+        pairs = list(zip(host.devices, texts, strict=True))
         for device, text in pairs:
             if device.super_device_id not in (None, text):
                 message = f"--super_device_ids has {text} for device {device.device_id} of {host.server_id!r}"
                 raise BuildError(f"{message}, its source says {device.super_device_id}", "leave the option out")
-        devices = zip(host.devices, texts, strict=True)
-        given.append(replace(host, devices=tuple(replace(device, super_device_id=text) for device, text in devices)))
+        given.append(replace(host, devices=tuple(replace(device, super_device_id=text) for device, text in pairs)))
     return tuple(given)

@@ -126,7 +126,7 @@ def test_a_super_pod_needs_no_device_addresses(run):
     Path("conf").mkdir()
     Path("conf/a.txt").write_text(spod(0))
     Path("conf/b.txt").write_text(spod(2**22))
-    status, out, err = run("--hccn_conf", "conf", "--version", "1.2", "--chip", "a3")
+    status, out, _ = run("--hccn_conf", "conf", "--version", "1.2", "--chip", "a3")
     assert status == 0
     assert [device[2] for device in devices_of(out)] == [None] * 4
     assert run("--hccn_conf", "conf", "--version", "1.2", "--chip", "a3", "--devices", "0-2")[0] == 2
@@ -140,6 +140,8 @@ def test_super_pods_are_given_by_hand(run):
     assert [pod["super_pod_id"] for pod in table["super_pod_list"]] == ["0", "1"]
     assert [server["device"][0]["super_device_id"] for server in table["server_list"]] == ["0", "65537"]
     assert run("--hosts", "a:1,b:1", *options, "--super_pods", "0=a", "--super_pods", "1=b")[1] == out
+    _, out, _ = run("--hosts", "a:1,b:1", *options, "--super_pods", "0=b", "--exclude", "a")
+    assert [server["server_id"] for server in json.loads(out)["server_list"]] == ["b"]
 
 
 def test_pods_give_hosts_in_the_order_of_their_rank_index(run):
@@ -249,6 +251,7 @@ def test_a_mistake_is_one_line(run, arguments, says):
     [
         ("a: [x]", "'x' of device 0 of 'a' is no decimal"),
         ("a: [1, 2]", "has 2 numbers for the 1 devices"),
+        ("b: [1]", "has numbers for 'b', which is not one of the hosts"),
         ("[]", "SDIDs"),
     ],
 )

@@ -1,5 +1,6 @@
 """The dialects with server lists beyond version 1.0: to the model and back, and what each cannot hold."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -16,12 +17,16 @@ from ranktable import (
     GroupNotFoundError,
     InvalidTableError,
     RankTable,
+    RankTableError,
     Server,
     SuperPod,
     encode_table,
     parse_table,
 )
 from ranktable.codec import encode_document
+from ranktable.profile import READERS, build_profile
+from ranktable.reading.document import parse_document
+from ranktable.validate import validate_document
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -191,6 +196,44 @@ def test_what_an_entry_of_a_super_pod_holds_leaves_with_it():
     assert encode_document(emptied)["super_pod_list"] == [
         {"super_pod_id": "0", "server_list": [{"server_id": "b"}], "rack": 3}
     ]
+
+
+ODD_VALUES = st.recursive(
+    st.sampled_from([None, True, 0, 7, -1, 1.5, "", "0", "7", "1.0", "*", "10.0.0.1", ",", "::1", "4294967296"]),
+    lambda children: st.lists(children, max_size=2) | st.dictionaries(st.sampled_from(["server_id", "x"]), children),
+    max_leaves=3,
+)
+PROFILES = [build_profile(chip=chip, reader=reader) for chip in (None, "a3") for reader in (None, *READERS)]
+
+
+def places_in(value, path=()):
+    """Return the path of every member and item of a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [
+        place for key, child in children for place in [(*path, key), *(places_in(child, (*path, key)) if child else ())]
+    ]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_odd_values_anywhere_are_reported_and_never_raise(data):
+    value = copy.deepcopy(WHOLE[data.draw(st.sampled_from(sorted(WHOLE)))])
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(places_in(value) or [("version",)]))
+        holder = value
+        for step in path:
+            holder = holder[step]
+        if data.draw(st.booleans()):
+            holder[last] = data.draw(ODD_VALUES)
+        else:
+            del holder[last]
+    text = json.dumps(value)
+    try:
+        validate_document(parse_document(text.encode(), "t.json"), data.draw(st.sampled_from(PROFILES)))
+        table = parse_table(text)
+    except RankTableError:
+        return
+    assert parse_table(encode_table(table)) == table
 
 
 ONE = (Server("a", (Device(0, 0),)),)

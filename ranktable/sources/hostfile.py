@@ -74,7 +74,7 @@ def parse_hostfile(data: bytes, source: str = "<hostfile>", form: HostfileFormat
 
 def detect_format(texts: Iterable[str]) -> HostfileFormat:
     """Return the format that the lines show: by `slots=`, `user@`, `host:N` and brackets."""
-    lines = list(texts)
+    lines = [text for text in texts if text.strip()]
     if any("slots" in _key_names(text) for text in lines):
         is_openmpi = any(
             _key_names(text) - {"slots"} or "@" in text or re.search(r"slots\s+=|=\s", text) for text in lines

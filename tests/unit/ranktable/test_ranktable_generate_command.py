@@ -191,7 +191,7 @@ def test_host_ip_is_written_for_targets_without_device_ip(run):
     _, out, _ = run("--hosts", "10.0.0.1:1,node2:1", "--device_target", "GPU")
     assert [server.get("host_ip") for server in json.loads(out)["server_list"]] == ["10.0.0.1", None]
     _, out, _ = run("--hosts", "localhost:1", "--device_target", "cpu", "--resolve")
-    assert json.loads(out)["server_list"][0]["host_ip"] == "127.0.0.1"
+    assert json.loads(out)["server_list"][0]["host_ip"] in ("127.0.0.1", "::1")
 
 
 def test_force_replaces_the_default_file(run, capsys):

@@ -156,11 +156,10 @@ def _is_same(first: Said, second: Said) -> bool:
 
 
 def _check_super_devices(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
+    numbers = (facts.super_pod or _NO_ANSWERS).super_device_ids
     for device in server.devices:
         text = device.text("super_device_id")
-        said = (facts.super_pod or _NO_ANSWERS).super_device_ids.get(
-            -1 if device.device_id is None else device.device_id
-        )
+        said = None if device.device_id is None else numbers.get(device.device_id)
         if text is not None and said is not None and text != said.value:
             message = f"the device has another SDID here: {said.value} ({said.origin})"
             yield device.complain("super_device_id", "L6", "error", message, f'write "{said.value}"')

@@ -83,8 +83,7 @@ class DeviceTools:
     def _ask_address(self, tool: str, device_id: int, question: tuple[str, ...]) -> tuple[Said, bool]:
         source = f"hccn_tool -i {device_id} {' '.join(question)}"
         text = self._ask([tool, "-i", str(device_id), *question], source)
-        said, is_answer = read_address([(0, line.strip()) for line in text.splitlines()], source, None)
-        said = Said(said.value, source)
+        said, is_answer = read_address([(None, line.strip()) for line in text.splitlines()], source, None)
         if is_answer:
             check_device_address(said, device_id)
         return said, is_answer

@@ -11,7 +11,7 @@ Source: the hccn_tool and npu-smi pages of the Ascend driver: `ipaddr:A` and `ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ranktable.errors import SourceError
@@ -24,6 +24,8 @@ _SDID = re.compile(r"SDID\s*:\s*(\S+)", re.IGNORECASE)
 _POD = re.compile(r"Super\s*Pod\s*ID\s*:\s*(\S+)", re.IGNORECASE)
 _DIES_PER_CARD = 2
 
+Lines = Sequence[tuple[int | None, str]]
+"""The lines of an answer with their numbers; None for what a tool has just said."""
 KINDS = ("-ip", "-ip -inet6", "-vnic")
 """The questions for an address; the first that a host answers for a device gives its device_ip."""
 
@@ -59,7 +61,7 @@ def parse_transcript(data: bytes, source: str) -> HostAnswers:
     return HostAnswers(addresses, numbers, pod, failed, (*_note_left_out(by_kind, addresses, source), *notes))
 
 
-def read_address(answer: list[tuple[int, str]], source: str, line: int | None) -> tuple[Said, bool]:
+def read_address(answer: Lines, source: str, line: int | None) -> tuple[Said, bool]:
     """Return the address in the lines of an answer and True, or what it says instead and False."""
     for number, text in answer:
         match = _IP.search(text)
@@ -74,8 +76,7 @@ def parse_spod_info(text: str, device_id: int, source: str) -> tuple[Said, Said]
 
     Raises SourceError for an SDID that is not of 32 bits, and for an answer that has one of the two only.
     """
-    lines = list(enumerate(text.splitlines(), 1))
-    return _read_spod_lines([(number, line.strip()) for number, line in lines], device_id, source)
+    return _read_spod_lines([(None, line.strip()) for line in text.splitlines()], device_id, source)
 
 
 def _split_sections(text: str, source: str) -> Iterator[_Section]:
@@ -155,7 +156,7 @@ def describe_strange_number(said: Said, device_id: int) -> tuple[str, ...]:
     return (f"warning: {said.origin}: SDID {said.value} is that of device {inside}, not of device {device_id}",)
 
 
-def _read_spod_lines(lines: list[tuple[int, str]], device_id: int, source: str) -> tuple[Said, Said] | None:
+def _read_spod_lines(lines: Lines, device_id: int, source: str) -> tuple[Said, Said] | None:
     number = next((Said(match.group(1), source, at) for at, line in lines if (match := _SDID.search(line))), None)
     pod = next((Said(match.group(1), source, at) for at, line in lines if (match := _POD.search(line))), None)
     if number is None and pod is None:

@@ -431,3 +431,64 @@ def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(che
     assert main(["check", "--local"]) == 2
     err = capsys.readouterr().err
     assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
+
+
+def test_a_number_that_is_not_the_devices_is_found(check, tool):
+    tool("npu-smi", GOOD_SMI)
+    hosts = [HostInventory("node1", (FoundDevice(0, None, "0"), FoundDevice(1, None, "7")), super_pod_id="3")]
+    _, found, message = check(build_table(hosts, version="1.2"), "--chip", "a3")
+    assert found == [("L6", "error", "server_list[0].device[1].super_device_id")]
+    assert "another SDID here: 65537 (npu-smi info -t spod-info -i 0 -c 1)" in message
+
+
+def test_a_gpu_host_has_other_device_nodes(check, root):
+    (root / "dev/nvidia0").touch()
+    table = build_table([("node1", 2)], device_target="gpu")
+    assert check(table, "--device_target", "gpu")[1] == [("L2", "error", "server_list[0].device[1].device_id")]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('echo "SDID : 0"; echo "Super Pod ID : $7"', "-c 1: super pod id 1 here, but 0 says npu-smi info"),
+        ('echo "SDID : 0"', "the answer for device 0 has no Super Pod ID"),
+        ('echo "SDID : x"; echo "Super Pod ID : 0"', "SDID 'x' is no decimal number of 32 bits"),
+    ],
+)
+def test_answers_of_npu_smi_that_cannot_be_taken_are_refused(root, tool, body, says):
+    tool("npu-smi", body)
+    with pytest.raises(SourceError) as caught:
+        DeviceTools(root).ask_super_pod([0, 1])
+    assert says in str(caught.value)
+
+
+def test_what_npu_smi_does_not_tell_is_said(root, tool):
+    assert DeviceTools(root).ask_super_pod([0]) is None
+    tool(
+        "npu-smi",
+        'if [ "$7" = 0 ]; then echo "This device does not support querying spod-info."; else\n' + GOOD_SMI + "fi",
+    )
+    answers = DeviceTools(root).ask_super_pod([0, 1])
+    assert answers is not None
+    assert {number: said.value for number, said in answers.super_device_ids.items()} == {1: "65537"}
+    assert answers.notes == ("npu-smi info -t spod-info -i 0 -c 0 tells no super pod",)
+    tool("npu-smi", 'echo "SDID : 5"; echo "Super Pod ID : 0"')
+    strange = DeviceTools(root).ask_super_pod([1])
+    assert strange is not None
+    assert strange.notes[0].endswith("SDID 5 is that of device 5, not of device 1")
+
+
+def test_an_address_that_a_tool_makes_up_is_refused(root, tool):
+    tool("hccn_tool", 'echo "ipaddr:-.-.-.-"')
+    with pytest.raises(
+        SourceError, match=r"hccn_tool -i 0 -ip -g: the address '-\.-\.-\.-' of device 0 is the mark of a tool"
+    ):
+        DeviceTools(root).ask_addresses([0])
+
+
+def test_the_choice_of_an_address_is_said(root, tool):
+    notes = Probe(root).ask().notes
+    assert "server_id is 10.0.0.5, one of 3 addresses; choose with --server_id" in notes
+    assert len(Probe(root, server_id="a").ask().notes) == 1
+    (root / "proc/net/route").unlink()
+    assert Probe(root).ask().host.server_id == "node1"

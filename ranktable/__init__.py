@@ -34,25 +34,43 @@ if TYPE_CHECKING:
         RankNotFoundError,
         RankTableError,
         ReadError,
+        SourceError,
         UnknownDialectError,
         UnsupportedDialectError,
         WriteError,
     )
     from ranktable.export.exporter import Export, export_table
     from ranktable.generate import build_table, default_file_name
+    from ranktable.inventory import FoundDevice, HostInventory
+    from ranktable.local_report import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.reading.read import parse_table, read_table
     from ranktable.report.picture import draw_table
+    from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
+    from ranktable.sources.hostfile import read_hostfile
     from ranktable.sources.hosts import Host, HostList
+    from ranktable.sources.pods import read_pods
+    from ranktable.sources.probe import Probe
+    from ranktable.sources.slurm import read_slurm_hosts
     from ranktable.validate import Report, validate_file, validate_table
     from ranktable.write import write_table
 
 _HOMES = {
     "codec": ("encode_table",),
-    "detection": ("FileKind", "detect_file"),
-    "edit.convert": ("ConvertWishes", "Converted", "convert_table"),
-    "edit.fix": ("Fixed", "fix_table"),
+    "detection": (
+        "FileKind",
+        "detect_file",
+    ),
+    "edit.convert": (
+        "ConvertWishes",
+        "Converted",
+        "convert_table",
+    ),
+    "edit.fix": (
+        "Fixed",
+        "fix_table",
+    ),
     "edit.repair": ("Repair",),
     "edit.super_pods": ("SuperPodWishes",),
     "errors": (
@@ -67,18 +85,62 @@ _HOMES = {
         "RankNotFoundError",
         "RankTableError",
         "ReadError",
+        "SourceError",
         "UnknownDialectError",
         "UnsupportedDialectError",
         "WriteError",
     ),
-    "export.exporter": ("Export", "export_table"),
-    "generate": ("build_table", "default_file_name"),
+    "export.exporter": (
+        "Export",
+        "export_table",
+    ),
+    "generate": (
+        "build_table",
+        "default_file_name",
+    ),
+    "inventory": (
+        "FoundDevice",
+        "HostInventory",
+    ),
+    "local_report": (
+        "LocalReport",
+        "check_file",
+    ),
+    "model": (
+        "Cluster",
+        "Device",
+        "Group",
+        "RankTable",
+        "Server",
+        "SuperPod",
+    ),
+    "problem": (
+        "Position",
+        "Problem",
+    ),
+    "reading.read": (
+        "parse_table",
+        "read_table",
+    ),
     "report.picture": ("draw_table",),
-    "sources.hosts": ("Host", "HostList"),
-    "model": ("Cluster", "Device", "Group", "RankTable", "Server", "SuperPod"),
-    "problem": ("Position", "Problem"),
-    "reading.read": ("parse_table", "read_table"),
-    "validate": ("Report", "validate_file", "validate_table"),
+    "sources.gather": (
+        "Gathered",
+        "SourceRequest",
+        "gather_hosts",
+    ),
+    "sources.hostfile": ("read_hostfile",),
+    "sources.hosts": (
+        "Host",
+        "HostList",
+    ),
+    "sources.pods": ("read_pods",),
+    "sources.probe": ("Probe",),
+    "sources.slurm": ("read_slurm_hosts",),
+    "validate": (
+        "Report",
+        "validate_file",
+        "validate_table",
+    ),
     "write": ("write_table",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -93,15 +155,20 @@ __all__ = [
     "Export",
     "FileKind",
     "Fixed",
+    "FoundDevice",
+    "Gathered",
     "Group",
     "GroupNotFoundError",
     "Host",
+    "HostInventory",
     "HostList",
     "HostListError",
     "InvalidTableError",
     "JsonTextError",
+    "LocalReport",
     "NotReadyError",
     "Position",
+    "Probe",
     "Problem",
     "ProfileError",
     "RankNotFoundError",
@@ -111,12 +178,15 @@ __all__ = [
     "Repair",
     "Report",
     "Server",
+    "SourceError",
+    "SourceRequest",
     "SuperPod",
     "SuperPodWishes",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
     "build_table",
+    "check_file",
     "convert_table",
     "default_file_name",
     "detect_file",
@@ -124,7 +194,11 @@ __all__ = [
     "encode_table",
     "export_table",
     "fix_table",
+    "gather_hosts",
     "parse_table",
+    "read_hostfile",
+    "read_pods",
+    "read_slurm_hosts",
     "read_table",
     "validate_file",
     "validate_table",

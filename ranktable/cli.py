@@ -13,6 +13,7 @@ from typing import TextIO
 
 import click
 
+from ranktable.commands.check import check
 from ranktable.commands.convert import convert
 from ranktable.commands.detect import detect
 from ranktable.commands.fix import fix
@@ -29,12 +30,12 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show, convert, fix, rules, detect)
+_COMMANDS = (generate, validate, check, detect, show, convert, fix, rules)
 
 
 @click.group(context_settings=_SETTINGS)
 def cli() -> None:
-    """Generate, validate and show rank tables for parallel training."""
+    """Generate, validate, check and show rank tables for parallel training."""
 
 
 for _command in _COMMANDS:

@@ -11,6 +11,7 @@
         BuildError                 2   wrong input to the generator (also a ValueError)
         HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
         ProfileError               2   an unknown device target, chip or profile (also a ValueError)
+        SourceError                2   hosts, devices or addresses that a source gives wrongly (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
         AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
         GroupNotFoundError         2   a group that the table does not have (also a LookupError)
@@ -132,6 +133,18 @@ class HostListError(RankTableError, ValueError):
     def __init__(self, part: str, message: str, remedy: str) -> None:
         super().__init__(f"host list: {part!r} {message}", remedy)
         self.part = part
+
+
+class SourceError(RankTableError, ValueError):
+    """A host file, a copy of hccn.conf, a list of pods or the answer of a tool that cannot be taken.
+
+    `source` names it, `line` is the line in it, counted from 1, or None.
+    """
+
+    def __init__(self, source: str, line: int | None, message: str, remedy: str) -> None:
+        super().__init__(f"{source}{f':{line}' if line else ''}: {message}", remedy)
+        self.source = source
+        self.line = line
 
 
 class ProfileError(RankTableError, ValueError):

@@ -1,21 +1,30 @@
-"""Builds a rank table from servers and their devices. Pure: no file, no network, no look at this host."""
+"""Builds a rank table from hosts and their devices. Pure: no file, no network, no look at this host.
+
+What is built for a device target or a chip breaks none of its rules (`ranktable.validate`): what would is refused
+with the id of the rule.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from ranktable.codec import v1_0
 from ranktable.errors import BuildError
+from ranktable.inventory import FoundDevice, HostInventory
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.placeholder import name_placeholder
+from ranktable.profile import Profile, build_profile
 from ranktable.rules.addresses import parse_address
 from ranktable.rules.identity import MAX_SERVER_ID_LENGTH
+from ranktable.super_pods import build_super_pods
 
-ServerOrder = Literal["server_id", "numeric", "given"]
-SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given")
+ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
+SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
+VERSIONS = ("1.0", "1.2")
 
 Devices = int | Sequence[int]
 """A number of devices, which are then 0 to n-1, or the device ids themselves."""
@@ -24,46 +33,89 @@ DeviceIps = Mapping[str, Sequence[str]]
 
 _MAX_DEVICES = 65536
 _DIGITS = re.compile(r"([0-9]+)")
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+_SPECIAL = (0, 127)
+_FIRST_MULTICAST = 224
 
 
 def build_table(
-    servers: Iterable[tuple[str, Devices]],
+    servers: Iterable[tuple[str, Devices] | HostInventory],
     *,
     device_ips: DeviceIps | None = None,
     order: ServerOrder = "server_id",
+    version: str = "1.0",
+    device_target: str | None = None,
+    chip: str | None = None,
+    super_pods: Mapping[str, Sequence[str]] | None = None,
 ) -> RankTable:
-    """Return a version 1.0 table with contiguous ranks over the servers.
+    """Return a table with contiguous ranks over the servers, which are (id, devices) or what a source found.
 
     `order` decides which server has rank 0: "server_id" sorts the ids as strings, as HCCL and MindSpore demand
     ("10.0.0.10" before "10.0.0.9"); "numeric" sorts addresses and numbers in names by value; "given" keeps the order
-    of the caller. The first two also sort the devices of a server by id. `device_ip` is written for servers that
-    `device_ips` has, and left out for the others. Raises BuildError for input that makes no valid table.
+    of the caller; "rank_index" takes the place that the scheduler gave. The first two also sort the devices of a
+    server by id. `device_ip` is written for the devices whose address is known, and left out for the others.
+
+    `version` is "1.0" or "1.2" (super pods: `super_pods` maps each id to its servers, in place of what the servers
+    say). With `device_target` ("ascend", "gpu", "cpu") or `chip` the table breaks no rule of that profile; on gpu and
+    cpu a server whose id is an address gets it as `host_ip`.
+
+    Raises BuildError for input that makes no valid table, ProfileError for an unknown target or chip.
     """
-    listed = [_check_server(server_id, devices) for server_id, devices in servers]
-    _check_servers(listed)
-    addresses = _pair_addresses(listed, device_ips or {})
-    next_rank = 0
-    built = []
-    for server_id, device_ids in sort_servers(listed, order):
-        ordered = device_ids if order == "given" else sorted(device_ids)
-        devices = tuple(
-            Device(device_id, rank_id, addresses.get((server_id, device_id)))
-            for rank_id, device_id in enumerate(ordered, next_rank)
-        )
-        next_rank += len(devices)
-        built.append(Server(server_id, devices))
-    return RankTable(v1_0.VERSION, tuple(built), COMPLETED, len(built))
+    hosts = take_hosts(servers, device_ips)
+    profile = None if device_target is None and chip is None else build_profile(device_target or "ascend", chip)
+    table = assemble_table(hosts, order=order, version=version, profile=profile, super_pods=super_pods)
+    if profile is not None:
+        from ranktable.hold import hold_to_rules
+
+        hold_to_rules(table, profile)
+    return table
 
 
-def sort_servers(servers: Iterable[tuple[str, Sequence[int]]], order: ServerOrder) -> list[tuple[str, Sequence[int]]]:
-    """Return the servers in the order of their ranks; raises BuildError for an unknown order."""
-    if order == "given":
-        return list(servers)
-    if order == "server_id":
-        return sorted(servers, key=lambda server: server[0])
-    if order == "numeric":
-        return sorted(servers, key=lambda server: (numeric_key(server[0]), server[0]))
-    raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(SERVER_ORDERS)}")
+def take_hosts(
+    servers: Iterable[tuple[str, Devices] | HostInventory], device_ips: DeviceIps | None = None
+) -> list[HostInventory]:
+    """Return an inventory per server with the addresses of `device_ips` in it; raises BuildError."""
+    hosts = [host if isinstance(host, HostInventory) else _take_pair(*host) for host in servers]
+    if device_ips is None:
+        return hosts
+    known = {host.server_id for host in hosts}
+    stranger = next((server_id for server_id in device_ips if server_id not in known), None)
+    if stranger is not None:
+        raise BuildError(f"addresses are given for server {stranger!r}, which has no devices", "remove them")
+    return [_give_addresses(host, device_ips.get(host.server_id)) for host in hosts]
+
+
+def assemble_table(
+    hosts: Sequence[HostInventory],
+    *,
+    order: ServerOrder = "server_id",
+    version: str = "1.0",
+    profile: Profile | None = None,
+    super_pods: Mapping[str, Sequence[str]] | None = None,
+) -> RankTable:
+    """Return the table of `hosts`, not yet held to the rules of a target or chip; see `build_table`."""
+    if version not in VERSIONS:
+        raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(VERSIONS)}")
+    _check_hosts(hosts)
+    has_ports = profile is None or profile.is_ascend
+    _check_addresses(hosts, has_ports)
+    ordered = sort_hosts(hosts, order)
+    pods = build_super_pods(ordered, super_pods) if version == "1.2" else ()
+    servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
+    if not has_ports:
+        servers = tuple(_give_host_ip(server) for server in servers)
+    _check_host_addresses(servers)
+    return RankTable(version, servers, COMPLETED, len(servers), super_pods=pods)
+
+
+def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostInventory]:
+    """Return the hosts in the order of their ranks; raises BuildError for an unknown order."""
+    if order == "rank_index":
+        return _sort_by_rank_index(list(hosts))
+    if order not in _SORT_KEYS:
+        raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(SERVER_ORDERS)}")
+    key = _SORT_KEYS[order]
+    return list(hosts) if key is None else sorted(hosts, key=key)
 
 
 def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
@@ -79,7 +131,92 @@ def default_file_name(table: RankTable) -> str:
     return f"rank_table_{table.world_size}pcs.json"
 
 
-def _check_server(server_id: str, devices: Devices) -> tuple[str, Sequence[int]]:
+_SORT_KEYS: dict[str, Callable[[HostInventory], tuple[object, ...]] | None] = {
+    "server_id": lambda host: (host.server_id,),
+    "numeric": lambda host: (numeric_key(host.server_id), host.server_id),
+    "given": None,
+}
+
+
+def _sort_by_rank_index(hosts: list[HostInventory]) -> list[HostInventory]:
+    """Order by the scheduler's places; gaps are allowed, doubles and missing places are not."""
+    owners: dict[int, HostInventory] = {}
+    for host in hosts:
+        if host.rank_index is None:
+            message = f"server {host.server_id!r} has no rank index, which --order rank_index needs"
+            raise BuildError(message, "give pods that have hccl/rankIndex, or choose another order")
+        if host.rank_index in owners:
+            both = f"servers {owners[host.rank_index].server_id!r} and {host.server_id!r}"
+            raise BuildError(f"{both} both have rank index {host.rank_index}", "give each its own")
+        owners[host.rank_index] = host
+    return [owners[index] for index in sorted(owners)]
+
+
+def _number_servers(hosts: Iterable[HostInventory], *, sorts_devices: bool, keeps_pods: bool) -> tuple[Server, ...]:
+    next_rank = 0
+    servers = []
+    for host in hosts:
+        found = sorted(host.devices, key=lambda device: device.device_id) if sorts_devices else host.devices
+        devices = tuple(
+            Device(entry.device_id, rank_id, entry.device_ip, entry.super_device_id if keeps_pods else None)
+            for rank_id, entry in enumerate(found, next_rank)
+        )
+        next_rank += len(devices)
+        servers.append(Server(host.server_id, devices, host.host_ip, host.pod_ip))
+    return tuple(servers)
+
+
+def _give_host_ip(server: Server) -> Server:
+    is_address = server.host_ip is None and parse_address(server.server_id) is not None
+    return replace(server, host_ip=server.server_id) if is_address else server
+
+
+def _check_host_addresses(servers: Iterable[Server]) -> None:
+    families = set()
+    for server in servers:
+        address = None if server.host_ip is None else parse_address(server.host_ip)
+        if server.host_ip is not None and address is None:
+            message = f"host_ip {server.host_ip!r} of server {server.server_id!r} is no address (R15)"
+            raise BuildError(message, "give the address of the host, or leave it out")
+        families |= {address.version} if address else set()
+    if len(families) > 1:
+        raise BuildError("the addresses of the hosts mix IPv4 and IPv6 (R15)", "use one family for every host")
+
+
+def _take_pair(server_id: str, devices: Devices) -> HostInventory:
+    device_ids = range(min(devices, _MAX_DEVICES + 1)) if isinstance(devices, int) else devices
+    if not 1 <= len(device_ids) <= _MAX_DEVICES:
+        shown = devices if isinstance(devices, int) else len(device_ids)
+        raise BuildError(f"server {server_id!r} has {shown} devices", f"give 1 to {_MAX_DEVICES}")
+    return HostInventory(server_id, tuple(FoundDevice(device_id) for device_id in device_ids))
+
+
+def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInventory:
+    if texts is None:
+        return host
+    if len(texts) != len(host.devices):
+        message = f"server {host.server_id!r} has {len(host.devices)} devices and {len(texts)} addresses"
+        raise BuildError(message, "give one address per device")
+    pairs = zip(host.devices, texts, strict=True)
+    devices = tuple(FoundDevice(device.device_id, text, device.super_device_id) for device, text in pairs)
+    return replace(host, devices=devices)
+
+
+def _check_hosts(hosts: Sequence[HostInventory]) -> None:
+    if not hosts:
+        raise BuildError("no server is given", "give at least one host with devices")
+    seen: set[str] = set()
+    for host in hosts:
+        _check_server_id(host.server_id)
+        if host.server_id in seen:
+            raise BuildError(
+                f"server id {host.server_id!r} is given twice", "give each host once, with all its devices"
+            )
+        seen.add(host.server_id)
+        _check_device_ids(host)
+
+
+def _check_server_id(server_id: str) -> None:
     what = name_placeholder(server_id)
     if what:
         raise BuildError(f"server id {server_id!r} is {what}", "give the address or name of the host")
@@ -90,59 +227,68 @@ def _check_server(server_id: str, devices: Devices) -> tuple[str, Sequence[int]]
             f"server id {server_id!r} has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read",
             "use a shorter name or the address",
         )
-    device_ids = range(min(devices, _MAX_DEVICES + 1)) if isinstance(devices, int) else tuple(devices)
+
+
+def _check_device_ids(host: HostInventory) -> None:
+    device_ids = [device.device_id for device in host.devices]
     if not 1 <= len(device_ids) <= _MAX_DEVICES:
-        shown = devices if isinstance(devices, int) else len(device_ids)
-        raise BuildError(f"server {server_id!r} has {shown} devices", f"give 1 to {_MAX_DEVICES}")
-    bad = next((device_id for device_id in device_ids if not 0 <= device_id < 10**9), None)
-    if bad is not None:
-        raise BuildError(f"device id {bad} of server {server_id!r} is out of range", "device ids start at 0")
+        raise BuildError(f"server {host.server_id!r} has {len(device_ids)} devices", f"give 1 to {_MAX_DEVICES}")
+    if min(device_ids) < 0 or max(device_ids) >= 10**9:
+        bad = next(number for number in device_ids if not 0 <= number < 10**9)
+        raise BuildError(f"device id {bad} of server {host.server_id!r} is out of range", "device ids start at 0")
     if len(set(device_ids)) < len(device_ids):
-        raise BuildError(f"server {server_id!r} has a device id twice: {list(device_ids)}", "give each id once")
-    return server_id, device_ids
+        raise BuildError(f"server {host.server_id!r} has a device id twice: {device_ids}", "give each id once")
 
 
-def _check_servers(servers: Sequence[tuple[str, Sequence[int]]]) -> None:
-    if not servers:
-        raise BuildError("no server is given", "give at least one host with devices")
-    seen: set[str] = set()
-    for server_id, _ in servers:
-        if server_id in seen:
-            raise BuildError(f"server id {server_id!r} is given twice", "give each host once, with all its devices")
-        seen.add(server_id)
+def _check_addresses(hosts: Sequence[HostInventory], has_ports: bool) -> None:
+    """Refuse what R13 to R15 would; on gpu and cpu refuse every address."""
+    owners: dict[bytes, tuple[str, int]] = {}
+    counts: dict[int, tuple[str, int]] = {}
+    for host in hosts:
+        for device in host.devices:
+            if device.device_ip is None:
+                continue
+            owner = host.server_id, device.device_id
+            if not has_ports:
+                message = f"device {owner[1]} of {owner[0]!r} has address {device.device_ip}, but only Ascend devices"
+                raise BuildError(f"{message} have a network port of their own", "leave the device addresses out")
+            texts = device.device_ip.split(",")
+            counts.setdefault(len(texts), owner)
+            for text in texts:
+                first = owners.setdefault(_pack_address(text, *owner), owner)
+                if first is not owner:
+                    message = f"address {text} is given to device {owner[1]} of {owner[0]!r}"
+                    raise BuildError(f"{message} and to device {first[1]} of {first[0]!r}", "give each its own")
+    _check_likeness(owners, counts)
 
 
-def _pair_addresses(servers: Sequence[tuple[str, Sequence[int]]], device_ips: DeviceIps) -> dict[tuple[str, int], str]:
-    """Return the address of each device; refuse what R13 to R15 would."""
-    listed = dict(servers)
-    paired: dict[tuple[str, int], str] = {}
-    owners: dict[ipaddress.IPv4Address | ipaddress.IPv6Address, tuple[str, int]] = {}
-    for server_id, texts in device_ips.items():
-        device_ids = listed.get(server_id)
-        if device_ids is None:
-            raise BuildError(f"addresses are given for server {server_id!r}, which has no devices", "remove them")
-        if len(texts) != len(device_ids):
-            message = f"server {server_id!r} has {len(device_ids)} devices and {len(texts)} addresses"
-            raise BuildError(message, "give one address per device")
-        for device_id, text in zip(device_ids, texts, strict=True):
-            address = _check_address(text, server_id, device_id)
-            if address in owners:
-                other_server, other_device = owners[address]
-                message = f"address {text} is given to device {device_id} of {server_id!r}"
-                raise BuildError(f"{message} and to device {other_device} of {other_server!r}", "give each its own")
-            owners[address] = server_id, device_id
-            paired[server_id, device_id] = text
-    if len({address.version for address in owners}) > 1:
-        raise BuildError("the device addresses mix IPv4 and IPv6", "use one family for every device")
-    return paired
+def _check_likeness(owners: Iterable[bytes], counts: Mapping[int, tuple[str, int]]) -> None:
+    if len({len(packed) for packed in owners}) > 1:
+        raise BuildError("the device addresses mix IPv4 and IPv6 (R15)", "use one family for every device")
+    if len(counts) > 1:
+        (count, first), (other, second) = list(counts.items())[:2]
+        message = (
+            f"device {first[1]} of {first[0]!r} has {count} addresses, device {second[1]} of {second[0]!r} {other}"
+        )
+        raise BuildError(f"{message} (R15)", "give every device as many addresses")
 
 
-def _check_address(text: str, server_id: str, device_id: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _pack_address(text: str, server_id: str, device_id: int) -> bytes:
+    """Return the bytes of an address that a network port can have; raises BuildError for what is none."""
+    try:
+        packed = socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):  # not IPv4
+        packed = b"\0"
+    if packed[0] not in _SPECIAL and packed[0] < _FIRST_MULTICAST:
+        return packed
     address = parse_address(text)
     what = name_placeholder(text) or ("not an IPv4 or IPv6 address" if address is None else None)
-    if address is not None and (address.is_unspecified or address.is_multicast or address.is_loopback):
-        what = "not the address of a network port"
-    if address is None or what:
-        message = f"address {text!r} of device {device_id} of {server_id!r} is {what}"
+    is_port = address is not None and not (
+        address.is_unspecified or address.is_multicast or address.is_loopback or address == _BROADCAST
+    )
+    if address is None or what or not is_port:
+        message = (
+            f"address {text!r} of device {device_id} of {server_id!r} is {what or 'not the address of a network port'}"
+        )
         raise BuildError(message, "give what hccn_tool or /etc/hccn.conf says, or leave the addresses out")
-    return address
+    return address.packed

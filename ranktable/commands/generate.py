@@ -2,87 +2,210 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ranktable.commands.outcome import Outcome
-from ranktable.generate import SERVER_ORDERS, ServerOrder, build_table, default_file_name
+from ranktable.generate import SERVER_ORDERS, VERSIONS, ServerOrder, assemble_table, default_file_name
+from ranktable.hold import find_problems, hold_to_rules
+from ranktable.inventory import HostInventory
 from ranktable.model import RankTable
-from ranktable.sources.hosts import HostList, parse_numbers
-from ranktable.validate import validate_table
+from ranktable.problem import Problem
+from ranktable.profile import CHIPS, DEVICE_TARGETS, Profile, build_profile
+from ranktable.report.words import count_noun
+from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
+from ranktable.sources.hostfile import HOSTFILE_FORMATS
+
+_MEANINGS = {
+    "server_id": "the string order of the server ids",
+    "numeric": "numeric order",
+    "given": "the order given",
+    "rank_index": "hccl/rankIndex",
+}
+_NEEDS_ASCEND = "no device_ip was given: right for cpu and gpu, while Ascend needs --device_ips or --hccn_conf"
+
+
+def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Add the options of the command, in the order of its help."""
+    options = (
+        click.option("--hosts", metavar="LIST", help="Hosts with device counts: a:8,b:8 or node[01-16]:8."),
+        click.option("--hostfile", metavar="FILE", help="Hosts from a file of another launcher; - is standard input."),
+        click.option(
+            "--hostfile_format",
+            type=click.Choice(HOSTFILE_FORMATS),
+            default="auto",
+            show_default=True,
+            help="deepspeed: a slots=8; openmpi: user@a slots=8, repeats add up; mpich (and Intel): a:8.",
+        ),
+        click.option(
+            "--slurm", is_flag=True, help="Hosts of this Slurm job: SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE."
+        ),
+        click.option(
+            "--pod_annotations",
+            metavar="FILE",
+            help="Hosts and devices from kubectl get pods -o json|yaml; - is stdin.",
+        ),
+        click.option("--probe", is_flag=True, help="Ask this host: /dev, /etc/hccn.conf, hccn_tool, npu-smi."),
+        click.option(
+            "--root", metavar="DIR", default="/", help="With --probe: where the host's /dev, /etc, /proc are."
+        ),
+        click.option("--server_id", metavar="ID", help="With --probe: the id of this host, not its main address."),
+        click.option(
+            "--hccn_conf",
+            metavar="DIR",
+            help="Devices and addresses from DIR/HOST.conf (hccn.conf), DIR/HOST.txt (tools).",
+        ),
+        click.option(
+            "--devices", metavar="IDS", help="Device ids used on every host, such as 4-7, in place of counts."
+        ),
+        click.option(
+            "--device_ips", metavar="PATTERN|FILE", help="192.168.{device+1}.{server+10}, or a YAML file of lists."
+        ),
+        click.option("--include", metavar="FILTER", help="Only these hosts and devices: a:0,1@b."),
+        click.option("--exclude", metavar="FILTER", help="All but these hosts and devices: a:0,1@b."),
+        click.option("--resolve", is_flag=True, help="Look the hosts' names up and write their addresses as host_ip."),
+        click.option(
+            "--order",
+            type=click.Choice(SERVER_ORDERS),
+            help="Order of the ranks over the hosts.  [default: server_id, the string order that Ascend demands;"
+            " rank_index for pods]",
+        ),
+        click.option(
+            "--version", type=click.Choice(VERSIONS), default="1.0", show_default=True, help="1.2: super pods."
+        ),
+        click.option(
+            "--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2]."
+        ),
+        click.option("--super_device_ids", metavar="FILE", help="For 1.2: a YAML file of SDID lists by host."),
+        click.option(
+            "--device_target",
+            type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
+            help="Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.",
+        ),
+        click.option(
+            "--chip",
+            type=click.Choice(CHIPS, case_sensitive=False),
+            metavar=f"[{'|'.join(CHIPS)}]",
+            help="Refuse what validate would for this chip.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]",
+        ),
+        click.option("--force", is_flag=True, help="Replace the default file if it is there."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 @click.command()
-@click.option("--hosts", required=True, metavar="LIST", help="Hosts with device counts: a:8,b:8 or node[01-16]:8.")
-@click.option("--devices", metavar="IDS", help="Device ids used on every host, such as 4-7, in place of counts.")
-@click.option(
-    "-o", "--output", metavar="FILE", help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]"
-)
-@click.option(
-    "--order",
-    type=click.Choice(SERVER_ORDERS),
-    default="server_id",
-    show_default=True,
-    help="Order of the ranks over the hosts; Ascend readers demand server_id, the string order.",
-)
-@click.option("--device_ips", metavar="PATTERN|FILE", help="192.168.{device+1}.{server+10}, or a YAML file of lists.")
-def generate(
-    hosts: str, devices: str | None, output: str | None, order: ServerOrder, device_ips: str | None
-) -> Outcome:
-    """Write a rank table for HOSTS with contiguous ranks. Without --device_ips the devices get no device_ip."""
+@_options
+def generate(output: str | None, force: bool, **options: Any) -> Outcome:
+    """Write a rank table with contiguous ranks, out of one source of hosts.
+
+    Sources: --hosts, --hostfile, --slurm, --pod_annotations, --probe, or --hccn_conf alone. Without a source of
+    addresses the devices get no device_ip; none is made up.
+    """
     from ranktable.codec import encode_table
     from ranktable.write import write_table
 
-    servers = _servers_of(HostList.parse(hosts), devices)
-    table = build_table(servers, device_ips=_device_ips_of(device_ips, servers), order=order)
-    notes = _notes_on(table, order)
+    with _without_collector():
+        table, notes = _build(**options)
     if output == "-":
         return Outcome(encode_table(table), notes)
     target = output or default_file_name(table)
-    if output is None and Path(target).exists():
-        raise click.UsageError(f"{target} is there already; name it with -o to replace it")
+    if output is None and not force and Path(target).exists():
+        raise click.UsageError(f"{target} is there already; name it with -o to replace it, or give --force")
     write_table(target, table)
-    return Outcome(notes=(f"wrote {target}: {len(table.servers)} servers, {table.world_size} devices", *notes))
+    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
+    return Outcome(notes=(f"wrote {target}: {size}", *notes))
 
 
-def _servers_of(hosts: HostList, devices: str | None) -> list[tuple[str, Sequence[int]]]:
-    device_ids = parse_numbers(devices) if devices is not None else None
-    servers: list[tuple[str, Sequence[int]]] = []
-    for host in hosts:
-        if device_ids is None and host.num_devices is None:
-            raise click.UsageError(
-                f"host {host.name!r} has no number of devices; write {host.name}:8, or give --devices"
-            )
-        if device_ids is not None and host.num_devices not in (None, len(device_ids)):
-            raise click.UsageError(
-                f"host {host.name!r} has {host.num_devices} devices, --devices lists {len(device_ids)}; leave one out"
-            )
-        servers.append((host.name, device_ids if device_ids is not None else range(host.num_devices or 0)))
-    return servers
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector out: a large table makes a million objects and no garbage, and it doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _device_ips_of(option: str | None, servers: Sequence[tuple[str, Sequence[int]]]) -> dict[str, list[str]] | None:
-    from ranktable.sources.device_ips import expand_pattern, is_pattern, read_device_ips
+def _build(
+    *,
+    order: ServerOrder | None,
+    version: str,
+    super_pods: tuple[str, ...],
+    chip: str | None,
+    slurm: bool,
+    probe: bool,
+    root: str,
+    server_id: str | None,
+    **sources: Any,
+) -> tuple[RankTable, tuple[str, ...]]:
+    """Return the table and what is to be said of it."""
+    from ranktable.sources.super_pod_list import parse_super_pods
 
-    if option is None:
-        return None
-    return expand_pattern(option, servers) if is_pattern(option) else read_device_ips(option)
+    device_target = sources["device_target"] or ("ascend" if chip else None)
+    profile = None if device_target is None else build_profile(device_target, chip)
+    if version != "1.2" and (super_pods or sources["super_device_ids"]):
+        raise click.UsageError("super pods are part of version 1.2; give --version 1.2, or leave them out")
+    asked = _probe(root, server_id, asks_super_pod=version == "1.2") if probe else None
+    if not probe and (server_id is not None or root != "/"):
+        raise click.UsageError("--root and --server_id go with --probe; leave them out")
+    gathered = gather_hosts(SourceRequest(slurm=os.environ if slurm else None, probe=asked, **sources))
+    if profile is None and gathered.device_target is not None:
+        profile = build_profile(gathered.device_target)
+    order = order or gathered.order
+    pods = parse_super_pods(super_pods) if super_pods else None
+    table = assemble_table(gathered.hosts, order=order, version=version, profile=profile, super_pods=pods)
+    problems = hold_to_rules(table, profile) if profile else find_problems(table, Profile())
+    return table, _notes_on(table, order, gathered, problems, has_target=profile is not None)
 
 
-def _notes_on(table: RankTable, order: ServerOrder) -> tuple[str, ...]:
-    """Say which order was used, and what keeps the table from use on Ascend."""
-    meaning = {
-        "server_id": "the string order of the server ids",
-        "numeric": "numeric order",
-        "given": "the order given",
-    }
-    first = table.servers[0].server_id
-    notes = [f"ranks follow {meaning[order]}; rank 0 is on {first}"] if len(table.servers) > 1 else []
-    problems = validate_table(table)
-    if any(problem.rule == "R16" for problem in problems):
-        notes.append("no device_ip was given: right for cpu and gpu, while Ascend needs --device_ips")
-    if any(problem.rule == "R11" for problem in problems):
+def _probe(root: str, server_id: str | None, *, asks_super_pod: bool) -> Any:
+    from ranktable.sources.probe import Probe
+
+    return Probe(Path(root), server_id=server_id, asks_super_pod=asks_super_pod)
+
+
+def _notes_on(
+    table: RankTable, order: ServerOrder, gathered: Gathered, problems: tuple[Problem, ...], *, has_target: bool
+) -> tuple[str, ...]:
+    """Say which order was used, what was left out, and what keeps the table from use on Ascend."""
+    notes = list(gathered.notes)
+    if len(table.servers) > 1:
+        notes.append(f"ranks follow {_MEANINGS[order]}; rank 0 is on {table.servers[0].server_id}")
+    if table.dialect == "1.0":
+        notes += _describe_lost_pods(gathered.hosts)
+    rules = {problem.rule for problem in problems}
+    if "R16" in rules and not has_target:
+        notes.append(_NEEDS_ASCEND)
+    if "R11" in rules:
         notes.append("warning: Ascend readers demand --order server_id")
+    rest = [problem for problem in problems if problem.rule not in ("R11", "R16") and (problem.is_error or has_target)]
+    for rule in dict.fromkeys(problem.rule for problem in rest):
+        same = [problem for problem in rest if problem.rule == rule]
+        more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+        where = "" if has_target else " on Ascend"
+        notes.append(f"{same[0].severity}{where}: {rule} {same[0].subject}: {same[0].message}{more}")
     return tuple(notes)
+
+
+def _describe_lost_pods(hosts: tuple[HostInventory, ...]) -> list[str]:
+    lost = sum(device.super_device_id is not None for host in hosts for device in host.devices)
+    in_pods = any(host.super_pod_id is not None for host in hosts)
+    if not lost and not in_pods:
+        return []
+    return [f"super pods and {lost} super_device_ids are left out: --version 1.2 keeps them"]

@@ -37,25 +37,38 @@ def expand_pattern(pattern: str, servers: Iterable[tuple[str, Sequence[int]]]) -
 
 def read_device_ips(path: str) -> dict[str, list[str]]:
     """Return the addresses in a YAML or JSON file that maps server ids to lists; raises ReadError, BuildError."""
+    return _read_lists(path, "lists of addresses", "192.168.1.1")
+
+
+def read_super_device_ids(path: str) -> dict[str, list[str]]:
+    """Return the SDIDs in a YAML or JSON file that maps server ids to lists, one number per device in their order.
+
+    Raises ReadError, BuildError.
+    """
+    return _read_lists(path, "lists of SDIDs", "37748736")
+
+
+def _read_lists(path: str, what: str, example: str) -> dict[str, list[str]]:
     import yaml  # not needed by those who only read and check tables
 
     try:
         loaded = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise BuildError(f"{path} is not YAML: {reason}", "write lines such as  host-a: [192.168.1.1]") from error
-    if not isinstance(loaded, dict) or not all(_is_entry(*entry) for entry in loaded.items()):
-        raise BuildError(f"{path} does not map server ids to lists of addresses", "write  host-a: [192.168.1.1]")
-    return loaded
+        raise BuildError(f"{path} is not YAML: {reason}", f"write lines such as  host-a: [{example}]") from error
+    takes_numbers = example.isdecimal()
+    if not isinstance(loaded, dict) or not all(_is_entry(*entry, takes_numbers) for entry in loaded.items()):
+        raise BuildError(f"{path} does not map server ids to {what}", f"write  host-a: [{example}]")
+    return {server_id: [str(item) for item in items] for server_id, items in loaded.items()}
 
 
 def _fill(pattern: str, places: dict[str, int]) -> str:
     return _FIELD.sub(lambda match: str(places[match.group(1)] + int(match.group(2) or 0)), pattern)
 
 
-def _is_entry(server_id: object, addresses: object) -> bool:
+def _is_entry(server_id: object, items: object, takes_numbers: bool) -> bool:
     return (
         isinstance(server_id, str)
-        and isinstance(addresses, list)
-        and all(isinstance(address, str) for address in addresses)
+        and isinstance(items, list)
+        and all(isinstance(item, str) or (takes_numbers and type(item) is int) for item in items)
     )

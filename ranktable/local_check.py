@@ -1,0 +1,186 @@
+"""Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide.
+
+What they ask for and their sources are in `ranktable.rules.local`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ranktable.problem import Problem, Severity, join_key
+from ranktable.reading.read import STDIN_NAME
+from ranktable.rules.addresses import parse_address, read_device_addresses
+from ranktable.sources.answer import HostAnswers, Said
+from ranktable.sources.local_host import LocalHost
+from ranktable.survey import DeviceEntry, ServerEntry, Survey
+
+_NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
+_NODES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
+_NO_ANSWERS = HostAnswers()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFacts:
+    """What this host says about itself."""
+
+    host: LocalHost
+    device_target: str = "ascend"
+    device_ids: tuple[int, ...] = ()
+    tool: HostAnswers | None = None
+    """Answers of hccn_tool, None without it."""
+    conf: HostAnswers | None = None
+    """What /etc/hccn.conf says, None without it."""
+    super_pod: HostAnswers | None = None
+    """Answers of npu-smi, None without it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
+    """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
+    found = [
+        server
+        for server in survey.servers
+        if any(host.is_called(text) for key in _NAME_KEYS if (text := server.text(key)))
+    ]
+    if not found and len(survey.servers) == 1 and _is_loopback(survey.servers[0].server_id or ""):
+        return list(survey.servers)
+    return found
+
+
+def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
+    """Return what is wrong with the table in the file `path` on the host that `facts` describe."""
+    problems = list(_check_file(path, facts.environment))
+    servers = find_local_servers(survey, facts.host)
+    if not servers:
+        known = ", ".join([facts.host.name, *map(str, facts.host.addresses[:4])])
+        message = f"no server of the table is this host ({known})"
+        return [*problems, _about_list(survey, message, "add this host, or use the table of the job that runs here")]
+    if len(servers) > 1:
+        message = f"{len(servers)} servers of the table are this host; two pods on one host make one server"
+        problems += [server.complain("server_id", "L1", "error", message, "join them") for server in servers[1:]]
+    for server in servers:
+        problems += _check_nodes(server, facts)
+        if facts.device_target == "ascend":
+            problems += [*_check_addresses(server, facts), *_check_super_devices(server, facts)]
+    if facts.device_target == "ascend":
+        problems += _check_conf(servers, facts)
+    return [*problems, *_check_variables(survey, servers, facts.environment)]
+
+
+def _is_loopback(text: str) -> bool:
+    address = parse_address(text)
+    return text == "localhost" if address is None else address.is_loopback
+
+
+def _about_list(survey: Survey, message: str, remedy: str) -> Problem:
+    path = survey.servers[0].path.rpartition("[")[0] if survey.servers else ""
+    return Problem(path, "L1", "error", message, remedy)
+
+
+def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Rule L5. Kubernetes mounts ConfigMaps as links, so an entry script has to copy the table first."""
+    if path != STDIN_NAME and Path(path).is_symlink():
+        message = f"{path} is a symbolic link, as mounted ConfigMaps are; torch_npu goes on without the table then"
+        yield Problem("", "L5", "warning", message, "copy the table to a plain file, and set RANK_TABLE_FILE to that")
+    named = environment.get("RANK_TABLE_FILE")
+    if not named:
+        return
+    severity: Severity = "warning"
+    message = ""
+    try:
+        if not os.access(named, os.R_OK):
+            severity, message = "error", f"RANK_TABLE_FILE is {named}, which is missing or not readable"
+        elif not Path(named).samefile(path):
+            message = f"RANK_TABLE_FILE is {named}, another file than this one"
+        elif Path(named).is_symlink() and not Path(path).is_symlink():
+            message = f"RANK_TABLE_FILE is {named}, a symbolic link; torch_npu goes on without the table then"
+    except (OSError, ValueError):
+        severity, message = "error", "RANK_TABLE_FILE is no path"
+    if message:
+        yield Problem("", "L5", severity, message, f"set RANK_TABLE_FILE to {path}")
+
+
+def _check_nodes(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
+    nodes = _NODES.get(facts.device_target)
+    if nodes is None:
+        return
+    if not facts.device_ids:
+        message = f"this host has no {nodes}, the table gives it {len(server.devices)} devices"
+        remedy = "mount the devices into the container, or choose another --device_target"
+        yield Problem(server.path, "L2", "error", message, remedy)
+        return
+    present = frozenset(facts.device_ids)
+    for device in server.devices:
+        if device.device_id is not None and device.device_id not in present:
+            message = f"this host has no such device; it has {', '.join(map(str, facts.device_ids))}"
+            yield device.complain(
+                "device_id", "L2", "error", message, "write physical ids, not those inside a container"
+            )
+
+
+def _check_addresses(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
+    with_address = [device for device in server.devices if device.text("device_ip") is not None]
+    asked = facts.tool or facts.conf
+    if with_address and asked is None:
+        message = "neither hccn_tool nor /etc/hccn.conf is here, so device_ip cannot be compared"
+        yield Problem(server.path, "L3", "warning", message, "mount /etc/hccn.conf and the driver into the container")
+    for device in with_address if asked is not None else ():
+        if device.device_id is None or device.device_id not in facts.device_ids:
+            continue
+        said = (asked or _NO_ANSWERS).addresses.get(device.device_id)
+        if said is None:
+            failed = (asked or _NO_ANSWERS).failed.get(device.device_id)
+            what = f"hccn_tool says {failed.value!r}" if failed else "/etc/hccn.conf has no line for it"
+            remedy = f"set it with hccn_tool -i {device.device_id} -ip -s, or leave device_ip out"
+            yield device.complain("device_ip", "L3", "error", f"the device has no address here: {what}", remedy)
+        elif parse_address(said.value) not in read_device_addresses(device):
+            message = f"the device has another address here: {said.value} ({said.origin})"
+            yield device.complain("device_ip", "L3", "error", message, f'write "{said.value}"')
+
+
+def _check_conf(servers: list[ServerEntry], facts: LocalFacts) -> Iterator[Problem]:
+    devices = {device.device_id for server in servers for device in server.devices}
+    tool, conf = facts.tool or _NO_ANSWERS, facts.conf or _NO_ANSWERS
+    for device_id, said in tool.addresses.items():
+        stale = conf.addresses.get(device_id)
+        if device_id in devices and stale and not _is_same(stale, said):
+            message = f"{stale.origin} has {stale.value} for device {device_id}, {said.origin} says {said.value}"
+            yield Problem("", "L4", "warning", message, "write the address in use into hccn.conf")
+
+
+def _is_same(first: Said, second: Said) -> bool:
+    return parse_address(first.value) == parse_address(second.value)
+
+
+def _check_super_devices(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
+    numbers = (facts.super_pod or _NO_ANSWERS).super_device_ids
+    for device in server.devices:
+        text = device.text("super_device_id")
+        said = None if device.device_id is None else numbers.get(device.device_id)
+        if text is not None and said is not None and text != said.value:
+            message = f"the device has another SDID here: {said.value} ({said.origin})"
+            yield device.complain("super_device_id", "L6", "error", message, f'write "{said.value}"')
+
+
+def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Rule L7: what an entry script sets by hand for each process."""
+    size, rank, device = (environment.get(name) for name in ("RANK_SIZE", "RANK_ID", "DEVICE_ID"))
+    if size is not None and size != str(survey.num_devices):
+        message = f"RANK_SIZE is {size}, the table has {survey.num_devices} devices"
+        yield Problem("", "L7", "error", message, f"set RANK_SIZE={survey.num_devices}")
+    if rank is None:
+        return
+    mine: DeviceEntry | None = next(
+        (entry for server in servers for entry in server.devices if str(entry.rank_id) == rank), None
+    )
+    if mine is None:
+        message = f"RANK_ID is {rank}, which is no rank of this host"
+        ranks = sorted(rank for server in servers for rank in server.ranks)
+        remedy = f"take one of {ranks[0]} to {ranks[-1]}" if ranks else "give the server its ranks"
+        yield Problem(join_key(servers[0].path, "device"), "L7", "error", message, remedy)
+    elif device is not None and device != str(mine.device_id):
+        message = f"DEVICE_ID is {device} for RANK_ID {rank}"
+        yield mine.complain("device_id", "L7", "error", message, f"set DEVICE_ID={mine.device_id}")

@@ -1,0 +1,227 @@
+"""Puts together what the generator's sources say: who the hosts are, which devices they have, and their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ranktable.errors import BuildError, SourceError
+from ranktable.generate import ServerOrder, take_hosts
+from ranktable.inventory import HostInventory
+from ranktable.sources.answer import HostAnswers, found_devices
+from ranktable.sources.device_ips import expand_pattern, is_pattern, read_device_ips, read_super_device_ids
+from ranktable.sources.hccn_folder import find_host_files, read_answers, read_host_answers
+from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile
+from ranktable.sources.hosts import HostList, parse_numbers
+from ranktable.sources.probe import Probe
+from ranktable.sources.resolve import resolve_names
+from ranktable.sources.slot_filter import filter_hosts
+from ranktable.sources.slurm import read_slurm_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """What the user named. Exactly one source of hosts; a folder of hccn.conf copies is one when it stands alone."""
+
+    hosts: str | None = None
+    hostfile: str | None = None
+    hostfile_format: HostfileFormat = "auto"
+    slurm: Mapping[str, str] | None = None
+    """The environment of a Slurm job."""
+    pod_annotations: str | None = None
+    probe: Probe | None = None
+    hccn_conf: str | None = None
+    devices: str | None = None
+    device_ips: str | None = None
+    super_device_ids: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    resolve: bool = False
+    device_target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The hosts, the order that their source suggests, the target that it knows, and what is worth a word."""
+
+    hosts: tuple[HostInventory, ...]
+    order: ServerOrder = "server_id"
+    device_target: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def gather_hosts(request: SourceRequest) -> Gathered:
+    """Return the hosts of a request; raises ReadError, SourceError, HostListError, BuildError."""
+    _check_sources(request)
+    if request.pod_annotations is not None:
+        gathered = _gather_pods(request.pod_annotations)
+    elif request.probe is not None:
+        ids = None if request.devices is None else parse_numbers(request.devices)
+        probed = request.probe.ask(request.device_target, ids)
+        gathered = Gathered((probed.host,), "given", probed.device_target, probed.notes)
+    elif request.hccn_conf is not None:
+        gathered = _gather_answers(request, request.hccn_conf)
+    else:
+        gathered = _gather_list(request)
+    hosts = gathered.hosts
+    if request.super_device_ids is not None:
+        hosts = _give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
+    hosts = _choose(hosts, request)
+    if request.resolve:
+        found = resolve_names(host.server_id for host in hosts)
+        hosts = tuple(replace(host, host_ip=host.host_ip or found[host.server_id]) for host in hosts)
+    return replace(gathered, hosts=hosts)
+
+
+def _check_sources(request: SourceRequest) -> None:
+    named = {
+        "--hosts": request.hosts,
+        "--hostfile": request.hostfile,
+        "--slurm": request.slurm,
+        "--pod_annotations": request.pod_annotations,
+        "--probe": request.probe,
+    }
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise BuildError(f"{' and '.join(given)} both name the hosts", "give one of them")
+    if not given and request.hccn_conf is None:
+        raise BuildError("no source of hosts is named", f"give one of {', '.join(named)}, or --hccn_conf FOLDER")
+    tells_devices = request.pod_annotations is not None or request.probe is not None
+    _refuse_pair(tells_devices and request.hccn_conf is not None, f"{given[0] if given else ''} and --hccn_conf")
+    _refuse_pair(tells_devices and request.device_ips is not None, f"{given[0] if given else ''} and --device_ips")
+    _refuse_pair(request.hccn_conf is not None and request.device_ips is not None, "--hccn_conf and --device_ips")
+    if request.pod_annotations is not None and request.devices is not None:
+        raise BuildError("--devices does not go with --pod_annotations, which list them", "use --include or --exclude")
+
+
+def _refuse_pair(is_given: bool, pair: str) -> None:
+    if is_given:
+        raise BuildError(f"{pair} both give the addresses of devices", "give one of them")
+
+
+def _gather_pods(path: str) -> Gathered:
+    from ranktable.sources.pods import read_pods
+
+    pods = read_pods(path)
+    has_indices = len(pods.hosts) < 2 or all(host.rank_index is not None for host in pods.hosts)
+    order: ServerOrder = "rank_index" if has_indices and pods.hosts[0].rank_index is not None else "given"
+    if not has_indices:
+        message = f"the {len(pods.hosts)} hosts have no hccl/rankIndex; their order is a guess without it"
+        return Gathered(pods.hosts, "server_id", "ascend", (*pods.notes, f"warning: {message}"))
+    return Gathered(pods.hosts, order, "ascend", pods.notes)
+
+
+def _gather_list(request: SourceRequest) -> Gathered:
+    pairs = [(host.name, _device_ids_of(host, request.devices)) for host in _read_list(request)]
+    addresses = _read_addresses(request.device_ips, pairs)
+    return Gathered(tuple(take_hosts(pairs, addresses)))
+
+
+def _read_list(request: SourceRequest) -> tuple[ListedHost, ...]:
+    if request.hosts is not None:
+        return tuple(ListedHost(host.name, host.num_devices, "--hosts") for host in HostList.parse(request.hosts))
+    if request.hostfile is not None:
+        return read_hostfile(request.hostfile, request.hostfile_format)
+    return read_slurm_hosts(request.slurm or {})
+
+
+def _device_ids_of(host: ListedHost, option: str | None) -> Sequence[int]:
+    if option is None:
+        if host.num_slots is None:
+            message = f"host {host.name!r} has no number of devices"
+            raise BuildError(message, f"write {host.name}:8, or give --devices")
+        return range(host.num_slots)
+    ids = parse_numbers(option)
+    if host.num_slots not in (None, len(ids)):
+        message = f"host {host.name!r} has {host.num_slots} devices, --devices lists {len(ids)}"
+        raise BuildError(message, "leave one out")
+    return ids
+
+
+def _read_addresses(option: str | None, pairs: Iterable[tuple[str, Sequence[int]]]) -> dict[str, list[str]] | None:
+    if option is None:
+        return None
+    return expand_pattern(option, pairs) if is_pattern(option) else read_device_ips(option)
+
+
+def _gather_answers(request: SourceRequest, path: str) -> Gathered:
+    """Take devices and addresses from what each host says; without a list of hosts they are those of the folder."""
+    lists_hosts = request.hosts is not None or request.hostfile is not None or request.slurm is not None
+    listed = _read_list(request) if lists_hosts else None
+    if not Path(path).is_dir() and Path(path).exists():
+        if listed is None or len(listed) != 1:
+            message = f"{path} is one file, so it can speak for one host only"
+            raise BuildError(message, "give --hosts with one host, or a folder with HOST.conf for each")
+        said = {listed[0].name: read_answers(Path(path))}
+        files: Mapping[str, object] = {listed[0].name: path}
+    else:
+        files = find_host_files(path)
+        listed = tuple(ListedHost(name, None, path) for name in files) if listed is None else listed
+        said = {host.name: read_host_answers(_files_of(host, files, path)) for host in listed}
+    ids = None if request.devices is None else parse_numbers(request.devices)
+    hosts = tuple(_answered_host(host, said[host.name], ids) for host in listed)
+    strangers = len(files.keys() - said.keys())
+    notes = [f"{path}: {strangers} hosts that are not asked for are left out"] if strangers else []
+    notes += [note for answers in said.values() for note in answers.notes]
+    return Gathered(hosts, notes=tuple(notes))
+
+
+def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> list[Path]:
+    if host.name not in files:
+        message = f"host {host.name!r} ({host.origin}) has no {host.name}.conf, .txt, .log or {host.name}/hccn.conf"
+        raise SourceError(path, None, message, f"copy /etc/hccn.conf of the host to {path}/{host.name}.conf")
+    return files[host.name]
+
+
+def _answered_host(host: ListedHost, answers: HostAnswers, ids: Sequence[int] | None) -> HostInventory:
+    devices = found_devices(answers, ids, host.name)
+    origin = next(iter(answers.addresses.values()), None)
+    source = origin.source if origin else host.origin
+    # Inside one super pod devices need no address, so a host that tells SDIDs only is complete.
+    needs_addresses = answers.addresses or not answers.super_device_ids
+    unknown = next((device for device in devices if device.device_ip is None and needs_addresses), None)
+    if unknown is not None:
+        message = f"there is no address of device {unknown.device_id} of {host.name!r}"
+        raise SourceError(source, None, message, "complete it, or leave the device out with --devices")
+    if host.num_slots not in (None, len(devices)):
+        message = f"it has {len(devices)} devices of {host.name!r}, {host.origin} says {host.num_slots}"
+        raise SourceError(source, None, message, "choose the devices with --devices, or correct the list of hosts")
+    pod = answers.super_pod_id
+    return HostInventory(host.name, devices, super_pod_id=pod.value if pod else None, origin=source)
+
+
+def _choose(hosts: tuple[HostInventory, ...], request: SourceRequest) -> tuple[HostInventory, ...]:
+    """Leave out what --include and --exclude leave out."""
+    if request.include is None and request.exclude is None:
+        return hosts
+    pairs = [(host.server_id, [device.device_id for device in host.devices]) for host in hosts]
+    left = {name: frozenset(ids) for name, ids in filter_hosts(pairs, include=request.include, exclude=request.exclude)}
+    return tuple(
+        replace(host, devices=tuple(device for device in host.devices if device.device_id in left[host.server_id]))
+        for host in hosts
+        if host.server_id in left
+    )
+
+
+def _give_super_device_ids(
+    hosts: Sequence[HostInventory], numbers: Mapping[str, Sequence[str]]
+) -> tuple[HostInventory, ...]:
+    stranger = next(iter(numbers.keys() - {host.server_id for host in hosts}), None)
+    if stranger is not None:
+        raise BuildError(
+            f"--super_device_ids has numbers for {stranger!r}, which is not one of the hosts", "remove them"
+        )
+    given = []
+    for host in hosts:
+        texts = numbers.get(host.server_id, ())
+        if len(texts) != len(host.devices):
+            message = f"--super_device_ids has {len(texts)} numbers for the {len(host.devices)} devices of"
+            raise BuildError(f"{message} {host.server_id!r}", "give one per device")
+        pairs = list(zip(host.devices, texts, strict=True))
+        for device, text in pairs:
+            if device.super_device_id not in (None, text):
+                message = f"--super_device_ids has {text} for device {device.device_id} of {host.server_id!r}"
+                raise BuildError(f"{message}, its source says {device.super_device_id}", "leave the option out")
+        given.append(replace(host, devices=tuple(replace(device, super_device_id=text) for device, text in pairs)))
+    return tuple(given)

@@ -1,0 +1,96 @@
+"""Puts hosts into super pods: the part of a version 1.2 table that says whose devices share one fabric.
+
+Source: the A3 rank table page of the HCCL documentation: every server in one pod (R25), a super_device_id for every
+device that is unique inside its pod (R24), ids of 1 to 127 characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ranktable.errors import BuildError
+from ranktable.inventory import HostInventory
+from ranktable.model import SuperPod
+from ranktable.placeholder import name_placeholder
+
+_MAX_POD_ID_LENGTH = 127
+_MAX_SUPER_DEVICE_ID = 2**32 - 1
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def build_super_pods(
+    hosts: Sequence[HostInventory], assigned: Mapping[str, Sequence[str]] | None
+) -> tuple[SuperPod, ...]:
+    """Return the super pods of `hosts` in the order of their first ranks.
+
+    `assigned` maps super pod ids to server ids; without it each host says its own. Raises BuildError for a host
+    without a pod or in two, for a pod with an unknown host, and for devices without a usable super_device_id.
+    """
+    pod_of = _invert(assigned, hosts) if assigned is not None else _pods_of(hosts)
+    members: dict[str, list[HostInventory]] = {}
+    for host in hosts:
+        members.setdefault(pod_of[host.server_id], []).append(host)
+    for pod_id, inside in members.items():
+        _check_pod_id(pod_id)
+        _check_super_device_ids(pod_id, inside)
+    return tuple(SuperPod(pod_id, tuple(host.server_id for host in inside)) for pod_id, inside in members.items())
+
+
+def _pods_of(hosts: Iterable[HostInventory]) -> dict[str, str]:
+    pod_of = {}
+    for host in hosts:
+        if host.super_pod_id is None:
+            message = f"the super pod of server {host.server_id!r} is not known, which version 1.2 lists (R25)"
+            remedy = "give --super_pods, or captures of npu-smi info -t spod-info; outside super pods use version 1.0"
+            raise BuildError(message, remedy)
+        pod_of[host.server_id] = host.super_pod_id
+    return pod_of
+
+
+def _invert(assigned: Mapping[str, Sequence[str]], hosts: Sequence[HostInventory]) -> dict[str, str]:
+    known = {host.server_id: host for host in hosts}
+    pod_of: dict[str, str] = {}
+    for pod_id, server_ids in assigned.items():
+        for server_id in server_ids:
+            host = known.get(server_id)
+            if host is None:
+                message = f"super pod {pod_id!r} names server {server_id!r}, which is not one of the hosts (R25)"
+                raise BuildError(message, "name hosts of the table")
+            if server_id in pod_of:
+                message = f"server {server_id!r} is in super pod {pod_of[server_id]!r} and in {pod_id!r} (R25)"
+                raise BuildError(message, "put each server into one super pod")
+            if host.super_pod_id not in (None, pod_id):
+                message = f"server {server_id!r} is assigned to super pod {pod_id!r}, but {host.origin or 'its source'}"
+                raise BuildError(f"{message} says {host.super_pod_id!r}", "leave --super_pods out, or correct it")
+            pod_of[server_id] = pod_id
+    missing = [server_id for server_id in known if server_id not in pod_of]
+    if missing:
+        more = f" and {len(missing) - 1} more servers are" if len(missing) > 1 else " is"
+        raise BuildError(f"server {missing[0]!r}{more} in no super pod (R25)", "put every server into one super pod")
+    return pod_of
+
+
+def _check_pod_id(pod_id: str) -> None:
+    if not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH or not pod_id.isprintable() or name_placeholder(pod_id):
+        message = f"super pod id {pod_id!r} is no id of 1 to {_MAX_POD_ID_LENGTH} printable characters (R25)"
+        raise BuildError(message, "give the id that npu-smi info -t spod-info says")
+
+
+def _check_super_device_ids(pod_id: str, hosts: Iterable[HostInventory]) -> None:
+    owners: dict[str, str] = {}
+    for host in hosts:
+        for device in host.devices:
+            owner = f"device {device.device_id} of {host.server_id!r}"
+            number = device.super_device_id
+            if number is None:
+                message = f"the super_device_id of {owner} is not known, which version 1.2 needs (R24)"
+                remedy = "give --super_device_ids, or captures of npu-smi info -t spod-info; none can be made up"
+                raise BuildError(message, remedy)
+            if not _DECIMAL.fullmatch(number) or int(number) > _MAX_SUPER_DEVICE_ID:
+                message = f"super_device_id {number!r} of {owner} is no decimal number of 32 bits (R24)"
+                raise BuildError(message, "give the SDID that npu-smi info -t spod-info says")
+            if number in owners:
+                message = f"super_device_id {number} is given to {owner} and {owners[number]} of super pod {pod_id!r}"
+                raise BuildError(f"{message} (R24)", "give each device its own SDID")
+            owners[number] = owner

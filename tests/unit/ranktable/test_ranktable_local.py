@@ -1,0 +1,494 @@
+"""This host: its files below a root folder, its tools as real small programs, and a table held against it."""
+
+import json
+import os
+import select
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ranktable import BuildError, SourceError, build_table, write_table
+from ranktable.cli import main
+from ranktable.inventory import FoundDevice, HostInventory
+from ranktable.rules.local import LOCAL_RULES
+from ranktable.sources.device_tools import DeviceTools
+from ranktable.sources.local_host import find_device_ids, read_local_host
+from ranktable.sources.probe import Probe
+from ranktable.sources.resolve import resolve_names
+
+FIB_TRIE = """\
+Main:
+  +-- 0.0.0.0/0 3 0 4
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     +-- 10.0.0.0/24 2 0 2
+        |-- 10.0.0.5
+           /32 host LOCAL
+        |-- 10.0.0.255
+           /32 link BROADCAST
+     |-- 172.17.0.1
+        /32 host LOCAL
+     +-- 127.0.0.0/8 2 0 2
+        |-- 127.0.0.1
+           /32 host LOCAL
+Local:
+        |-- 10.0.0.5
+           /32 host LOCAL
+"""
+ROUTE = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+eth1\t00000000\t0101000A\t0003\t0\t0\t200\t00000000\t0\t0\t0
+eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+"""
+IF_INET6 = """\
+fd000000000000000000000000000002 02 40 00 80     eth0
+fe800000000000000000000000000001 02 40 20 80     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The files of a host with two Ascend devices."""
+    top = tmp_path / "root"
+    for path, text in {
+        "proc/net/fib_trie": FIB_TRIE,
+        "proc/net/route": ROUTE,
+        "proc/net/if_inet6": IF_INET6,
+        "proc/sys/kernel/hostname": "node1\n",
+        "dev/davinci0": "",
+        "dev/davinci1": "",
+        "dev/davinci_manager": "",
+        "etc/hccn.conf": "address_1=192.168.2.5\naddress_0=192.168.1.5\naddress_7=192.168.8.5\n",
+    }.items():
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text(text)
+    return top
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """Put small programs, and no other, on PATH; return the function that writes one."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def write(name, body):
+        path = folder / name
+        path.write_text("#!/bin/sh\n" + textwrap.dedent(body))
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+GOOD_HCCN = """\
+if [ "$3" = "-ip" ] && [ "$4" = "-g" ]; then echo "ipaddr:192.168.$(($2 + 1)).5"; echo "netmask:255.255.255.0"; fi
+"""
+GOOD_SMI = """\
+echo "        SDID                           : $(($5 * 262144 + $7 * 65536 + $5 * 2 + $7))"
+echo "        Super Pod ID                   : 3"
+"""
+
+
+def test_a_host_is_read_from_its_files(root):
+    host = read_local_host(root)
+    assert host.name == "node1"
+    assert [str(address) for address in host.addresses] == ["10.0.0.5", "172.17.0.1", "fd00::2"]
+    assert str(host.main_address) == "10.0.0.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_mine"),
+    [
+        ("10.0.0.5", True),
+        ("fd00:0::2", True),
+        ("node1", True),
+        ("NODE1.cluster.local", True),
+        ("10.0.0.6", False),
+        ("127.0.0.1", False),
+        ("node2", False),
+        ("", False),
+    ],
+)
+def test_a_host_knows_its_names(root, text, is_mine):
+    assert read_local_host(root).is_called(text) is is_mine
+
+
+def test_a_full_name_is_not_that_of_another_domain(root):
+    (root / "proc/sys/kernel/hostname").write_text("node1.a\n")
+    assert read_local_host(root).is_called("node1.a")
+    assert read_local_host(root).is_called("node1")
+    assert not read_local_host(root).is_called("node1.b")
+
+
+def test_a_host_without_files_has_no_address(tmp_path):
+    host = read_local_host(tmp_path)
+    assert (host.addresses, host.main_address) == ((), None)
+    assert host.name
+
+
+def test_this_host_has_a_name():
+    assert read_local_host().name
+
+
+def test_device_nodes_are_found_by_number(root):
+    assert find_device_ids("ascend", root) == [0, 1]
+    assert find_device_ids("gpu", root) == []
+    assert find_device_ids("ascend", root / "none") == []
+
+
+def test_a_probe_asks_the_tools(root, tool):
+    tool("hccn_tool", GOOD_HCCN)
+    tool("npu-smi", GOOD_SMI)
+    probed = Probe(root, asks_super_pod=True).ask()
+    assert probed.host == HostInventory(
+        "10.0.0.5",
+        (FoundDevice(0, "192.168.1.5", "0"), FoundDevice(1, "192.168.2.5", "65537")),
+        "10.0.0.5",
+        super_pod_id="3",
+        origin="this host",
+    )
+    assert probed.device_target == "ascend"
+    assert "asked this host: ascend, 2 devices" in probed.notes
+
+
+def test_a_probe_falls_back_to_hccn_conf(root, tool):
+    assert [device.device_ip for device in Probe(root).ask().host.devices] == ["192.168.1.5", "192.168.2.5"]
+
+
+def test_a_tool_where_the_driver_installs_it_is_found(root, tool):
+    path = tool("hccn_tool", GOOD_HCCN)
+    home = root / "usr/local/Ascend/driver/tools/hccn_tool"
+    home.parent.mkdir(parents=True)
+    path.rename(home)
+    assert DeviceTools(root).find("hccn_tool") == str(home)
+    assert DeviceTools(root, search_path="/nowhere").find("npu-smi") is None
+
+
+def test_a_probe_names_a_stale_hccn_conf(root, tool):
+    tool("hccn_tool", 'echo "ipaddr:192.168.1.$(($2 + 5))"')
+    with pytest.raises(SourceError) as caught:
+        Probe(root).ask()
+    assert "etc/hccn.conf:1: the device_ip of device 1 is 192.168.2.5 here, but 192.168.1.6" in str(caught.value)
+    assert "hccn_tool -i 1 -ip -g" in str(caught.value)
+
+
+def test_a_probe_asks_for_ipv6_where_there_is_no_ipv4(root, tool):
+    (root / "etc/hccn.conf").unlink()
+    tool(
+        "hccn_tool", 'if [ "$4" = "-inet6" ]; then echo "ipaddr:fd01::$2/64"; else echo "no ip is set" >&2; exit 1; fi'
+    )
+    assert [device.device_ip for device in Probe(root).ask().host.devices] == ["fd01::0", "fd01::1"]
+
+
+def test_devices_without_addresses_are_probed_as_such_in_the_words_of_the_tool(root, tool):
+    (root / "etc/hccn.conf").unlink()
+    tool("hccn_tool", 'echo "hccn_tool: ip is not set"; exit 1')
+    probed = Probe(root).ask()
+    assert [device.device_ip for device in probed.host.devices] == [None, None]
+    assert "no device_ip is known: hccn_tool says 'hccn_tool: ip is not set'" in probed.notes
+
+
+def test_one_device_without_an_address_among_others_is_an_error(root, tool):
+    (root / "etc/hccn.conf").write_text("address_0=192.168.1.5\n")
+    with pytest.raises(SourceError, match="it has no address for device 1, but for 1 others"):
+        Probe(root).ask()
+    tool("hccn_tool", 'if [ "$2" = 0 ]; then echo "ipaddr:192.168.1.5"; fi')
+    with pytest.raises(SourceError, match="device 1 of 'this host' has no address: the answer is empty"):
+        Probe(root).ask()
+
+
+def test_a_tool_that_does_not_answer_is_ended_with_all_that_it_started(root, tool):
+    tool("hccn_tool", "/bin/sleep 600 & echo $! >> $0.pids; wait")
+    with pytest.raises(SourceError, match=r"hccn_tool -i 0 -ip -g: there is no answer within 0\.2 s"):
+        DeviceTools(root, time_limit_s=0.2).ask_addresses([0])
+    started = root.parent / "bin/hccn_tool.pids"
+    for pid in started.read_text().split() if started.exists() else ():
+        assert has_ended(int(pid))
+
+
+def has_ended(pid):
+    """Wait until the process has ended, which the kernel reports on a descriptor of it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 30)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_a_tool_that_cannot_be_started_is_an_error(root, tool):
+    tool("hccn_tool", "").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(SourceError, match="cannot be started: no such file"):
+        DeviceTools(root).ask_addresses([0])
+
+
+@pytest.mark.parametrize(
+    ("target", "ids", "says"),
+    [
+        ("ascend", [5], "device 5 is not on this host, which has 0, 1"),
+        ("gpu", None, "there is no /dev/nvidiaN below"),
+        ("cpu", None, "the number of its processes is not known; give --devices"),
+    ],
+)
+def test_what_a_host_does_not_have_is_not_made_up(root, tool, target, ids, says):
+    with pytest.raises(BuildError) as caught:
+        Probe(root).ask(target, ids)
+    assert says in str(caught.value)
+
+
+def test_a_host_with_both_kinds_of_devices_asks_which(root, tool):
+    (root / "dev/nvidia0").touch()
+    with pytest.raises(BuildError, match="has Ascend devices and GPUs; choose with --device_target"):
+        Probe(root).ask()
+    assert [device.device_id for device in Probe(root).ask("gpu").host.devices] == [0]
+
+
+def test_names_are_resolved_and_addresses_stand_for_themselves():
+    assert resolve_names(["10.0.0.1"]) == {"10.0.0.1": "10.0.0.1"}
+    assert resolve_names(["localhost"])["localhost"] in ("127.0.0.1", "::1")
+    with pytest.raises(SourceError, match=r"localhost: the name stands for \S+, which no other host reaches"):
+        resolve_names(["localhost", "10.0.0.1"])
+    with pytest.raises(SourceError, match="the name cannot be resolved"):
+        resolve_names(["host..name"])
+
+
+@pytest.fixture
+def check(root, tool, capsys, tmp_path, monkeypatch):
+    """Write a table, hold it against the host of `root`; return exit status, findings and the text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE", "DEVICE_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(table, *options, name="t.json"):
+        write_table(name, table)
+        status = main(["check", "--local", name, "--root", str(root), "--format", "json", *options])
+        (report,) = json.loads(capsys.readouterr().out)
+        found = [(problem["rule"], problem["severity"], problem["path"]) for problem in report["problems"]]
+        return status, found, " ".join(problem["message"] for problem in report["problems"])
+
+    return call
+
+
+def table_of(*servers, ips="192.168.{}.5", **options):
+    addresses = {
+        server_id: [ips.format(number + 1 + 50 * place) for number in ids]
+        for place, (server_id, ids) in enumerate(servers)
+    }
+    return build_table(servers, device_ips=addresses, **options)
+
+
+MINE = ("10.0.0.5", [0, 1])
+OTHER = ("10.0.0.6", [0, 1])
+
+
+@pytest.mark.parametrize("with_tool", [True, False])
+def test_a_table_that_is_right_for_this_host_has_no_finding(check, tool, with_tool):
+    if with_tool:
+        tool("hccn_tool", GOOD_HCCN)
+    assert check(table_of(MINE, OTHER), "--chip", "a2") == (0, [], "")
+
+
+def test_a_table_without_this_host_is_found(check):
+    status, found, message = check(table_of(OTHER))
+    assert (status, found[0]) == (1, ("L1", "error", "server_list"))
+    assert "no server of the table is this host (node1, 10.0.0.5, 172.17.0.1, fd00::2)" in message
+
+
+def test_one_host_that_is_two_servers_is_found(check):
+    _, found, _ = check(table_of(MINE, ("node1", [0, 1])), "--chip", "a2")
+    assert ("L1", "error", "server_list[1].server_id") in found
+
+
+def test_a_lone_loopback_server_is_any_host(check):
+    _, found, _ = check(build_table([("127.0.0.1", [0, 1])]), "--chip", "a2")
+    assert found == []
+
+
+def test_a_device_that_is_not_here_is_found(check, root):
+    _, found, message = check(table_of(("10.0.0.5", [0, 3])), "--chip", "a2")
+    assert found == [("L2", "error", "server_list[0].device[1].device_id")]
+    assert "it has 0, 1" in message
+    for node in ("davinci0", "davinci1"):
+        (root / "dev" / node).unlink()
+    _, found, _ = check(table_of(MINE), "--chip", "a2")
+    assert found == [("L2", "error", "server_list[0]")]
+
+
+def test_an_address_that_is_not_the_devices_is_found(check, tool):
+    _, found, message = check(table_of(MINE, ips="192.168.{}.6"), "--chip", "a2")
+    assert found == [("L3", "error", f"server_list[0].device[{place}].device_ip") for place in (0, 1)]
+    assert "the device has another address here: 192.168.1.5" in message
+    tool("hccn_tool", 'echo "hccn_tool: no ip"')
+    _, found, message = check(table_of(MINE), "--chip", "a2")
+    assert [rule for rule, _, _ in found] == ["L3", "L3"]
+    assert "hccn_tool says 'hccn_tool: no ip'" in message
+
+
+def test_addresses_that_cannot_be_compared_are_a_warning(check, root):
+    (root / "etc/hccn.conf").unlink()
+    assert check(table_of(MINE), "--chip", "a2")[:2] == (0, [("L3", "warning", "server_list[0]")])
+    assert check(table_of(MINE), "--chip", "a2", "--strict")[0] == 1
+
+
+def test_a_stale_hccn_conf_is_a_warning(check, tool):
+    tool("hccn_tool", 'echo "ipaddr:192.168.$(($2 + 1)).7"')
+    status, found, message = check(table_of(MINE, ips="192.168.{}.7"), "--chip", "a2")
+    assert (status, found) == (0, [("L4", "warning", ""), ("L4", "warning", "")])
+    assert "has 192.168.1.5 for device 0, hccn_tool -i 0 -ip -g says 192.168.1.7" in message
+
+
+def test_a_link_is_a_warning(check, tmp_path, monkeypatch):
+    check(table_of(MINE), name="real.json")
+    os.symlink("real.json", "link.json")
+    monkeypatch.setenv("RANK_TABLE_FILE", "link.json")
+    _, found, message = check(table_of(MINE), "--chip", "a2", name="real.json")
+    assert found == [("L5", "warning", "")]
+    assert "RANK_TABLE_FILE is link.json, a symbolic link" in message
+    assert main(["check", "--local", "--strict", "--root", str(tmp_path / "root"), "--chip", "a2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "severity", "says"),
+    [("none.json", "error", "missing or not readable"), ("other.json", "warning", "another file than this one")],
+)
+def test_a_variable_that_names_another_file_is_found(check, monkeypatch, named, severity, says):
+    check(table_of(MINE), name="other.json")
+    monkeypatch.setenv("RANK_TABLE_FILE", named)
+    _, found, message = check(table_of(MINE), "--chip", "a2")
+    assert found == [("L5", severity, "")]
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("variables", "rules"),
+    [
+        ({"RANK_ID": "1", "DEVICE_ID": "1", "RANK_SIZE": "4"}, []),
+        ({"RANK_ID": "1", "DEVICE_ID": "0"}, [("L7", "error", "server_list[0].device[1].device_id")]),
+        ({"RANK_ID": "2"}, [("L7", "error", "server_list[0].device")]),
+        ({"RANK_SIZE": "8"}, [("L7", "error", "")]),
+    ],
+)
+def test_variables_that_do_not_fit_the_table_are_found(check, monkeypatch, variables, rules):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert check(table_of(MINE, OTHER), "--chip", "a2")[1] == rules
+
+
+def test_a_cpu_host_needs_no_device(check, root):
+    table = build_table([("node1", 4)], device_target="cpu")
+    assert check(table, "--device_target", "cpu")[:2] == (0, [])
+    assert check(table, "--device_target", "gpu")[1] == [("L2", "error", "server_list[0]")]
+
+
+def test_what_validation_finds_is_found_too(check, capsys, root):
+    status, found, _ = check(build_table([MINE, OTHER]), "--chip", "a2")
+    assert status == 1
+    assert [rule for rule, _, _ in found] == ["R16"] * 4
+    with open("broken.json", "w") as stream:
+        stream.write("{")
+    assert main(["check", "--local", "broken.json", "--root", str(root)]) == 1
+    assert "R1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["check", "t.json"], "say what to check against: --local is this host"),
+        (["check", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
+        (["check", "--local", "none.json"], "cannot read none.json"),
+    ],
+)
+def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool, capsys):
+    tables = sorted((Path(__file__).parent / "catalogue").rglob("*.json"))
+    assert tables
+    for table in tables:
+        status = main(["check", "--local", str(table), "--root", str(root)])
+        captured = capsys.readouterr()
+        assert status in (0, 1, 2, 3), table
+        assert captured.err.startswith("ranktable: error: ") if status == 2 else captured.out, table
+
+
+def test_the_rules_of_this_check_are_listed_with_the_others(capsys):
+    assert main(["rules"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("L")] == list(LOCAL_RULES)
+
+
+def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(check, capsys, monkeypatch):
+    monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
+    assert main(["check", "--local"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
+
+
+def test_a_number_that_is_not_the_devices_is_found(check, tool):
+    tool("npu-smi", GOOD_SMI)
+    hosts = [HostInventory("node1", (FoundDevice(0, None, "0"), FoundDevice(1, None, "7")), super_pod_id="3")]
+    _, found, message = check(build_table(hosts, version="1.2"), "--chip", "a3")
+    assert found == [("L6", "error", "server_list[0].device[1].super_device_id")]
+    assert "another SDID here: 65537 (npu-smi info -t spod-info -i 0 -c 1)" in message
+
+
+def test_a_gpu_host_has_other_device_nodes(check, root):
+    (root / "dev/nvidia0").touch()
+    table = build_table([("node1", 2)], device_target="gpu")
+    assert check(table, "--device_target", "gpu")[1] == [("L2", "error", "server_list[0].device[1].device_id")]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('echo "SDID : 0"; echo "Super Pod ID : $7"', "-c 1: super pod id 1 here, but 0 says npu-smi info"),
+        ('echo "SDID : 0"', "the answer for device 0 has no Super Pod ID"),
+        ('echo "SDID : x"; echo "Super Pod ID : 0"', "SDID 'x' is no decimal number of 32 bits"),
+    ],
+)
+def test_answers_of_npu_smi_that_cannot_be_taken_are_refused(root, tool, body, says):
+    tool("npu-smi", body)
+    with pytest.raises(SourceError) as caught:
+        DeviceTools(root).ask_super_pod([0, 1])
+    assert says in str(caught.value)
+
+
+def test_what_npu_smi_does_not_tell_is_said(root, tool):
+    assert DeviceTools(root).ask_super_pod([0]) is None
+    tool(
+        "npu-smi",
+        'if [ "$7" = 0 ]; then echo "This device does not support querying spod-info."; else\n' + GOOD_SMI + "fi",
+    )
+    answers = DeviceTools(root).ask_super_pod([0, 1])
+    assert answers is not None
+    assert {number: said.value for number, said in answers.super_device_ids.items()} == {1: "65537"}
+    assert answers.notes == ("npu-smi info -t spod-info -i 0 -c 0 tells no super pod",)
+    tool("npu-smi", 'echo "SDID : 5"; echo "Super Pod ID : 0"')
+    strange = DeviceTools(root).ask_super_pod([1])
+    assert strange is not None
+    assert strange.notes[0].endswith("SDID 5 is that of device 5, not of device 1")
+
+
+def test_an_address_that_a_tool_makes_up_is_refused(root, tool):
+    tool("hccn_tool", 'echo "ipaddr:-.-.-.-"')
+    with pytest.raises(
+        SourceError, match=r"hccn_tool -i 0 -ip -g: the address '-\.-\.-\.-' of device 0 is the mark of a tool"
+    ):
+        DeviceTools(root).ask_addresses([0])
+
+
+def test_the_choice_of_an_address_is_said(root, tool):
+    notes = Probe(root).ask().notes
+    assert "server_id is 10.0.0.5, one of 3 addresses; choose with --server_id" in notes
+    assert len(Probe(root, server_id="a").ask().notes) == 1
+    (root / "proc/net/route").unlink()
+    assert Probe(root).ask().host.server_id == "node1"

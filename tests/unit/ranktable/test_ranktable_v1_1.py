@@ -114,6 +114,8 @@ BROKEN = [
     (("node_list", 0, "ranks", 0, "rank_id"), "1", ("R9", "error", "node_list[0].ranks[1].rank_id")),
     (("node_list", 0, "ranks", 0, "rank_id"), 0, ("R4", "error", f"{FIRST}.rank_id")),
     (("node_list", 0, "ranks", 0, "device_id"), "host", ("R8", "error", f"{FIRST}.device_id")),
+    (("node_list", 0, "ranks", 0, "device_id"), "-2", ("R8", "error", f"{FIRST}.device_id")),
+    (("node_list", 0, "ranks", 0, "device_id"), "07", ("R8", "error", f"{FIRST}.device_id")),
     (("node_list", 0, "ranks", 2, "device_id"), "0", ("R8", "error", "node_list[0].ranks[2].device_id")),
     (("node_list", 0, "ranks", 0, "rank_ip"), "-.-.-.-", ("R13", "error", f"{FIRST}.rank_ip")),
     (("node_list", 0, "ranks", 0, "rank_ip"), "fe80::1", ("R15", "error", f"{FIRST}.rank_ip")),

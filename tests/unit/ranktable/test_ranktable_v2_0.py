@@ -265,3 +265,26 @@ def test_port_names_have_a_length():
             ("R30", "error", path_of((*FIRST_ADDRESS, "ports", 1)))
         ]
     assert findings(change((*FIRST_ADDRESS, "ports"), ["p" * 32])) == []
+
+
+def test_a_wrong_rank_count_is_kept_until_somebody_corrects_it():
+    value = change(("rank_count",), 9)
+    table = parse_table(json.dumps(value))
+    assert table.extra["rank_count"] == 9
+    assert encode_document(table) == value
+    assert "rank_count" not in parse_table(json.dumps(good())).extra
+
+
+@pytest.mark.parametrize(("count", "errors"), [(24, 0), (25, 2)])
+def test_a_level_has_at_most_24_addresses(count, errors):
+    table = good()
+    for place, entry in enumerate(table["rank_list"][:2]):
+        numbers = range(50 + place * 50, 50 + place * 50 + count)
+        entry["level_list"][0]["rank_addr_list"] = [address(number) for number in numbers]
+    assert len(findings(table)) == errors
+
+
+def test_an_integer_has_32_bits():
+    place = "rank_list[1].replaced_local_id"
+    assert findings(change(("rank_list", 1, "replaced_local_id"), 2**32 - 1)) == [("R30", "warning", place)]
+    assert ("R30", "error", place) in findings(change(("rank_list", 1, "replaced_local_id"), 2**32))

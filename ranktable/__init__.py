@@ -17,16 +17,28 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
+    from ranktable.diff import Change, diff_tables
+    from ranktable.digest import FileDigest, digest_file, digest_table
+    from ranktable.edit.global_table import ClusterPart, merge_clusters
+    from ranktable.edit.merge import merge_tables
+    from ranktable.edit.renumber import renumber_ranks
+    from ranktable.edit.result import Edited
+    from ranktable.edit.select import select_devices, select_ranks
+    from ranktable.edit.shards import Sharded, join_shards, shard_bytes, write_shards
+    from ranktable.edit.split import Split, TablePart, split_table
     from ranktable.errors import (
         BuildError,
+        EditError,
         HostListError,
         InvalidTableError,
         JsonTextError,
+        MergeError,
         NotReadyError,
         ProfileError,
         RankNotFoundError,
         RankTableError,
         ReadError,
+        ShardError,
         UnknownDialectError,
         UnsupportedDialectError,
         WriteError,
@@ -43,6 +55,9 @@ _HOMES = {
     "codec": ("encode_table",),
     "errors": (
         "BuildError",
+        "EditError",
+        "MergeError",
+        "ShardError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
@@ -54,6 +69,37 @@ _HOMES = {
         "UnknownDialectError",
         "UnsupportedDialectError",
         "WriteError",
+    ),
+    "edit.global_table": (
+        "ClusterPart",
+        "merge_clusters",
+    ),
+    "edit.merge": ("merge_tables",),
+    "edit.renumber": ("renumber_ranks",),
+    "edit.result": ("Edited",),
+    "edit.select": (
+        "select_devices",
+        "select_ranks",
+    ),
+    "edit.shards": (
+        "Sharded",
+        "join_shards",
+        "shard_bytes",
+        "write_shards",
+    ),
+    "edit.split": (
+        "Split",
+        "TablePart",
+        "split_table",
+    ),
+    "diff": (
+        "Change",
+        "diff_tables",
+    ),
+    "digest": (
+        "FileDigest",
+        "digest_file",
+        "digest_table",
     ),
     "generate": ("build_table", "default_file_name"),
     "sources.hosts": ("Host", "HostList"),
@@ -67,14 +113,20 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 __all__ = [
     "BuildError",
+    "Change",
     "Cluster",
+    "ClusterPart",
     "Device",
+    "EditError",
+    "Edited",
+    "FileDigest",
     "Group",
     "Host",
     "HostList",
     "HostListError",
     "InvalidTableError",
     "JsonTextError",
+    "MergeError",
     "NotReadyError",
     "Position",
     "Problem",
@@ -85,17 +137,33 @@ __all__ = [
     "ReadError",
     "Report",
     "Server",
+    "ShardError",
+    "Sharded",
+    "Split",
     "SuperPod",
+    "TablePart",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
     "build_table",
     "default_file_name",
+    "diff_tables",
+    "digest_file",
+    "digest_table",
     "encode_table",
+    "join_shards",
+    "merge_clusters",
+    "merge_tables",
     "parse_table",
     "read_table",
+    "renumber_ranks",
+    "select_devices",
+    "select_ranks",
+    "shard_bytes",
+    "split_table",
     "validate_file",
     "validate_table",
+    "write_shards",
     "write_table",
 ]
 

@@ -13,9 +13,15 @@ from typing import TextIO
 
 import click
 
+from ranktable.commands.diff import diff
+from ranktable.commands.digest import digest
 from ranktable.commands.generate import generate
+from ranktable.commands.join import join
+from ranktable.commands.merge import merge
 from ranktable.commands.outcome import Outcome
+from ranktable.commands.select import select
 from ranktable.commands.show import show
+from ranktable.commands.split import split
 from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
 
@@ -25,7 +31,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show)
+_COMMANDS = (generate, validate, show, merge, split, join, select, diff, digest)
 
 
 @click.group(context_settings=_SETTINGS)

@@ -19,8 +19,12 @@ def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = D
     The text goes to a temporary name in the same folder, is made durable, then takes the place of `path`; a symbolic
     link there is replaced, not followed. Raises WriteError; the file that was there before is then untouched.
     """
+    write_bytes(path, encode_table(table).encode("ascii"), mode=mode)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAULT_MODE) -> None:
+    """Write `data` to `path` as `write_table` does; raises WriteError."""
     target = Path(path)
-    data = encode_table(table).encode("ascii")
     try:
         _replace(target, data, mode)
     except (OSError, ValueError) as error:

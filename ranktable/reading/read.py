@@ -44,6 +44,12 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     return parse_document(read_bytes(name), name)
 
 
+def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
+    """Return the name for messages and the bytes of the file at `path`; `-` is standard input. Raises ReadError."""
+    name = os.fspath(path)
+    return (STDIN_NAME, _read_stdin()) if name == "-" else (name, read_bytes(name))
+
+
 def read_bytes(name: str) -> bytes:
     """Return the content of a file of at most 64 MiB; raises ReadError."""
     try:

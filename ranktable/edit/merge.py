@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ranktable.edit.conflicts import Source, find_conflicts
+from ranktable.edit.declared import drop_counts
 from ranktable.edit.join import join_clusters, join_extras, join_groups, join_super_pods
 from ranktable.edit.ordering import MergeOrder, describe_order, sort_servers
 from ranktable.edit.renumber import has_ranks_by_position, number_devices, refuse_group_ranks
@@ -42,7 +43,7 @@ def merge_tables(
     are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
     EditError for an order or a dialect that cannot be merged.
     """
-    sources = _name_tables(list(tables), names)
+    sources, notes = _drop_counts(_name_tables(list(tables), names))
     for source, table in sources:
         refuse_group_ranks(table, "merged")
         if not table.is_ready and not allow_initializing:
@@ -51,12 +52,12 @@ def merge_tables(
         message = f"a table of dialect {sources[0][1].dialect} cannot have the order {order!r}"
         raise EditError(message, "its readers count the ranks in the string order of the server ids")
     conflicts = find_conflicts(sources, ranks_stay=order == "rank")
-    joined, notes = _join(sources, conflicts)
+    joined, join_notes = _join(sources, conflicts)
     if conflicts:
         raise MergeError(conflicts)
     merged, order_notes = _order(sources, joined, order, hosts)
     _refuse_faults(merged, is_ready=joined.is_ready)
-    return Edited(merged, (*order_notes, *_describe_counts(sources), *notes))
+    return Edited(merged, (*order_notes, *_describe_counts(sources), *join_notes, *notes))
 
 
 def _name_tables(tables: Sequence[RankTable], names: Sequence[str] | None) -> list[Source]:
@@ -69,6 +70,11 @@ def _name_tables(tables: Sequence[RankTable], names: Sequence[str] | None) -> li
     if empty is not None:
         raise EditError(f"{empty} lists no device", "leave it out")
     return list(zip(chosen, tables, strict=True))
+
+
+def _drop_counts(sources: Sequence[Source]) -> tuple[list[Source], list[str]]:
+    counted = [(source, *drop_counts(table)) for source, table in sources]
+    return [entry[:2] for entry in counted], [f"{source}: {note}" for source, _, notes in counted for note in notes]
 
 
 def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
+from ranktable.edit.declared import drop_counts
 from ranktable.edit.renumber import has_ranks_by_position, refuse_group_ranks, renumber_ranks
 from ranktable.edit.result import Edited
 from ranktable.edit.subset import Cutter
@@ -43,12 +44,13 @@ def select_devices(
     refuse_group_ranks(table, "cut down")
     if keep_ranks and has_ranks_by_position(table):
         raise EditError(f"a table of dialect {table.dialect} has no ranks to keep", "leave --keep_ranks out")
+    table, wrong_counts = drop_counts(table)
     device_ids = None if devices is None else set(devices)
     chosen = _by_server(table, servers)
     chosen = _by_device(chosen, device_ids)
     chosen = _by_rank(table, chosen, None if ranks is None else set(ranks))
     cut = Cutter(table).cut(chosen)
-    notes = tuple(_describe(table, cut, device_ids, keep_ranks))
+    notes = (*_describe(table, cut, device_ids, keep_ranks), *wrong_counts)
     return Edited(cut if keep_ranks else renumber_ranks(cut), notes)
 
 

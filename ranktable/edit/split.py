@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from ranktable.edit.declared import drop_counts
 from ranktable.edit.renumber import has_ranks_by_position, refuse_group_ranks, renumber_ranks
 from ranktable.edit.subset import Cutter
 from ranktable.errors import EditError
@@ -47,6 +48,7 @@ def split_table(table: RankTable, by: SplitUnit | int, *, keep_ranks: bool = Fal
     refuse_group_ranks(table, "split")
     if keep_ranks and has_ranks_by_position(table):
         raise EditError(f"a table of dialect {table.dialect} has no ranks to keep", "leave --keep_ranks out")
+    table, notes = drop_counts(table)
     cutter = Cutter(table)
     chunks = _chunk(table, by, cutter)
     width = max(3, len(str(len(chunks) - 1)))
@@ -56,7 +58,8 @@ def split_table(table: RankTable, by: SplitUnit | int, *, keep_ranks: bool = Fal
         parts.append(
             TablePart(f"part_{number:0{width}d}_{_safe(label)}.json", cut if keep_ranks else renumber_ranks(cut))
         )
-    return Split(tuple(parts), (*_notes_on_ranks(table, parts, keep_ranks), *_notes_on_order(table, chunks)))
+    notes += [*_notes_on_ranks(table, parts, keep_ranks), *_notes_on_order(table, chunks)]
+    return Split(tuple(parts), tuple(notes))
 
 
 _Chunk = tuple[str, Sequence[Server]]

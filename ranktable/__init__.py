@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from ranktable.edit.shards import Sharded, join_shards, shard_bytes, write_shards
     from ranktable.edit.split import Split, TablePart, split_table
     from ranktable.errors import (
+        AmbiguousRankError,
         BuildError,
         EditError,
+        GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
@@ -54,10 +56,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "codec": ("encode_table",),
     "errors": (
+        "AmbiguousRankError",
         "BuildError",
         "EditError",
         "MergeError",
         "ShardError",
+        "GroupNotFoundError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
@@ -112,6 +116,7 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AmbiguousRankError",
     "BuildError",
     "Change",
     "Cluster",
@@ -121,6 +126,7 @@ __all__ = [
     "Edited",
     "FileDigest",
     "Group",
+    "GroupNotFoundError",
     "Host",
     "HostList",
     "HostListError",

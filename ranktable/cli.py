@@ -1,4 +1,4 @@
-"""The `ranktable` command: generate, validate, show. The only place of the package that prints and exits.
+"""The `ranktable` command. The only place of the package that prints and exits.
 
 Exit status: 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 Every option --a_b is also accepted as --a-b.
@@ -19,6 +19,7 @@ from ranktable.commands.generate import generate
 from ranktable.commands.join import join
 from ranktable.commands.merge import merge
 from ranktable.commands.outcome import Outcome
+from ranktable.commands.rules import rules
 from ranktable.commands.select import select
 from ranktable.commands.show import show
 from ranktable.commands.split import split
@@ -31,7 +32,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show, merge, split, join, select, diff, digest)
+_COMMANDS = (generate, validate, show, rules, merge, split, join, select, diff, digest)
 
 
 @click.group(context_settings=_SETTINGS)

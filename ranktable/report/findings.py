@@ -29,6 +29,7 @@ def report_as_json(report: Report) -> dict[str, object]:
         "dialect": report.dialect,
         "device_target": report.profile.device_target,
         "chip": report.profile.chip,
+        "profile": report.profile.reader,
         "ready": report.is_ready,
         "servers": report.num_servers,
         "devices": report.num_devices,
@@ -62,14 +63,13 @@ def _render_group(group: Sequence[Problem], source: str) -> Iterable[str]:
 
 
 def _summarise(report: Report) -> str:
-    target = report.profile.chip or report.profile.device_target
     found = f"{count_noun(report.num_errors, 'error')}, {count_noun(report.num_warnings, 'warning')}"
     if report.dialect is None:
         return f"{found}; not a rank table"
     size = f"{count_noun(report.num_servers, 'server')}, {count_noun(report.num_devices, 'device')}"
     state = "" if report.is_ready else "not ready; "
     verdict = found if report.problems else "valid"
-    return f"{state}{verdict} (version {report.dialect}, {size}, checked for {target})"
+    return f"{state}{verdict} (version {report.dialect}, {size}, checked for {report.profile.words})"
 
 
 def _problem_as_json(problem: Problem) -> dict[str, object]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ranktable.edit.join import DATA_VERSION
 from ranktable.edit.merge import merge_tables
 from ranktable.edit.result import Edited
-from ranktable.errors import EditError, MergeError
+from ranktable.errors import MergeError
 from ranktable.model import Cluster, RankTable
 from ranktable.report.words import plain
 
@@ -44,13 +44,13 @@ def merge_clusters(parts: Iterable[ClusterPart], *, allow_initializing: bool = F
     names = [part.source for part in ordered]
     tables = [_place_in_cluster(part) for part in ordered]
     merged = merge_tables(tables, names=names, order="argument", allow_initializing=allow_initializing)
-    version = merged.table.extra.get(DATA_VERSION, 0)
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise EditError(f"{DATA_VERSION} {version!r} is no whole number", "Volcano counts it up; write a number")
-    table = replace(merged.table, extra={**merged.table.extra, DATA_VERSION: version + 1})
+    highest = merged.table.extra.get(DATA_VERSION)
+    version = highest + 1 if isinstance(highest, int) else 1  # what is there and no integer has been refused by now
+    table = replace(merged.table, extra={**merged.table.extra, DATA_VERSION: version})
     shown = ", ".join(plain(part.source) for part in ordered[:4])
     order = f"clusters and jobs in order: {shown}" + (f" and {len(ordered) - 4} more" if len(ordered) > 4 else "")
-    return Edited(table, (order, f"{DATA_VERSION} is {version + 1}", *merged.notes))
+    counted = f"{DATA_VERSION} is {version}, one more than the highest of the parts"
+    return Edited(table, (order, counted, *(note for note in merged.notes if not note.startswith(DATA_VERSION))))
 
 
 def _place_in_cluster(part: ClusterPart) -> RankTable:

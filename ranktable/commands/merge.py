@@ -59,6 +59,8 @@ def merge(
         chosen = order or ("host_file" if hostfile is not None else "server_id")
         if chosen == "host_file" and hostfile is None:
             raise click.UsageError("--order host_file needs --hostfile FILE")
+        if chosen != "host_file" and hostfile is not None:
+            raise click.UsageError("--hostfile goes with --order host_file")
         hosts = None if hostfile is None else read_host_order(hostfile)
         tables = [_read(name) for name in files]
         edited = merge_tables(tables, names=files, order=chosen, hosts=hosts, allow_initializing=allow_initializing)

@@ -12,6 +12,8 @@ from ranktable.edit.split import SplitUnit
 from ranktable.errors import WriteError
 from ranktable.report.words import count_noun
 
+_MAX_CONFIG_MAP = 1024 * 1024
+
 
 @click.command()
 @click.argument("file", metavar="FILE")
@@ -79,7 +81,9 @@ def _write_shards(file: str, max_bytes: str, compress: Compression, folder: Path
     _make_folder(folder)
     index = write_shards(sharded, folder)
     shown = f"{count_noun(len(sharded.shards), 'shard')} of at most {size} bytes"
-    return Outcome(notes=(f"wrote {shown} and {index}", f"put them together with: ranktable join {index} -o FILE"))
+    too_large = ("warning: a ConfigMap holds at most 1 MiB",) if size > _MAX_CONFIG_MAP else ()
+    joining = f"put them together with: ranktable join {index} -o FILE"
+    return Outcome(notes=(f"wrote {shown} and {index}", joining, *too_large))
 
 
 def _make_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ranktable.edit.conflicts import Source, find_conflicts
 from ranktable.edit.declared import drop_counts
 from ranktable.edit.join import join_clusters, join_extras, join_groups, join_super_pods
-from ranktable.edit.ordering import MergeOrder, describe_order, sort_servers
+from ranktable.edit.ordering import MergeOrder, describe_order, sort_holders, sort_servers
 from ranktable.edit.renumber import has_ranks_by_position, number_devices, refuse_group_ranks
 from ranktable.edit.result import Edited
 from ranktable.errors import EditError, MergeError, NotReadyError
@@ -19,6 +19,7 @@ from ranktable.rules.order import fold_numbers
 from ranktable.validate import validate_table
 
 _SHOWN = 6
+_RULES_OF_ORDER = frozenset({"R10", "R26"})
 _MAX_FOLDED = 40
 
 
@@ -56,8 +57,8 @@ def merge_tables(
     if conflicts:
         raise MergeError(conflicts)
     merged, order_notes = _order(sources, joined, order, hosts)
-    _refuse_faults(merged, is_ready=joined.is_ready)
-    return Edited(merged, (*order_notes, *_describe_counts(sources), *join_notes, *notes))
+    warnings = _check_result(merged)
+    return Edited(merged, (*order_notes, *warnings, *_describe_counts(sources), *join_notes, *notes))
 
 
 def _name_tables(tables: Sequence[RankTable], names: Sequence[str] | None) -> list[Source]:
@@ -112,8 +113,9 @@ def _order(
         servers = number_devices(ordered, lambda place, device: (0 if by_rank else source_of[place], device.rank_id))
     else:
         servers = number_devices(ordered, lambda place, device: (place, device.rank_id))
-    notes = describe_order(joined.servers, servers, order)
-    return replace(joined, servers=servers), [*notes, *_describe_ranks(sources, servers, order)]
+    notes = [*describe_order(joined.servers, servers, order), *_describe_ranks(sources, servers, order)]
+    merged = replace(joined, servers=servers)
+    return (merged if order in ("argument", "rank") else sort_holders(merged)), notes
 
 
 def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order: MergeOrder) -> list[str]:
@@ -159,10 +161,13 @@ def _describe_counts(sources: Sequence[Source]) -> list[str]:
     return notes
 
 
-def _refuse_faults(merged: RankTable, *, is_ready: bool) -> None:
-    """Hold the result against every rule: what no table alone shows, and faults that the tables brought along."""
+def _check_result(merged: RankTable) -> list[str]:
+    """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
     has_addresses = any(device.device_ip is not None for _, device in merged.placements)
-    passed_over = {*(() if is_ready else ("R3",)), *(() if has_addresses else ("R16",))}
-    faults = [problem for problem in validate_table(merged) if problem.is_error and problem.rule not in passed_over]
+    passed_over = {*(() if merged.is_ready else ("R3",)), *(() if has_addresses else ("R16",))}
+    problems = validate_table(merged)
+    faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
     if faults:
         raise MergeError([f"merged, {fault.subject}: {fault.message} ({fault.rule})" for fault in faults])
+    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in _RULES_OF_ORDER}
+    return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

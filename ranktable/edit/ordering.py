@@ -5,13 +5,14 @@ Source: HCCL and MindSpore ask for the string order of the server ids (rule R11)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from ranktable.errors import EditError
 from ranktable.generate import numeric_key
-from ranktable.model import Server
+from ranktable.model import RankTable, Server
 from ranktable.report.words import count_noun, plain
 
 MergeOrder = Literal["server_id", "argument", "numeric", "rank", "host_file"]
@@ -39,6 +40,39 @@ def sort_servers(servers: Sequence[Server], order: MergeOrder, hosts: Sequence[s
         "numeric": lambda server: (numeric_key(server.server_id), server.server_id),
     }
     return sorted(servers, key=_by_host(servers, hosts) if hosts is not None else keys[order])
+
+
+def sort_holders(table: RankTable) -> RankTable:
+    """Return the table with super pods, clusters and groups, and their members, in the order of its servers."""
+    place_of = {server.server_id: place for place, server in enumerate(table.servers)}
+    last = len(place_of)
+
+    def by_place(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=lambda name: place_of.get(name, last)))
+
+    def first_place(names: Sequence[str]) -> int:
+        return place_of.get(names[0], last) if names else last
+
+    pods = [replace(pod, server_ids=by_place(pod.server_ids)) for pod in table.super_pods]
+    pods.sort(key=lambda pod: first_place(pod.server_ids))
+    servers_of_pod = {pod.super_pod_id: pod.server_ids for pod in pods}
+    pod_place = {pod.super_pod_id: place for place, pod in enumerate(pods)}
+    clusters = [
+        replace(
+            cluster,
+            server_ids=by_place(cluster.server_ids),
+            super_pod_ids=tuple(sorted(cluster.super_pod_ids, key=lambda pod_id: pod_place.get(pod_id, last))),
+        )
+        for cluster in table.clusters
+    ]
+    clusters.sort(
+        key=lambda cluster: min(
+            first_place(cluster.server_ids), first_place(servers_of_pod.get(next(iter(cluster.super_pod_ids), ""), ()))
+        )
+    )
+    place_of_group = {server.group: place for place, server in reversed(list(enumerate(table.servers)))}
+    groups = sorted(table.groups, key=lambda group: place_of_group.get(group.name, last))
+    return replace(table, super_pods=tuple(pods), clusters=tuple(clusters), groups=tuple(groups))
 
 
 def describe_order(given: Sequence[Server], ordered: Sequence[Server], order: MergeOrder) -> list[str]:

@@ -53,11 +53,13 @@ def parse_size(text: str) -> int:
 
 
 def shard_bytes(data: bytes, max_bytes: int, compression: Compression = "none") -> Sharded:
-    """Return `data` in shards of at most `max_bytes` bytes; raises EditError for less than 1 KiB a shard."""
+    """Return `data` in shards of at most `max_bytes` bytes; raises EditError for less than 1 KiB each."""
     if max_bytes < _MIN_SHARD_BYTES:
         raise EditError(f"shards of {max_bytes} bytes are too small", f"write {_MIN_SHARD_BYTES} or more")
     if compression not in COMPRESSIONS:
         raise EditError(f"compression {compression!r} is not known", f"choose one of {', '.join(COMPRESSIONS)}")
+    if not data:
+        raise EditError("there is nothing to put into shards", "give a rank table")
     packed = gzip.compress(data, mtime=0) if compression == "gzip" else data
     pieces = [packed[start : start + max_bytes] for start in range(0, len(packed), max_bytes)]
     shards = {f"shard_{number:03d}.bin": piece for number, piece in enumerate(pieces)}

@@ -100,6 +100,8 @@ def _chunk_by_pod(table: RankTable, cutter: Cutter) -> list[_Chunk]:
 
 
 def _refuse_empty_servers(table: RankTable) -> None:
+    if not table.servers:
+        raise EditError("the table lists no server", "there is nothing to split")
     empty = next((server for server in table.servers if not server.devices), None)
     if empty is not None:
         raise EditError(f"server {empty.server_id!r} has no devices", "remove it, or list its devices")

@@ -73,7 +73,7 @@ def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
 
 
 @settings(max_examples=25)
-@given(tables(), st.sampled_from(["server_id", "numeric", "host_file"]), st.data())
+@given(DIALECTS.flatmap(tables), st.sampled_from(["server_id", "numeric", "host_file"]), st.data())
 def test_the_order_of_the_arguments_does_not_matter_to_a_stated_order(table, order, data):
     ids = sorted(server.server_id for server in table.servers)
     hosts = data.draw(st.permutations(ids)) if order == "host_file" else None
@@ -169,6 +169,17 @@ def test_super_pods_of_equal_ids_are_joined():
     merged = merge_tables([_pod_table("a"), _pod_table("b", ("2", "3")), _pod_table("c", pod_id="1")])
     assert [(pod.super_pod_id, pod.server_ids) for pod in merged.table.super_pods] == [("0", ("a", "b")), ("1", ("c",))]
     assert "super pod 0 is joined out of table 1, table 2" in merged.notes
+
+
+def test_super_pods_whose_servers_are_torn_apart_by_the_order_are_warned_of():
+    parts = [_pod_table("a"), _pod_table("b", pod_id="1"), _pod_table("c", ("2", "3"))]
+    assert any("R26" in note for note in merge_tables(parts).notes)
+    adjacent = merge_tables(parts, order="host_file", hosts=["b", "c", "a"])
+    assert not any("R26" in note for note in adjacent.notes)
+    assert [(pod.super_pod_id, pod.server_ids) for pod in adjacent.table.super_pods] == [
+        ("1", ("b",)),
+        ("0", ("c", "a")),
+    ]
 
 
 def test_groups_of_equal_names_are_joined():

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from ranktable.model import Device, RankTable, Server
 from ranktable.report.words import plain
+from ranktable.rules import registered_rules
 from ranktable.rules.addresses import parse_address
 
 Source = tuple[str, RankTable]
@@ -34,11 +35,17 @@ def find_conflicts(sources: Sequence[Source], *, ranks_stay: bool) -> list[str]:
             else:
                 first_of[key] = source
                 held.append((source, server))
-    conflicts += _find_device_ids(held)
+    dialect = sources[0][1].dialect
+    conflicts += _find_device_ids(held) if _holds("R8", dialect) else ()
     conflicts += _find_ranks(held, ranks_stay)
-    conflicts += _find_addresses(held)
+    conflicts += _find_addresses(held) if _holds("R14", dialect) else ()
     conflicts += _find_super_devices(held, sources)
     return conflicts
+
+
+def _holds(rule_id: str, dialect: str) -> bool:
+    """True when the rule is one of the dialect's: a host and its device may share an address in version 1.1."""
+    return any(entry.rule_id == rule_id and dialect in entry.dialects for entry in registered_rules())
 
 
 def _find_dialects(sources: Sequence[Source]) -> Iterator[str]:

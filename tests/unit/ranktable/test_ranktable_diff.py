@@ -123,6 +123,31 @@ def test_a_member_that_moves_between_super_pods_is_named():
     assert shown.splitlines()[2:] == ["- super pod 0 has server b", "+ super pod 1 has server b", "2 differences"]
 
 
+def test_what_stands_twice_is_told_apart_by_its_content_not_its_place():
+    pods = (SuperPod("0", ("a", "d")), SuperPod("0", ("b", "c")))
+    turned = (SuperPod("0", ("d", "a")), SuperPod("0", ("b", "c")))
+    assert diff_tables(replace(TWO, super_pods=pods), replace(TWO, super_pods=turned)) == ()
+    clusters = [tuple(Cluster("x", pod.server_ids, pod.server_ids) for pod in both) for both in (pods, turned)]
+    assert diff_tables(*(replace(TWO, clusters=both) for both in clusters)) == ()
+
+
+def test_a_member_that_stands_twice_is_a_difference():
+    once, twice = (replace(TWO, super_pods=(SuperPod("0", ("a",) * times),)) for times in (1, 2))
+    assert render_changes(diff_tables(once, twice), "x", "y").splitlines()[2] == (
+        "~ super pod 0 has server a: times nothing -> 2"
+    )
+
+
+def test_the_devices_of_a_server_that_comes_are_counted_not_listed():
+    assert len(diff_tables(TWO, _with(server=1, server_id="c"))) == 2
+
+
+def test_a_key_of_the_file_does_not_hide_one_of_the_model():
+    assert render_changes(diff_tables(TWO, _with(device=0, extra={"rank_id": "x"})), "x", "y").splitlines()[2] == (
+        '~ server a device 0: extra rank_id nothing -> "x"'
+    )
+
+
 def test_numbers_that_are_equal_in_python_only_are_different():
     for first, second in ((1, True), (1, 1.0), (0, False)):
         assert diff_tables(replace(TWO, extra={"k": first}), replace(TWO, extra={"k": second}))

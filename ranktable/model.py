@@ -56,7 +56,10 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """All other keys of the super pod as they stood in the file; do not change it."""
+    """All other keys of the super pod as they stood in the file; do not change it.
+
+    Under `server_list`: by server id, what the entries of that list hold besides the id. So it is with clusters.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,14 @@ SUPER_PODS = ("super_pod_list", "super_pod_id")
 """A list inside a holding, and the id in each of its entries."""
 
 _SUPER_POD_KEYS = (Key("super_pod_id", missing="error", rule="R25"), Key("server_list", "list", missing="error"))
+_MEMBER_KEYS = {member: (Key(member[1], missing="error"),) for member in (SERVERS, SUPER_PODS)}
+_CLUSTER_KEYS = {
+    demanded: (
+        Key("cluster_id", missing="error"),
+        *(Key(name, "list", missing="error" if name == demanded else None) for name, _ in (SERVERS, SUPER_PODS)),
+    )
+    for demanded, _ in (SERVERS, SUPER_PODS)
+}
 _CLUSTER_EXTRAS = frozenset({"network_type", "az_id", "region_id"})
 # Other lists inside a super pod or a cluster name their own entries; these few are known in an entry itself.
 _MEMBER_EXTRAS = frozenset({"server_list", "super_pod_list", "server_id"})
@@ -33,19 +41,15 @@ def check_super_pods(holder: Mapping[str, object], path: str) -> Iterator[Proble
 
 def check_clusters(holder: Mapping[str, object], path: str, demanded: str) -> Iterator[Problem]:
     """Yield what is wrong with the structure of `cluster_list`; each cluster must have the list `demanded`."""
-    keys = (
-        Key("cluster_id", missing="error"),
-        *(Key(name, "list", missing="error" if name == demanded else None) for name, _ in (SERVERS, SUPER_PODS)),
-    )
     for cluster_path, cluster in objects_of(holder, path, "cluster_list"):
-        yield from check_shape(cluster, cluster_path, keys, _CLUSTER_EXTRAS)
+        yield from check_shape(cluster, cluster_path, _CLUSTER_KEYS[demanded], _CLUSTER_EXTRAS)
         yield from _check_members(cluster, cluster_path, SERVERS)
         yield from _check_members(cluster, cluster_path, SUPER_PODS)
 
 
 def _check_members(holding: Mapping[str, object], path: str, member: tuple[str, str]) -> Iterator[Problem]:
     for member_path, entry in objects_of(holding, path, member[0]):
-        yield from check_shape(entry, member_path, (Key(member[1], missing="error"),), _MEMBER_EXTRAS)
+        yield from check_shape(entry, member_path, _MEMBER_KEYS[member], _MEMBER_EXTRAS)
 
 
 def survey_holdings(holder: Mapping[str, object], path: str, key: str) -> tuple[HoldingEntry, ...]:

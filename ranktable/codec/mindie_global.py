@@ -47,6 +47,7 @@ _EMPTY_GROUP_KEYS = tuple(key for key in _GROUP_KEYS if key.name != "server_list
 _CONTROL_KEYS = (Key("server_ip", missing="error"), Key("server_id"), Key("device", "list"))
 _INSTANCE_KEYS = (Key("server_ip", missing="error"),)
 _PORTS = frozenset({"predict_port", "mgmt_port", "metric_port", "inter_comm_port"})
+_CONTROL_EXTRAS = SERVER_EXTRAS | _PORTS | {"host_ip", "pod_ip"}
 _SERVERS = replace(SUPER_POD_SERVERS, server_extras=SERVER_EXTRAS | _PORTS)
 
 
@@ -78,7 +79,7 @@ def _check_group_id(group: Mapping[str, object], path: str, seen: dict[object, s
 
 def _check_server(server: Mapping[str, object], path: str, is_control: bool) -> Iterator[Problem]:
     if is_control:
-        yield from check_shape(server, path, _CONTROL_KEYS, _SERVERS.server_extras | {"host_ip", "pod_ip"})
+        yield from check_shape(server, path, _CONTROL_KEYS, _CONTROL_EXTRAS)
     else:
         if "server_ip" not in server:
             yield from check_shape({}, path, _INSTANCE_KEYS, ())

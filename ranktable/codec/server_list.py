@@ -41,7 +41,9 @@ _TABLE_KEYS = (
     Key("server_count", "number", missing="warning", rule="R6"),
     Key("server_list", "list", missing="error"),
 )
-_TABLE_EXTRAS = frozenset({"cluster_list", "data_version", "hardware_type"})
+_POD_LIST_KEY = Key("super_pod_list", "list")
+_CLUSTER_LIST_KEY = Key("cluster_list", "list", missing="error")
+_TABLE_EXTRAS = frozenset({"cluster_list", "data_version", "hardware_type", "super_pod_list"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,9 @@ class TableForm:
         return problems
 
     def _check_top(self, value: Mapping[str, object]) -> Iterator[Problem]:
-        keys = [*_TABLE_KEYS, Key("super_pod_list", "list")] if self.has_super_pods else list(_TABLE_KEYS)
-        if self.cluster_members:
-            keys.append(Key("cluster_list", "list", missing="error"))
-        yield from check_shape(value, "", keys, _TABLE_EXTRAS | {"super_pod_list"})
+        pods = (_POD_LIST_KEY,) if self.has_super_pods else ()
+        clusters = (_CLUSTER_LIST_KEY,) if self.cluster_members else ()
+        yield from check_shape(value, "", (*_TABLE_KEYS, *pods, *clusters), _TABLE_EXTRAS)
         if self.counts_data:
             yield from _check_data_version(value)
 

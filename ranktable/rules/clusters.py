@@ -1,7 +1,7 @@
-"""Rule P4: the clusters of a table that spans several.
+"""Rules P4 and P7: the clusters of a table that spans several.
 
 Source: the rank table pages of the MindSpore documentation (clusters of servers) and the global tables of Volcano
-(clusters of super pods). Neither says what its reader does with a table that breaks the rule, so it is this project's.
+(clusters of super pods). Neither says what its reader does with a table that breaks P4, so it is this project's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 
 from ranktable.problem import Problem, join_key
 from ranktable.profile import Profile
+from ranktable.rules.addresses import parse_address
 from ranktable.rules.registry import rule
 from ranktable.survey import Entry, Survey
 
@@ -58,3 +59,28 @@ def _check_members(members: list[Entry], listed: Collection[Entry], key: str, wh
         if entry.text(key) is not None and entry.text(key) not in first_paths:
             message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no cluster of cluster_list"
             yield entry.complain(key, "P4", "error", message, "list it in its cluster")
+
+
+@rule(
+    "P7",
+    "over clusters every server has a server_ip, and every device a dpu_ip and a numa_id",
+    frozenset({"cross-cluster"}),
+    severity="warning",
+)
+def check_cluster_addresses(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """MindSpore's documentation lists them for each server and device of such a table."""
+    for server in survey.servers:
+        yield from _check_addresses(server, "server_ip", "the host's address in the network of the clusters")
+        for device in server.devices:
+            yield from _check_addresses(device, "dpu_ip", "the address of the DPU that serves the device")
+            if not device.has("numa_id"):
+                remedy = "write the number of the device's NUMA node"
+                yield device.complain("numa_id", "P7", "warning", "the key is missing in a table with clusters", remedy)
+
+
+def _check_addresses(entry: Entry, key: str, what: str) -> Iterator[Problem]:
+    text = entry.text(key)
+    if not entry.has(key):
+        yield entry.complain(key, "P7", "warning", "the key is missing in a table with clusters", f"write {what}")
+    elif text is None or parse_address(text) is None:
+        yield entry.complain(key, "P7", "warning", "the value is not an IPv4 or IPv6 address", f"write {what}")

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.rules.addresses import Address, read_device_addresses
+from ranktable.rules.addresses import read_device_addresses
 from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
 
-Segment = ipaddress.IPv4Network | ipaddress.IPv6Network
+Segment = tuple[int, int]
+"""Version of an address, and the number that its first bits are."""
 
 _PLANES: dict[str | None, Callable[[int], int]] = {"910a": lambda device_id: device_id % 4, "a2": lambda _: 0}
 """For each chip with a plan of its own: the devices of a server with equal results share a segment."""
@@ -36,32 +37,37 @@ def check_network_plan(survey: Survey, profile: Profile) -> Iterator[Problem]:
         for device, device_id, segment in placed:
             expected, path = usual.setdefault(device_id, (segment, device.path))
             if segment != expected:
-                message = f"device {device_id} is outside segment {expected} of the one at {path}"
+                message = f"device {device_id} is outside segment {_show(expected, bits)} of the one at {path}"
                 yield _complain(device, message, "give the devices of one number addresses of one segment")
         if plane_of is not None:
-            yield from _check_server(placed, plane_of)
+            in_place = [entry for entry in placed if entry[2] == usual[entry[1]][0]]
+            yield from _check_server(in_place, plane_of, bits)
 
 
 def _segments_of(server: ServerEntry, bits: int) -> Iterator[tuple[DeviceEntry, int, Segment]]:
+    """A device with several addresses is placed by its first; one whose address is too short for `bits` not at all."""
     for device in server.devices:
         for address in read_device_addresses(device)[:1]:
             if device.device_id is not None and bits <= address.max_prefixlen:
-                yield device, device.device_id, _segment_of(address, bits)
+                yield device, device.device_id, (address.version, int(address) >> (address.max_prefixlen - bits))
 
 
-def _segment_of(address: Address, bits: int) -> Segment:
-    if address.version == 4:
-        return ipaddress.IPv4Network((int(address), bits), strict=False)
-    return ipaddress.IPv6Network((int(address), bits), strict=False)
-
-
-def _check_server(placed: list[tuple[DeviceEntry, int, Segment]], plane_of: Callable[[int], int]) -> Iterator[Problem]:
+def _check_server(
+    placed: list[tuple[DeviceEntry, int, Segment]], plane_of: Callable[[int], int], bits: int
+) -> Iterator[Problem]:
     usual: dict[int, tuple[Segment, int]] = {}
     for device, device_id, segment in placed:
         expected, first = usual.setdefault(plane_of(device_id), (segment, device_id))
         if segment != expected:
-            message = f"device {device_id} is outside segment {expected} of device {first} of its server"
+            message = f"device {device_id} is outside segment {_show(expected, bits)} of device {first} of its server"
             yield _complain(device, message, "give the devices of one plane addresses of one segment")
+
+
+def _show(segment: Segment, bits: int) -> str:
+    version, prefix = segment
+    if version == 4:
+        return str(ipaddress.IPv4Network((prefix << (32 - bits), bits)))
+    return str(ipaddress.IPv6Network((prefix << (128 - bits), bits)))
 
 
 def _complain(device: DeviceEntry, message: str, remedy: str) -> Problem:

@@ -9,7 +9,6 @@ import click
 from ranktable.commands.outcome import Outcome
 from ranktable.edit.shards import COMPRESSIONS, Compression
 from ranktable.edit.split import SplitUnit
-from ranktable.errors import WriteError
 from ranktable.report.words import count_noun
 
 _MAX_CONFIG_MAP = 1024 * 1024
@@ -55,14 +54,13 @@ def split(
 
 
 def _write_parts(file: str, by: SplitUnit | int, keep_ranks: bool, folder: Path) -> Outcome:
+    from ranktable.codec import encode_table
     from ranktable.edit.split import split_table
     from ranktable.reading.read import read_table
-    from ranktable.write import write_table
+    from ranktable.write_folder import write_folder
 
     found = split_table(read_table(file), by, keep_ranks=keep_ranks)
-    _make_folder(folder)
-    for part in found.parts:
-        write_table(folder / part.name, part.table)
+    write_folder(folder, ((part.name, encode_table(part.table).encode("ascii")) for part in found.parts))
     first, last = found.parts[0].name, found.parts[-1].name
     names = first if first == last else f"{first} to {last}"
     return Outcome(notes=(f"wrote {count_noun(len(found.parts), 'table')} to {folder}: {names}", *found.notes))
@@ -78,21 +76,8 @@ def _write_shards(file: str, max_bytes: str, compress: Compression, folder: Path
     name, data = read_source(file)
     decode_table(parse_document(data, name))  # whoever joins the shards is to get a rank table
     sharded = shard_bytes(data, size, compress)
-    _make_folder(folder)
     index = write_shards(sharded, folder)
     shown = f"{count_noun(len(sharded.shards), 'shard')} of at most {size} bytes"
     too_large = ("warning: a ConfigMap holds at most 1 MiB",) if size > _MAX_CONFIG_MAP else ()
     joining = f"put them together with: ranktable join {index} -o FILE"
     return Outcome(notes=(f"wrote {shown} and {index}", joining, *too_large))
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder; refuse one with anything in it: parts of another split would be merged with these."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        is_empty = next(folder.iterdir(), None) is None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise WriteError(str(folder), reason.lower(), "name a folder that can be made") from error
-    if not is_empty:
-        raise WriteError(str(folder), "the folder is not empty", "name a new one, so that no part of another is merged")

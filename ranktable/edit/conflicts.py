@@ -31,7 +31,9 @@ def find_conflicts(sources: Sequence[Source], *, ranks_stay: bool) -> list[str]:
         for server in table.servers:
             key = server.group, server.server_id
             if key in first_of:
-                conflicts.append(f"{source}: server {plain(server.server_id)} stands in {first_of[key]} already")
+                conflicts.append(
+                    f"{source}: server {plain(server.server_id)} stands in {first_of[key]} already; leave one out"
+                )
             else:
                 first_of[key] = source
                 held.append((source, server))

@@ -1,9 +1,8 @@
 """A table's text in shards below a limit of size, with an index, and the way back.
 
 Kubernetes refuses a ConfigMap above 1 MiB. Shards carry the bytes of one file, compressed or not; the index names them
-with sizes and sha256, of each and of the whole, and is written last: whoever finds it completed finds every shard.
-Source: Volcano's design of sharded rank tables (shards of 800 KiB, index last, the assembled file replaced as a whole,
-the old one kept on any failure).
+with sizes and sha256, of each and of the whole. Source: Volcano's design of sharded rank tables (shards of 800 KiB; an
+index goes to the cluster after its shards; the assembled file is replaced as a whole, the old one kept on any failure).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ranktable.errors import EditError, ShardError
 from ranktable.model import COMPLETED
 from ranktable.reading.document import parse_document
 from ranktable.reading.read import MAX_BYTES, read_bytes
-from ranktable.write import write_bytes
+from ranktable.write_folder import write_folder
 
 Compression = Literal["none", "gzip"]
 COMPRESSIONS: tuple[Compression, ...] = ("none", "gzip")
@@ -79,12 +78,13 @@ def shard_bytes(data: bytes, max_bytes: int, compression: Compression = "none") 
 
 
 def write_shards(sharded: Sharded, folder: Path) -> Path:
-    """Write every shard into `folder` and the index last; return the path of the index. Raises WriteError."""
-    for name, piece in sharded.shards.items():
-        write_bytes(folder / name, piece)
-    index = folder / INDEX_NAME
-    write_bytes(index, render_json(dict(sharded.index)).encode("ascii"))
-    return index
+    """Write the shards and their index into `folder`, which must be new or empty; return the path of the index.
+
+    The folder is there with all of them or not at all. Raises WriteError.
+    """
+    index = render_json(dict(sharded.index)).encode("ascii")
+    write_folder(folder, [*sharded.shards.items(), (INDEX_NAME, index)])
+    return folder / INDEX_NAME
 
 
 def join_shards(index: Path) -> bytes:

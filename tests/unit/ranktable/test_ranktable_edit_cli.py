@@ -101,8 +101,8 @@ def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
     status, out, err = run("merge", "a.json", "a.json", "-o", "m.json")
     assert (status, out) == (1, "")
     assert err.splitlines() == [
-        "ranktable: error: a.json: server a stands in a.json already",
-        "ranktable: error: a.json: server b stands in a.json already",
+        "ranktable: error: a.json: server a stands in a.json already; leave one out",
+        "ranktable: error: a.json: server b stands in a.json already; leave one out",
         "ranktable: nothing is written",
     ]
     assert Path("m.json").read_text() == "mine"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_strategies import tables
+from table_strategies import faulty_tables, tables
 
 from ranktable import (
     Cluster,
@@ -17,6 +17,7 @@ from ranktable import (
     MergeError,
     NotReadyError,
     RankTable,
+    RankTableError,
     Server,
     SuperPod,
     build_table,
@@ -335,6 +336,21 @@ def test_a_wish_without_a_meaning_is_refused(tables, options, says):
         merge_tables(tables, **options)
     assert says in str(caught.value)
     assert caught.value.remedy
+
+
+@settings(max_examples=15)
+@given(faulty_tables(), faulty_tables(), st.sampled_from(["server_id", "argument", "numeric", "rank"]))
+def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
+    for edit in (
+        lambda: merge_tables([first, second], order=order, allow_initializing=True),
+        lambda: merge_clusters([ClusterPart("x", "", replace(first, dialect="1.2"), "a")]),
+        lambda: split_table(first, "super_pod"),
+        lambda: select_devices(first, ranks=[0], devices=[0]),
+    ):
+        try:
+            edit()
+        except RankTableError as error:
+            assert "\n" not in str(error)
 
 
 def test_every_order_is_tried_above():

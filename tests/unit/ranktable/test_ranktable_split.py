@@ -1,6 +1,7 @@
 """Parts of a table: by servers and super pods, by choice, and as shards of its text."""
 
 import json
+import stat
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,7 @@ from ranktable import (
 from ranktable.edit.select import parse_ranges
 from ranktable.edit.shards import parse_size
 from ranktable.sources.host_order import read_host_order
+from ranktable.write_folder import write_folder
 
 THREE = build_table([("a", 2), ("b", 2), ("c", 2)])
 PODS = replace(
@@ -220,7 +222,7 @@ def test_a_list_that_is_none_is_refused(text):
 @settings(max_examples=25)
 @given(st.binary(min_size=1, max_size=5000), st.integers(1024, 3000), st.sampled_from(["none", "gzip"]))
 def test_shards_are_small_enough_and_make_up_the_whole_again(tmp_path_factory, data, max_bytes, compression):
-    folder = tmp_path_factory.mktemp("shards")
+    folder = tmp_path_factory.mktemp("folder") / "shards"
     sharded = shard_bytes(data, max_bytes, compression)
     assert all(0 < len(piece) <= max_bytes for piece in sharded.shards.values())
     assert join_shards(write_shards(sharded, folder)) == data
@@ -236,7 +238,7 @@ DATA = b"".join(number.to_bytes(2, "big") for number in range(1536))
 
 @pytest.fixture
 def index(tmp_path):
-    return write_shards(shard_bytes(DATA, 1024), tmp_path)
+    return write_shards(shard_bytes(DATA, 1024), tmp_path / "shards")
 
 
 def change_index(index, **changes):
@@ -292,7 +294,7 @@ def test_an_index_that_does_not_fit_is_refused(index, changes, says):
 
 def test_a_small_shard_that_unpacks_to_more_than_it_says_is_refused(tmp_path):
     bomb = shard_bytes(b"\0" * 10**6, 1024, "gzip")
-    index = write_shards(bomb, tmp_path)
+    index = write_shards(bomb, tmp_path / "shards")
     change_index(index, size_bytes=100)
     with pytest.raises(ShardError, match="the whole has 101 bytes, the index says 100"):
         join_shards(index)
@@ -302,8 +304,24 @@ def test_an_index_that_is_no_json_is_refused(tmp_path):
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(JsonTextError):
         join_shards(tmp_path / "index.json")
-    with pytest.raises(WriteError):
-        write_shards(shard_bytes(DATA, 1024), tmp_path / "none")
+
+
+def test_a_folder_is_there_with_all_of_its_files_or_not_at_all(tmp_path):
+    def files():
+        yield "a", b"1"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WriteError, match="parts: no space left on device"):
+        write_folder(tmp_path / "parts", files())
+    assert list(tmp_path.iterdir()) == []
+    write_folder(tmp_path / "new" / "parts", [("a", b"1"), ("b", b"2")])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "parts").iterdir()} == {"a": b"1", "b": b"2"}
+    assert [stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) for name in ("parts", "parts/a")] == [0o755, 0o644]
+    (tmp_path / "empty").mkdir()
+    write_folder(tmp_path / "empty", [("a", b"1")])
+    with pytest.raises(WriteError, match="the folder is not empty"):
+        write_folder(tmp_path / "empty", [("a", b"1")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "new"]
 
 
 @pytest.mark.parametrize(

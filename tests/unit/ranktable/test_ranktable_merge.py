@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 from table_strategies import faulty_tables, tables
 
 from ranktable import (
-    Cluster,
     ClusterPart,
     Device,
     EditError,
-    Group,
-    MergeError,
+    HostListError,
     NotReadyError,
     RankTable,
     RankTableError,
     Server,
-    SuperPod,
     build_table,
     diff_tables,
     merge_clusters,
@@ -32,6 +29,7 @@ from ranktable import (
 )
 from ranktable.codec import encode_table
 from ranktable.edit.ordering import MERGE_ORDERS
+from ranktable.sources.host_order import read_host_order
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
 UNITS = st.sampled_from(["server", 1, 2, 3])
@@ -180,126 +178,6 @@ def test_what_is_joined_corrected_or_odd_is_said():
     assert "table 1: its ranks 0-3 are 0-3 now, in another order" in _notes([crossed])
 
 
-def _pod_table(server_id, super_device_ids=("0", "1"), pod_id="0", **extra):
-    devices = tuple(Device(n, n, None, sdid) for n, sdid in enumerate(super_device_ids))
-    pod = SuperPod(pod_id, (server_id,), extra)
-    return RankTable("1.2", (Server(server_id, devices),), declared_server_count=1, super_pods=(pod,))
-
-
-def test_super_pods_of_equal_ids_are_joined():
-    merged = merge_tables([_pod_table("a"), _pod_table("b", ("2", "3")), _pod_table("c", pod_id="1")])
-    assert [(pod.super_pod_id, pod.server_ids) for pod in merged.table.super_pods] == [("0", ("a", "b")), ("1", ("c",))]
-    assert "super pod 0 is joined out of table 1, table 2" in merged.notes
-
-
-def test_super_pods_whose_servers_are_torn_apart_by_the_order_are_warned_of():
-    parts = [_pod_table("a"), _pod_table("b", pod_id="1"), _pod_table("c", ("2", "3"))]
-    assert any("R26" in note for note in merge_tables(parts).notes)
-    adjacent = merge_tables(parts, order="host_file", hosts=["b", "c", "a"])
-    assert not any("R26" in note for note in adjacent.notes)
-    assert [(pod.super_pod_id, pod.server_ids) for pod in adjacent.table.super_pods] == [
-        ("1", ("b",)),
-        ("0", ("c", "a")),
-    ]
-
-
-def test_lists_keep_their_own_order_where_the_ranks_do():
-    table = _pod_table("a", pod_id="1")
-    table = replace(
-        table, servers=(*table.servers, replace(_pod_table("b").servers[0], devices=(Device(0, 2, None, "5"),)))
-    )
-    table = replace(table, declared_server_count=2, super_pods=(SuperPod("0", ("b",)), *table.super_pods))
-    assert merge_tables([table], order="rank").table == table
-    assert [pod.super_pod_id for pod in merge_tables([table]).table.super_pods] == ["1", "0"]
-
-
-def test_groups_of_equal_names_are_joined():
-    def group_table(server_id, *names):
-        servers = tuple(Server(server_id, (Device(n, n),), group=name) for n, name in enumerate(names))
-        return RankTable("1.0", servers, groups=tuple(Group(name) for name in names))
-
-    with pytest.raises(MergeError, match="server a stands in table 1 already"):
-        merge_tables([group_table("a", "g"), group_table("a", "g")])
-    from ranktable.edit.join import join_groups
-
-    joined = join_groups((name, group_table(name, "g", name).groups) for name in ("x", "y"))
-    assert [group.name for group in joined.items] == ["g", "x", "y"]
-    assert joined.conflicts == []
-
-
-IPS = [
-    build_table([(name, 2)], device_ips={name: [f"10.1.{place}.1", f"10.1.{place}.2"]})
-    for place, name in enumerate("ab")
-]
-
-
-def _with_ip(table, address):
-    (server,) = table.servers
-    return replace(table, servers=(replace(server, devices=(replace(server.devices[0], device_ip=address),)),))
-
-
-@pytest.mark.parametrize(
-    ("others", "order", "says"),
-    [
-        ([IPS[0]], "server_id", ["y0: server a stands in x already"]),
-        (
-            [_with_ip(IPS[1], "10.1.0.2")],
-            "server_id",
-            ["y0: device 0 of server b has the device_ip 10.1.0.2, as has device 1 of server a in x"],
-        ),
-        ([_with_ip(IPS[1], "10.1.7.7,10.1.0.1")], "server_id", ["y0: device 0 of server b has the device_ip 10.1.0.1"]),
-        (
-            [_with_ip(IPS[1], "fe80::1"), _with_ip(build_table([("c", 1)]), "FE80:0::1")],
-            "server_id",
-            ["y1: device 0 of server c has the device_ip FE80:0::1, as has"],
-        ),
-        ([IPS[1]], "rank", ["y0: device 0 of server b has rank 0, as has device 0 of server a in x", "has rank 1"]),
-        ([replace(IPS[1], dialect="1.2")], "server_id", ["y0: its dialect is 1.2, that of x is 1.0"]),
-        (
-            [replace(IPS[1], servers=(Server("b", (Device(0, 0), Device(0, 1))),))],
-            "argument",
-            ["y0: device 0 of server b stands there twice"],
-        ),
-        (
-            [replace(IPS[1], servers=(Server("b", (Device(0, 0), Device(1, 0))),))],
-            "argument",
-            ["y0: device 1 of server b has rank 0"],
-        ),
-        ([_with_ip(IPS[1], "fe80::1")], "server_id", ["merged, server_list[1].device[0].device_ip", "IPv4 (R15)"]),
-        ([_with_ip(IPS[1], None)], "server_id", ["merged, server_list[1].device[0].device_ip: the key is missing"]),
-        ([replace(IPS[1], servers=(Server("10.*.*.*", (Device(0, 0, "10.1.7.7"),)),))], "server_id", ["is a mask"]),
-        (
-            [replace(IPS[1], extra={"k": 1}), replace(build_table([("c", 1)]), extra={"k": True})],
-            "server_id",
-            ["y1: k is not what y0 says"],
-        ),
-    ],
-)
-def test_what_cannot_stand_in_one_table_is_told_with_its_file(others, order, says):
-    names = ["x", *(f"y{place}" for place in range(len(others)))]
-    with pytest.raises(MergeError) as caught:
-        merge_tables([IPS[0], *others], names=names, order=order)
-    assert caught.value.exit_code == 1
-    for part in says:
-        assert part in "\n".join(caught.value.conflicts)
-
-
-def test_every_conflict_is_told_not_only_the_first():
-    clone = replace(
-        IPS[0], servers=(*IPS[0].servers, Server("c", (Device(0, 5, "10.1.0.1"), Device(1, 6, "10.1.0.2"))))
-    )
-    with pytest.raises(MergeError, match=r"\(and 2 more\)") as caught:
-        merge_tables([IPS[0], clone])
-    assert len(caught.value.conflicts) == 3
-
-
-def test_super_pods_that_only_share_their_id_are_told_apart_by_their_devices():
-    with pytest.raises(MergeError, match="super_device_id 0, as has device 0 of server a in table 1 in super pod 0"):
-        merge_tables([_pod_table("a"), _pod_table("b")])
-    with pytest.raises(MergeError, match="super pod '0' has other keys than in table 1"):
-        merge_tables([_pod_table("a"), _pod_table("b", ("2", "3"), note=1)])
-
-
 def test_a_table_that_is_not_completed_is_merged_on_demand_only():
     waiting = replace(ONES[1], status="initializing")
     with pytest.raises(NotReadyError, match="table 2 is not ready"):
@@ -357,59 +235,11 @@ def test_every_order_is_tried_above():
     assert set(MERGE_ORDERS) == {"server_id", "numeric", "argument", "host_file", "rank"}
 
 
-def _part(cluster_id, job, table, **changes):
-    return ClusterPart(cluster_id, job, replace(table, **changes), f"{cluster_id}-{job}.json")
-
-
-def test_the_tables_of_several_clusters_make_a_global_table():
-    parts = [
-        _part("west", "1", _pod_table("c", pod_id="2")),
-        _part("east", "2", _pod_table("a", ("2", "3")), extra={"data_version": 4}),
-        _part("east", "10", _pod_table("b")),
-    ]
-    parts = [replace(part, table=replace(part.table, extra={"data_version": n})) for n, part in enumerate(parts)]
-    merged = merge_clusters(parts)
-    table = merged.table
-    assert (table.dialect, table.extra, table.status) == ("volcano-global", {"data_version": 3}, "completed")
-    assert [server.server_id for server in table.servers] == ["b", "a", "c"]
-    assert [device.rank_id for _, device in table.placements] == list(range(6))
-    assert table.clusters == (Cluster("east", (), ("0",)), Cluster("west", (), ("2",)))
-    assert [(pod.super_pod_id, pod.server_ids) for pod in table.super_pods] == [("0", ("b", "a")), ("2", ("c",))]
-    assert "data_version is 3, one more than the highest of the parts" in merged.notes
-    assert not any("the highest of the tables" in note for note in merged.notes)
-    assert "clusters and jobs in order: east-10.json, east-2.json, west-1.json" in merged.notes
-    assert parse_table(encode_table(table)) == table
-    assert merge_clusters(reversed(parts)) == merged
-
-
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        ([_part("e", "", ONES[0])], "e-.json: its dialect is 1.0, that of a part is 1.2 or volcano-job"),
-        ([_part("e", "", _pod_table("a"), super_pods=())], "it has no super pods"),
-        (
-            [_part("e", "", _pod_table("a")), _part("f", "", _pod_table("b", ("2", "3")))],
-            "super pod 0 is of cluster f and",
-        ),
-        (
-            [_part("e", "j", _pod_table("a")), _part("e", "j", _pod_table("b", ("2", "3")))],
-            "job 'j' of cluster e is given",
-        ),
-        ([_part("e", "", _pod_table("a")), _part("f", "", _pod_table("a", pod_id="1"))], "server a stands in e-.json"),
-    ],
-)
-def test_parts_that_make_no_global_table_are_refused(parts, says):
-    with pytest.raises(MergeError) as caught:
-        merge_clusters(parts)
-    assert says in "\n".join(caught.value.conflicts)
-
-
-def test_a_global_table_waits_for_its_parts():
-    parts = [_part("e", "", _pod_table("a"), status="initializing"), _part("f", "", _pod_table("b", pod_id="1"))]
-    with pytest.raises(NotReadyError, match=r"e-\.json"):
-        merge_clusters(parts)
-    assert merge_clusters(parts, allow_initializing=True).table.status == "initializing"
-    with pytest.raises(MergeError, match="the value must be a JSON integer"):
-        merge_clusters([_part("e", "", _pod_table("a"), extra={"data_version": "4"})])
-    with pytest.raises(EditError, match="no table is given"):
-        merge_clusters([])
+def test_the_order_of_hosts_is_read_from_lists_of_any_tool(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# head\nnode2 slots=8\n\nroot@10.0.0.9:8 # x\nnode[08-09]\nfe80::1\n")
+    assert read_host_order(str(path)) == ["node2", "10.0.0.9", "node08", "node09", "fe80::1"]
+    for data in (b"\xff\xfe", b"", b"a\na\n"):
+        path.write_bytes(data)
+        with pytest.raises(HostListError):
+            read_host_order(str(path))

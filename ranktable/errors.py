@@ -10,7 +10,7 @@
         NotReadyError              3   a table whose status is still "initializing"
         BuildError                 2   wrong input to the generator (also a ValueError)
         HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
-        ProfileError               2   an unknown device target or chip (also a ValueError)
+        ProfileError               2   an unknown device target, chip or profile (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
         EditError                  2   a wish that has no meaning for this table, or leaves nothing (also a ValueError)
         MergeError                 1   tables that do not fit together; carries every conflict found
@@ -138,7 +138,7 @@ class HostListError(RankTableError, ValueError):
 
 
 class ProfileError(RankTableError, ValueError):
-    """A device target or a chip that is not known."""
+    """A device target, a chip, a profile or a network plan that is not known, or that do not go together."""
 
 
 class RankNotFoundError(RankTableError, LookupError):

@@ -35,7 +35,7 @@ def check_file_mode(source: str) -> list[Problem]:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode) or not mode & ~_MODE:
         return []
-    message = f"the file has mode {mode:04o}; MindIE-LLM refuses more than {_MODE:04o}"
+    message = f"its mode is {mode:04o}; MindIE-LLM refuses more than {_MODE:04o}"
     return [Problem("", "P10", "error", message, f"chmod {_MODE:o} the file")]
 
 

@@ -2,14 +2,18 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+import yaml
 from rank_tables import findings, plain_table, service_table
 
 from ranktable import Device, Group, ProfileError, RankTable, Server, validate_file, validate_table
 from ranktable.cli import main
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
+
+CATALOGUE = Path(__file__).parent / "catalogue"
 
 
 def numbered(table):
@@ -210,6 +214,16 @@ def test_the_rules_are_listed_from_the_register(run):
     assert status == 0
     assert [line.split()[0] for line in lines[1:]] == [entry.rule_id for entry in registered_rules()]
     assert all(entry.title in line for entry, line in zip(registered_rules(), lines[1:], strict=True))
+
+
+@pytest.mark.parametrize("folder", ["super_pod", "volcano", "cross_cluster", "mindie", "profiles"])
+def test_the_register_tells_the_severity_and_the_chip_of_what_is_found(folder):
+    register = {entry.rule_id: entry for entry in registered_rules()}
+    for expected in yaml.safe_load((CATALOGUE / folder / "expected.yaml").read_text()).values():
+        for rule_id, severity, *_ in expected["findings"]:
+            entry, chip = register[rule_id], expected.get("chip")
+            assert severity in entry.severity
+            assert chip is None or not entry.chips or chip in entry.chips
 
 
 def test_the_rules_are_chosen_by_dialect_chip_and_profile(run):

@@ -18,22 +18,34 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
     from ranktable.detection import FileKind, detect_file
+    from ranktable.diff import Change, diff_tables
+    from ranktable.digest import FileDigest, digest_file, digest_table
     from ranktable.edit.convert import Converted, ConvertWishes, convert_table
     from ranktable.edit.fix import Fixed, fix_table
+    from ranktable.edit.global_table import ClusterPart, merge_clusters
+    from ranktable.edit.merge import merge_tables
+    from ranktable.edit.renumber import renumber_ranks
     from ranktable.edit.repair import Repair
+    from ranktable.edit.result import Edited
+    from ranktable.edit.select import select_devices, select_ranks
+    from ranktable.edit.shards import Sharded, join_shards, shard_bytes, write_shards
+    from ranktable.edit.split import Split, TablePart, split_table
     from ranktable.edit.super_pods import SuperPodWishes
     from ranktable.errors import (
         AmbiguousRankError,
         BuildError,
+        EditError,
         GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
+        MergeError,
         NotReadyError,
         ProfileError,
         RankNotFoundError,
         RankTableError,
         ReadError,
+        ShardError,
         SourceError,
         UnknownDialectError,
         UnsupportedDialectError,
@@ -62,6 +74,15 @@ _HOMES = {
         "FileKind",
         "detect_file",
     ),
+    "diff": (
+        "Change",
+        "diff_tables",
+    ),
+    "digest": (
+        "FileDigest",
+        "digest_file",
+        "digest_table",
+    ),
     "edit.convert": (
         "ConvertWishes",
         "Converted",
@@ -71,20 +92,45 @@ _HOMES = {
         "Fixed",
         "fix_table",
     ),
+    "edit.global_table": (
+        "ClusterPart",
+        "merge_clusters",
+    ),
+    "edit.merge": ("merge_tables",),
+    "edit.renumber": ("renumber_ranks",),
     "edit.repair": ("Repair",),
+    "edit.result": ("Edited",),
+    "edit.select": (
+        "select_devices",
+        "select_ranks",
+    ),
+    "edit.shards": (
+        "Sharded",
+        "join_shards",
+        "shard_bytes",
+        "write_shards",
+    ),
+    "edit.split": (
+        "Split",
+        "TablePart",
+        "split_table",
+    ),
     "edit.super_pods": ("SuperPodWishes",),
     "errors": (
         "AmbiguousRankError",
         "BuildError",
+        "EditError",
         "GroupNotFoundError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
+        "MergeError",
         "NotReadyError",
         "ProfileError",
         "RankNotFoundError",
         "RankTableError",
         "ReadError",
+        "ShardError",
         "SourceError",
         "UnknownDialectError",
         "UnsupportedDialectError",
@@ -148,11 +194,16 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [
     "AmbiguousRankError",
     "BuildError",
+    "Change",
     "Cluster",
+    "ClusterPart",
     "ConvertWishes",
     "Converted",
     "Device",
+    "EditError",
+    "Edited",
     "Export",
+    "FileDigest",
     "FileKind",
     "Fixed",
     "FoundDevice",
@@ -166,6 +217,7 @@ __all__ = [
     "InvalidTableError",
     "JsonTextError",
     "LocalReport",
+    "MergeError",
     "NotReadyError",
     "Position",
     "Probe",
@@ -178,10 +230,14 @@ __all__ = [
     "Repair",
     "Report",
     "Server",
+    "ShardError",
+    "Sharded",
     "SourceError",
     "SourceRequest",
+    "Split",
     "SuperPod",
     "SuperPodWishes",
+    "TablePart",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
@@ -190,18 +246,30 @@ __all__ = [
     "convert_table",
     "default_file_name",
     "detect_file",
+    "diff_tables",
+    "digest_file",
+    "digest_table",
     "draw_table",
     "encode_table",
     "export_table",
     "fix_table",
     "gather_hosts",
+    "join_shards",
+    "merge_clusters",
+    "merge_tables",
     "parse_table",
     "read_hostfile",
     "read_pods",
     "read_slurm_hosts",
     "read_table",
+    "renumber_ranks",
+    "select_devices",
+    "select_ranks",
+    "shard_bytes",
+    "split_table",
     "validate_file",
     "validate_table",
+    "write_shards",
     "write_table",
 ]
 

@@ -16,11 +16,17 @@ import click
 from ranktable.commands.check import check
 from ranktable.commands.convert import convert
 from ranktable.commands.detect import detect
+from ranktable.commands.diff import diff
+from ranktable.commands.digest import digest
 from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
+from ranktable.commands.join import join
+from ranktable.commands.merge import merge
 from ranktable.commands.outcome import Outcome
 from ranktable.commands.rules import rules
+from ranktable.commands.select import select
 from ranktable.commands.show import show
+from ranktable.commands.split import split
 from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
 
@@ -30,7 +36,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, check, detect, show, convert, fix, rules)
+_COMMANDS = (generate, validate, check, detect, show, convert, fix, merge, split, join, select, diff, digest, rules)
 
 
 @click.group(context_settings=_SETTINGS)

@@ -13,6 +13,9 @@
         ProfileError               2   an unknown device target, chip or profile (also a ValueError)
         SourceError                2   hosts, devices or addresses that a source gives wrongly (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
+        EditError                  2   a wish that has no meaning for this table, or leaves nothing (also a ValueError)
+        MergeError                 1   tables that do not fit together; carries every conflict found
+        ShardError                 1   shards that are not what their index says
         AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
         GroupNotFoundError         2   a group that the table does not have (also a LookupError)
 
@@ -158,6 +161,31 @@ class RankNotFoundError(RankTableError, LookupError):
         super().__init__(f"no device of the table has rank {global_rank}", f"the table has {world_size} devices")
         self.global_rank = global_rank
         self.world_size = world_size
+
+
+class EditError(RankTableError, ValueError):
+    """A wish that has no meaning for the table at hand, or that leaves nothing of it."""
+
+
+class MergeError(RankTableError):
+    """Tables that do not fit together; `conflicts` holds a line for everything that is wrong, each with its file."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, conflicts: Sequence[str]) -> None:
+        more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+        super().__init__(f"{conflicts[0]}{more}")
+        self.conflicts = tuple(conflicts)
+
+
+class ShardError(RankTableError):
+    """A shard, an index or a whole that is not what it is said to be; `source` is the file at fault."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, source: str, message: str, remedy: str) -> None:
+        super().__init__(f"{source}: {message}", remedy)
+        self.source = source
 
 
 class AmbiguousRankError(RankTableError, LookupError):

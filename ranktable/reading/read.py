@@ -48,12 +48,6 @@ def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
     return (STDIN_NAME, _read_stdin()) if name == "-" else (name, read_bytes(name))
 
 
-def read_input(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of the file at `path`, `-` is standard input; raises ReadError."""
-    name = os.fspath(path)
-    return _read_stdin() if name == "-" else read_bytes(name)
-
-
 def read_bytes(name: str) -> bytes:
     """Return the content of a file of at most 64 MiB; raises ReadError."""
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable.errors import HostListError, SourceError
-from ranktable.reading.read import STDIN_NAME, read_input
+from ranktable.reading.read import read_source
 from ranktable.rules.addresses import parse_address
 from ranktable.sources.hosts import MAX_HOSTS, HostList
 
@@ -57,7 +57,8 @@ def read_hostfile(path: str, form: HostfileFormat = "auto") -> tuple[ListedHost,
 
     Raises ReadError, SourceError with file and line.
     """
-    return parse_hostfile(read_input(path), STDIN_NAME if path == "-" else path, form)
+    name, data = read_source(path)
+    return parse_hostfile(data, name, form)
 
 
 def parse_hostfile(data: bytes, source: str = "<hostfile>", form: HostfileFormat = "auto") -> tuple[ListedHost, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ranktable.codec.shape import parse_number
 from ranktable.errors import SourceError
 from ranktable.inventory import FoundDevice, HostInventory
-from ranktable.reading.read import STDIN_NAME, read_input
+from ranktable.reading.read import read_source
 
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 RANK_INDEX = "hccl/rankIndex"
@@ -37,7 +37,8 @@ class PodHosts:
 
 def read_pods(path: str) -> PodHosts:
     """Return the hosts of the pods in the file at `path` (`-` is standard input); raises ReadError, SourceError."""
-    return parse_pods(read_input(path), STDIN_NAME if path == "-" else path)
+    name, data = read_source(path)
+    return parse_pods(data, name)
 
 
 def parse_pods(data: bytes, source: str = "<pods>") -> PodHosts:

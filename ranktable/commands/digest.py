@@ -1,0 +1,76 @@
+"""`ranktable digest`: do all hosts have the same table?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from ranktable.commands.outcome import Outcome
+from ranktable.digest import DIGEST_KINDS, DigestKind, FileDigest, digest_file
+from ranktable.errors import EXIT_PROBLEMS, EXIT_VALID
+from ranktable.report.words import plain
+
+_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
+_SAME_HELP = "In what the files must be equal; HCCL compares the text, so only bytes are enough for it."
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--check", "expected", metavar="DIGEST", help="A sha256 that every FILE must have, of any of the kinds.")
+@click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form: str) -> Outcome:
+    """Print sha256 of the bytes, of the JSON and of the meaning of each FILE; - is standard input.
+
+    Every rank of a job must read the same text. Exit status: 0 all files are equal (and are what --check says),
+    1 one is not, 2 one cannot be read.
+    """
+    from ranktable.codec.layout import render_json
+
+    digests = [digest_file(name) for name in files]
+    faults, notes = _check(digests, expected) if expected is not None else (_compare(digests, same), [])
+    if form == "json":
+        text = render_json({"files": [_as_json(found) for found in digests], "equal": not faults})
+    else:
+        text = "".join(_render(found) for found in digests)
+    return Outcome(text, (*notes, *faults), EXIT_PROBLEMS if faults else EXIT_VALID)
+
+
+def _check(digests: Sequence[FileDigest], expected: str) -> tuple[list[str], list[str]]:
+    """Return a line for each file that does not have the digest, and one for each that has it."""
+    match = _SHA256.fullmatch(expected.strip())
+    if match is None:
+        raise click.UsageError(f"--check {expected[:80]!r} is no sha256; write the 64 digits that digest prints")
+    wanted = match.group(1).lower()
+    kinds = [(found.source, found.kind_of(wanted)) for found in digests]
+    faults = [f"{source}: none of its digests is {wanted}" for source, kind in kinds if kind is None]
+    return faults, [f"{source}: {wanted} is the digest of its {kind}" for source, kind in kinds if kind is not None]
+
+
+def _compare(digests: Sequence[FileDigest], same: DigestKind) -> list[str]:
+    """Return a line for each file that is not equal to the first in the kind asked for."""
+    first, *others = digests
+    faults = []
+    for other in others:
+        if other.sha256_of[same] != first.sha256_of[same]:
+            faults.append(f"{other.source}: {_describe(first.closest_kind(other))} {first.source}")
+    return faults
+
+
+def _describe(closest: DigestKind | None) -> str:
+    return {
+        "json": "other text than, but the same JSON as",
+        "meaning": "other JSON than, but the same meaning as",
+    }.get(closest or "", "another table than")
+
+
+def _render(found: FileDigest) -> str:
+    lines = [f"  {kind:<8} {found.sha256_of[kind]}\n" for kind in DIGEST_KINDS]
+    return f"{plain(found.source)}\n{''.join(lines)}"
+
+
+def _as_json(found: FileDigest) -> dict[str, object]:
+    sizes = {"size_bytes": found.size_bytes, "servers": found.num_servers, "devices": found.num_devices}
+    return {"file": found.source, **sizes, **{f"{kind}_sha256": found.sha256_of[kind] for kind in DIGEST_KINDS}}

@@ -1,0 +1,52 @@
+"""`ranktable select`: the part of a table that some ranks, servers or devices make up."""
+
+from __future__ import annotations
+
+import click
+
+from ranktable.commands.deliver import deliver_table
+from ranktable.commands.outcome import Outcome
+from ranktable.model import RankTable
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--ranks", metavar="LIST", help="Global ranks, such as 0-7,12.")
+@click.option("--servers", metavar="LIST", help="Server ids, such as a,node[1-4].")
+@click.option("--devices", metavar="LIST", help="Device ids on every server, such as 0-3.")
+@click.option("--keep_ranks", is_flag=True, help="Keep the ranks instead of counting from 0: a table to merge again.")
+@click.option("-o", "--output", metavar="FILE", help="Where to write; - or nothing is standard output.")
+def select(
+    file: str, ranks: str | None, servers: str | None, devices: str | None, keep_ranks: bool, output: str | None
+) -> Outcome:
+    """Write the table of the devices of FILE that every given choice names; - is standard input.
+
+    Super pods, clusters and groups are cut down too; the ranks are counted anew from 0 in the order that they had.
+    """
+    from ranktable.edit.select import parse_ranges, select_devices
+    from ranktable.reading.read import read_table
+
+    if ranks is None and servers is None and devices is None:
+        raise click.UsageError("nothing is chosen; give --ranks, --servers or --devices")
+    table = read_table(file)
+    edited = select_devices(
+        table,
+        ranks=None if ranks is None else parse_ranges(ranks, "ranks"),
+        servers=None if servers is None else _parse_servers(servers, table),
+        devices=None if devices is None else parse_ranges(devices, "devices"),
+        keep_ranks=keep_ranks,
+    )
+    return deliver_table(edited, output)
+
+
+def _parse_servers(text: str, table: RankTable) -> list[str]:
+    """Return the ids of a host list; an id with a sign that host lists do not have is taken as it is."""
+    from ranktable.sources.hosts import HostList
+
+    if any(server.server_id == text for server in table.servers):
+        return [text]
+    hosts = HostList.parse(text)
+    counted = next((host for host in hosts if host.num_devices is not None), None)
+    if counted is not None:
+        raise click.UsageError(f"--servers {text[:60]!r} has a number of devices; choose them with --devices")
+    return [host.name for host in hosts]

@@ -1,0 +1,180 @@
+"""One table out of several: the tables of a job's hosts, or the parts of a table that was split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ranktable.edit.conflicts import Source, find_conflicts
+from ranktable.edit.declared import drop_counts
+from ranktable.edit.join import join_clusters, join_extras, join_groups, join_super_pods
+from ranktable.edit.ordering import MergeOrder, describe_order, sort_holders, sort_servers
+from ranktable.edit.renumber import RankKey, has_ranks_by_position, number_devices, refuse_group_ranks
+from ranktable.edit.result import Edited
+from ranktable.errors import EditError, MergeError, NotReadyError
+from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server
+from ranktable.report.words import count_noun, plain
+from ranktable.rules.order import fold_numbers
+from ranktable.validate import validate_table
+
+_SHOWN = 6
+_RULES_OF_ORDER = frozenset({"R10", "R26"})
+_MAX_FOLDED = 40
+
+
+def merge_tables(
+    tables: Iterable[RankTable],
+    *,
+    names: Sequence[str] | None = None,
+    order: MergeOrder = "server_id",
+    hosts: Sequence[str] | None = None,
+    allow_initializing: bool = False,
+) -> Edited:
+    """Return one table of all servers of `tables`, which messages call by `names` (table 1, table 2, ...).
+
+    `order` decides over the list of servers and the ranks, which become 0 to n-1: "server_id" sorts the ids as
+    strings, "numeric" by value, "host_file" as `hosts` (server ids or host addresses) says; there the devices of a
+    server keep the order of their ranks. "argument" keeps the order of the tables, and within each that of its ranks.
+    "rank" keeps every rank, holes apart, so that the parts of a table that was split with its ranks give it back.
+
+    Super pods, clusters and groups of equal names are joined. The status is "completed" when that of every table is.
+    Raises MergeError with every conflict: of servers, device ids, addresses, ranks, keys, dialects, and what
+    `validate_table` would call an error in the result (a missing device_ip apart where no device has one: such tables
+    are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
+    EditError for an order or a dialect that cannot be merged.
+    """
+    sources, notes = _drop_counts(_name_tables(list(tables), names))
+    for source, table in sources:
+        refuse_group_ranks(table, "merged")
+        if not table.is_ready and not allow_initializing:
+            raise NotReadyError(source)
+    if has_ranks_by_position(sources[0][1]) and order != "server_id":
+        message = f"a table of dialect {sources[0][1].dialect} cannot have the order {order!r}"
+        raise EditError(message, "its readers count the ranks in the string order of the server ids")
+    conflicts = find_conflicts(sources, ranks_stay=order == "rank")
+    joined, join_notes = _join(sources, conflicts)
+    if conflicts:
+        raise MergeError(conflicts)
+    merged, order_notes = _order(sources, joined, order, hosts)
+    warnings = _check_result(merged)
+    return Edited(merged, (*order_notes, *warnings, *_describe_counts(sources), *join_notes, *notes))
+
+
+def _name_tables(tables: Sequence[RankTable], names: Sequence[str] | None) -> list[Source]:
+    if not tables:
+        raise EditError("no table is given", "give at least one")
+    chosen = names if names is not None else [f"table {number}" for number in range(1, len(tables) + 1)]
+    if len(chosen) != len(tables):
+        raise EditError(f"{len(tables)} tables have {len(chosen)} names", "give one name per table")
+    empty = next((source for source, table in zip(chosen, tables, strict=True) if table.world_size == 0), None)
+    if empty is not None:
+        raise EditError(f"{empty} lists no device", "leave it out")
+    return list(zip(chosen, tables, strict=True))
+
+
+def _drop_counts(sources: Sequence[Source]) -> tuple[list[Source], list[str]]:
+    counted = [(source, *drop_counts(table)) for source, table in sources]
+    return [entry[:2] for entry in counted], [f"{source}: {note}" for source, _, notes in counted for note in notes]
+
+
+def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, list[str]]:
+    """Return the merged table but for order and ranks, with notes; add to `conflicts`."""
+    pods = join_super_pods((source, table.super_pods) for source, table in sources)
+    clusters = join_clusters((source, table.clusters) for source, table in sources)
+    groups = join_groups((source, table.groups) for source, table in sources)
+    extra, notes, disagreements = join_extras((source, table.extra) for source, table in sources)
+    conflicts += [*pods.conflicts, *clusters.conflicts, *groups.conflicts, *disagreements]
+    waiting = [source for source, table in sources if not table.is_ready]
+    if waiting:
+        notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
+    servers = tuple(server for _, table in sources for server in table.servers)
+    is_counted = any(table.declared_server_count is not None for _, table in sources)
+    joined = RankTable(
+        sources[0][1].dialect,
+        servers,
+        INITIALIZING if waiting else COMPLETED,
+        len(servers) if is_counted else None,
+        tuple(pods.items),
+        tuple(clusters.items),
+        tuple(groups.items),
+        extra,
+    )
+    return joined, [*pods.notes, *clusters.notes, *notes]
+
+
+def _order(
+    sources: Sequence[Source], joined: RankTable, order: MergeOrder, hosts: Sequence[str] | None
+) -> tuple[RankTable, list[str]]:
+    ordered = sort_servers(joined.servers, order, hosts)
+    servers = number_devices(ordered, _rank_key(sources, ordered, order))
+    notes = [*describe_order(joined.servers, servers, order), *_describe_ranks(sources, servers, order)]
+    merged = replace(joined, servers=servers)
+    return (merged if order in ("argument", "rank") else sort_holders(merged)), notes
+
+
+def _rank_key(sources: Sequence[Source], ordered: Sequence[Server], order: MergeOrder) -> RankKey:
+    """Return what the ranks are counted by; where a dialect has none, it is what its readers count them by."""
+    if has_ranks_by_position(sources[0][1]):
+        return lambda place, device: (ordered[place].server_id, device.device_id)
+    if order == "rank":
+        return lambda _place, device: device.rank_id
+    if order == "argument":
+        source_of = [number for number, (_, table) in enumerate(sources) for _ in table.servers]
+        return lambda place, device: (source_of[place], device.rank_id)
+    return lambda place, device: (place, device.rank_id)
+
+
+def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order: MergeOrder) -> list[str]:
+    """Return a line per table whose ranks have changed, the first few of them."""
+    new_of = {(server.group, server.server_id): server for server in servers}
+    lines = []
+    for source, table in sources:
+        pairs = sorted(
+            (old.rank_id, new.rank_id)
+            for server in table.servers
+            for old, new in zip(server.devices, new_of[server.group, server.server_id].devices, strict=True)
+        )
+        before, after = [old for old, _ in pairs], [new for _, new in pairs]
+        if before != after:
+            is_same_order = after == sorted(after)
+            where = f"are {_fold(after)} now" if is_same_order else f"are {_fold(sorted(after))} now, in another order"
+            lines.append(f"{source}: its ranks {_fold(before)} {where}")
+    if order == "rank" and lines:
+        lines.insert(0, "warning: the ranks had holes, which are closed")
+    return lines if len(lines) <= _SHOWN else [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} tables more"]
+
+
+def _fold(ranks: list[int]) -> str:
+    text = fold_numbers(ranks)
+    return text if len(text) <= _MAX_FOLDED else f"{text[: _MAX_FOLDED - 3]}..."
+
+
+def _describe_counts(sources: Sequence[Source]) -> list[str]:
+    """Say which tables were wrong about their own count, and that servers differ in their devices."""
+    notes = [
+        f"{source} said server_count {table.declared_server_count} and lists {count_noun(len(table.servers), 'server')}"
+        for source, table in sources
+        if table.declared_server_count not in (None, len(table.servers))
+    ]
+    counts = Counter(len(server.devices) for _, table in sources for server in table.servers)
+    if len(counts) > 1:
+        (usual, _), *_ = counts.most_common(1)
+        source, odd = next(
+            (source, server) for source, table in sources for server in table.servers if len(server.devices) != usual
+        )
+        shown = f"{plain(odd.server_id)} ({source}) has {len(odd.devices)}, most have {usual}"
+        notes.append(f"warning: the servers have different numbers of devices: {shown}")
+    return notes
+
+
+def _check_result(merged: RankTable) -> list[str]:
+    """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
+    has_addresses = any(device.device_ip is not None for _, device in merged.placements)
+    passed_over = {"R3"} if has_addresses else {"R3", "R16"}  # the status is what was asked for
+    problems = validate_table(merged)
+    faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
+    if faults:
+        raise MergeError([f"merged, {fault.subject}: {fault.message} ({fault.rule})" for fault in faults])
+    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in _RULES_OF_ORDER}
+    return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

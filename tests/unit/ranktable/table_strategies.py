@@ -1,0 +1,130 @@
+"""Tables for property tests: any placement of ranks, with and without addresses, super pods, clusters, further keys."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from ranktable import Cluster, Device, Group, RankTable, Server, SuperPod
+
+SERVER_IDS = st.sampled_from([*(f"10.0.0.{number}" for number in (1, 2, 9, 10, 11)), "node9", "node10", "a", "b"])
+EXTRAS = st.dictionaries(
+    st.sampled_from(["hardware_type", "note", "zz"]),
+    st.sampled_from(["x", "y", 1, True, 1.0, [1, {"k": None}]]),
+    max_size=2,
+)
+
+
+@st.composite
+def tables(draw, dialect="1.0", scattered=True, max_servers=5):
+    """Return a table of distinct servers, device ids, addresses and ranks 0 to n-1.
+
+    With `scattered` the ranks stand anywhere; without, they follow the list.
+    """
+    server_ids = draw(st.lists(SERVER_IDS, min_size=1, max_size=max_servers, unique=True))
+    device_ids = [draw(st.lists(st.integers(0, 15), min_size=1, max_size=4, unique=True)) for _ in server_ids]
+    size = sum(map(len, device_ids))
+    ranks = iter(draw(st.permutations(range(size))) if scattered else range(size))
+    has_ips = draw(st.booleans())
+    has_pods = dialect in ("1.2", "volcano-job", "volcano-global")
+    number = iter(range(1, size + 1))
+    servers = tuple(
+        Server(
+            server_id,
+            tuple(
+                Device(
+                    device_id,
+                    next(ranks),
+                    f"192.168.1.{place}" if has_ips else None,
+                    str(place) if has_pods else None,
+                    draw(EXTRAS),
+                )
+                for device_id, place in zip(ids, number, strict=False)
+            ),
+            draw(st.none() | st.just("10.9.9.9")),
+            extra=draw(EXTRAS),
+        )
+        for server_id, ids in zip(server_ids, device_ids, strict=True)
+    )
+    pods = draw(_super_pods(server_ids)) if has_pods else ()
+    clusters = draw(_clusters(dialect, server_ids, [pod.super_pod_id for pod in pods]))
+    extra = {"data_version": 3} if dialect.startswith("volcano") else {}
+    return RankTable(
+        dialect,
+        servers,
+        declared_server_count=len(servers),
+        super_pods=pods,
+        clusters=clusters,
+        extra=extra | draw(EXTRAS),
+    )
+
+
+@st.composite
+def _super_pods(draw, server_ids):
+    """Return pods that hold every server once, in the order of the list."""
+    pod_of = [draw(st.integers(0, 2)) for _ in server_ids]
+    members = {}
+    for server_id, pod in zip(server_ids, pod_of, strict=True):
+        members.setdefault(pod, []).append(server_id)
+    return tuple(SuperPod(str(pod), tuple(names), draw(EXTRAS)) for pod, names in members.items())
+
+
+@st.composite
+def _clusters(draw, dialect, server_ids, pod_ids):
+    if dialect == "volcano-global":
+        return (
+            Cluster("east", (), tuple(pod_ids[:1])),
+            *([Cluster("west", (), tuple(pod_ids[1:]))] if pod_ids[1:] else []),
+        )
+    if dialect == "cross-cluster":
+        return (Cluster("east", tuple(server_ids), (), draw(EXTRAS)),)
+    return ()
+
+
+@st.composite
+def faulty_tables(draw):
+    """Return a table that may have servers, devices, ranks, pods and groups twice, in any order, unknown ones too."""
+    device = st.builds(
+        Device, st.integers(0, 2), st.integers(0, 2), st.none() | st.just("10.0.0.1"), st.none() | st.just("7"), EXTRAS
+    )
+    server = st.builds(
+        Server,
+        st.sampled_from(["a", "b"]),
+        st.lists(device, max_size=2).map(tuple),
+        st.none() | st.just("10.0.0.2"),
+        group=st.none() | st.sampled_from(["g", "h"]),
+        extra=EXTRAS,
+    )
+    names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=2).map(tuple)
+    return RankTable(
+        "1.0",
+        tuple(draw(st.lists(server, max_size=2))),
+        draw(st.sampled_from(["completed", "initializing"])),
+        draw(st.none() | st.integers(0, 2)),
+        tuple(draw(st.lists(st.builds(SuperPod, st.sampled_from(["0", "1"]), names, EXTRAS), max_size=2))),
+        tuple(draw(st.lists(st.builds(Cluster, st.just("x"), names, names), max_size=2))),
+        tuple(draw(st.lists(st.builds(Group, st.sampled_from(["g", "h"]), EXTRAS), max_size=2))),
+        draw(EXTRAS),
+    )
+
+
+@st.composite
+def shuffled(draw, table):
+    """Return the table with every list in another order."""
+
+    def mix(items):
+        return tuple(draw(st.permutations(items)))
+
+    servers = tuple(replace(server, devices=mix(server.devices)) for server in table.servers)
+    return replace(
+        table,
+        servers=mix(servers),
+        super_pods=mix(tuple(replace(pod, server_ids=mix(pod.server_ids)) for pod in table.super_pods)),
+        clusters=mix(
+            tuple(
+                replace(cluster, server_ids=mix(cluster.server_ids), super_pod_ids=mix(cluster.super_pod_ids))
+                for cluster in table.clusters
+            )
+        ),
+        groups=mix(table.groups),
+        extra=dict(reversed(table.extra.items())),
+    )

@@ -1,0 +1,245 @@
+"""One table out of several: nothing twice, a stated order, and the parts of a table give it back."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_strategies import faulty_tables, tables
+
+from ranktable import (
+    ClusterPart,
+    Device,
+    EditError,
+    HostListError,
+    NotReadyError,
+    RankTable,
+    RankTableError,
+    Server,
+    build_table,
+    diff_tables,
+    merge_clusters,
+    merge_tables,
+    parse_table,
+    read_table,
+    select_devices,
+    split_table,
+    validate_table,
+)
+from ranktable.codec import encode_table
+from ranktable.edit.ordering import MERGE_ORDERS
+from ranktable.sources.host_order import read_host_order
+
+DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
+UNITS = st.sampled_from(["server", 1, 2, 3])
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+
+
+@pytest.mark.parametrize("path", sorted(CATALOGUE.rglob("good_*.json")), ids=lambda path: path.stem)
+def test_the_parts_of_a_good_table_of_any_kind_give_it_back(path):
+    table = read_table(path)
+    if table.dialect == "mindie-global":
+        with pytest.raises(EditError, match="the ranks start again in each of its groups"):
+            split_table(table, "server")
+        return
+    has_ranks = table.dialect != "template2-cloud"
+    parts = [part.table for part in split_table(table, "server", keep_ranks=has_ranks).parts]
+    parts = [parse_table(encode_table(part)) for part in parts]
+    merged = merge_tables(parts, order="rank" if has_ranks else "server_id").table
+    assert merged == table
+    assert encode_table(merged) == encode_table(table)
+
+
+@settings(max_examples=30)
+@given(DIALECTS.flatmap(tables), UNITS)
+def test_the_parts_of_a_table_that_keep_their_ranks_give_it_back(table, unit):
+    parts = [part.table for part in split_table(table, unit, keep_ranks=True).parts]
+    merged = merge_tables(parts, order="rank").table
+    assert merged == table
+    assert encode_table(merged) == encode_table(table)
+
+
+@settings(max_examples=20)
+@given(DIALECTS.flatmap(lambda dialect: tables(dialect, scattered=False)), UNITS)
+def test_the_parts_of_a_table_whose_ranks_follow_its_list_give_it_back(table, unit):
+    parts = [part.table for part in split_table(table, unit).parts]
+    assert all(
+        sorted(device.rank_id for _, device in part.placements) == list(range(part.world_size)) for part in parts
+    )
+    assert merge_tables(parts, order="argument").table == table
+
+
+@settings(max_examples=20)
+@given(tables("1.2"))
+def test_the_super_pods_of_a_table_give_it_back_but_for_the_order_of_the_list(table):
+    parts = [part.table for part in split_table(table, "super_pod", keep_ranks=True).parts]
+    assert [len(part.super_pods) for part in parts] == [1] * len(table.super_pods)
+    assert diff_tables(merge_tables(parts, order="rank").table, table) == ()
+
+
+@settings(max_examples=20)
+@given(tables(), st.data())
+def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
+    ids = [server.server_id for server in table.servers]
+    chosen = data.draw(st.sets(st.sampled_from(ids), min_size=1))
+    halves = [
+        select_devices(table, servers=half, keep_ranks=True).table for half in (chosen, set(ids) - chosen) if half
+    ]
+    assert diff_tables(merge_tables(halves, order="rank").table, table) == ()
+
+
+@settings(max_examples=25)
+@given(DIALECTS.flatmap(tables), st.sampled_from(["server_id", "numeric", "host_file"]), st.data())
+def test_the_order_of_the_arguments_does_not_matter_to_a_stated_order(table, order, data):
+    ids = sorted(server.server_id for server in table.servers)
+    hosts = data.draw(st.permutations(ids)) if order == "host_file" else None
+    parts = [part.table for part in split_table(table, "server").parts]
+    merged, other = (
+        merge_tables(mixed, order=order, hosts=hosts).table for mixed in (parts, data.draw(st.permutations(parts)))
+    )
+    assert merged == other
+    assert [device.rank_id for server in merged.servers for device in sorted(server.devices, key=_rank)] == list(
+        range(table.world_size)
+    )
+    assert not [problem for problem in validate_table(merged, device_target="cpu") if problem.is_error]
+    listed = [server.server_id for server in merged.servers]
+    assert listed == (hosts or (ids if order == "server_id" else listed))
+
+
+def _rank(device):
+    return device.rank_id
+
+
+ONES = [build_table([(name, 2)]) for name in ("10.0.0.10", "10.0.0.9", "10.0.0.11")]
+
+
+@pytest.mark.parametrize(
+    ("order", "hosts", "ids"),
+    [
+        ("server_id", None, ["10.0.0.10", "10.0.0.11", "10.0.0.9"]),
+        ("numeric", None, ["10.0.0.9", "10.0.0.10", "10.0.0.11"]),
+        ("argument", None, ["10.0.0.10", "10.0.0.9", "10.0.0.11"]),
+        ("host_file", ["other", "10.0.0.11", "10.0.0.9", "10.0.0.10"], ["10.0.0.11", "10.0.0.9", "10.0.0.10"]),
+    ],
+)
+def test_the_order_decides_over_list_and_ranks(order, hosts, ids):
+    merged = merge_tables(ONES, order=order, hosts=hosts).table
+    assert [server.server_id for server in merged.servers] == ids
+    assert [device.rank_id for _, device in merged.placements] == list(range(6))
+    assert merged.declared_server_count == 3
+
+
+def test_host_files_may_name_the_address_of_a_host():
+    named = [
+        replace(table, servers=(replace(table.servers[0], host_ip=f"10.1.0.{n}"),)) for n, table in enumerate(ONES)
+    ]
+    merged = merge_tables(named, order="host_file", hosts=["10.1.0.2", "10.1.0.0", "10.0.0.9"]).table
+    assert [server.server_id for server in merged.servers] == ["10.0.0.11", "10.0.0.10", "10.0.0.9"]
+
+
+def test_within_a_table_the_order_of_its_ranks_is_kept():
+    """The file lists the server of the ranks 2 and 3 first, and the devices of a server in any order."""
+    table = RankTable("1.0", (Server("b", (Device(0, 3), Device(1, 2))), Server("a", (Device(0, 0), Device(1, 1)))))
+    merged = merge_tables([build_table([("z", 1)]), table], order="argument").table
+    ranks = {(server.server_id, device.device_id): device.rank_id for server, device in merged.placements}
+    assert ranks == {("z", 0): 0, ("a", 0): 1, ("a", 1): 2, ("b", 1): 3, ("b", 0): 4}
+
+
+def _notes(tables, **options):
+    return "\n".join(merge_tables(tables, **options).notes)
+
+
+def test_the_order_is_said_with_what_is_odd_about_it():
+    assert "servers follow the string order of their ids; rank 0 is on 10.0.0.10" in _notes(ONES)
+    assert "that is not the order of the arguments" in _notes(ONES)
+    assert "not the order of the arguments" not in _notes(ONES[:2])
+    assert "10.0.0.10 stands before 10.0.0.9, as a shell sorts names" in _notes(ONES[:2], order="argument")
+    assert "as a shell sorts" not in _notes(ONES[1:], order="argument")
+    assert "as a shell sorts" not in _notes([ONES[0], ONES[2]], order="argument")
+    assert "ask for the string order of the server ids (rule R11)" in _notes(ONES, order="numeric")
+    assert "table 2: its ranks 0-1 are 4-5 now" in _notes(ONES)
+    assert _notes(ONES[:1]) == ""
+
+
+def test_what_is_joined_corrected_or_odd_is_said():
+    first, second = build_table([("a", 2)]), build_table([("b", 1)])
+    notes = _notes([replace(first, declared_server_count=5), second], names=["x.json", "y.json"])
+    assert "x.json said server_count 5 and lists 1 server" in notes
+    assert "warning: the servers have different numbers of devices: b (y.json) has 1, most have 2" in notes
+    counted = [replace(first, extra={"data_version": 4, "note": "n"}), replace(second, extra={"data_version": 7})]
+    assert merge_tables(counted).table.extra == {"data_version": 7, "note": "n"}
+    assert "data_version is 7, the highest of the tables" in _notes(counted)
+    assert "note is not in every table" in _notes(counted)
+    holes = [select_devices(build_table([("a", 2), ("b", 2)]), ranks=[0, 2], keep_ranks=True).table]
+    assert "warning: the ranks had holes, which are closed" in _notes(holes, order="rank")
+    crossed = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b", (Device(0, 0), Device(1, 3)))))
+    assert "table 1: its ranks 0-3 are 0-3 now, in another order" in _notes([crossed])
+
+
+def test_a_table_that_is_not_completed_is_merged_on_demand_only():
+    waiting = replace(ONES[1], status="initializing")
+    with pytest.raises(NotReadyError, match="table 2 is not ready"):
+        merge_tables([ONES[0], waiting])
+    merged = merge_tables([ONES[0], waiting], allow_initializing=True)
+    assert merged.table.status == "initializing"
+    assert 'the status is "initializing": that of table 2 is not "completed"' in merged.notes
+
+
+@pytest.mark.parametrize(
+    ("tables", "options", "says"),
+    [
+        ([], {}, "no table is given"),
+        (ONES, {"names": ["x"]}, "3 tables have 1 names"),
+        (ONES, {"order": "random"}, "order 'random' is not known; choose one of server_id, argument"),
+        (ONES, {"order": "host_file"}, "go together"),
+        (ONES, {"hosts": ["a"]}, "go together"),
+        (
+            ONES,
+            {"order": "host_file", "hosts": ["10.0.0.9"]},
+            "server '10.0.0.10' (and 1 server more) is not in the list",
+        ),
+        ([RankTable("1.0", ())], {}, "table 1 lists no device"),
+        ([RankTable("mindie-global", (Server("a", (Device(0, 0),)),))], {}, "start again in each of its groups"),
+        (
+            [RankTable("template2-cloud", (Server("a", (Device(0, 0),)),))],
+            {"order": "rank"},
+            "cannot have the order 'rank'",
+        ),
+    ],
+)
+def test_a_wish_without_a_meaning_is_refused(tables, options, says):
+    with pytest.raises(EditError) as caught:
+        merge_tables(tables, **options)
+    assert says in str(caught.value)
+    assert caught.value.remedy
+
+
+@settings(max_examples=15)
+@given(faulty_tables(), faulty_tables(), st.sampled_from(["server_id", "argument", "numeric", "rank"]))
+def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
+    for edit in (
+        lambda: merge_tables([first, second], order=order, allow_initializing=True),
+        lambda: merge_clusters([ClusterPart("x", "", replace(first, dialect="1.2"), "a")]),
+        lambda: split_table(first, "super_pod"),
+        lambda: select_devices(first, ranks=[0], devices=[0]),
+    ):
+        try:
+            edit()
+        except RankTableError as error:
+            assert "\n" not in str(error)
+
+
+def test_every_order_is_tried_above():
+    assert set(MERGE_ORDERS) == {"server_id", "numeric", "argument", "host_file", "rank"}
+
+
+def test_the_order_of_hosts_is_read_from_lists_of_any_tool(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# head\nnode2 slots=8\n\nroot@10.0.0.9:8 # x\nnode[08-09]\nfe80::1\n")
+    assert read_host_order(str(path)) == ["node2", "10.0.0.9", "node08", "node09", "fe80::1"]
+    for data in (b"\xff\xfe", b"", b"a\na\n"):
+        path.write_bytes(data)
+        with pytest.raises(HostListError):
+            read_host_order(str(path))

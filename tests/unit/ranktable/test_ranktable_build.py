@@ -52,7 +52,7 @@ def test_what_suits_a_chip_is_built_and_valid(data, server_ids, chip, order):
     problems = validate_table(table, chip=chip)
     assert [problem for problem in problems if problem.is_error] == []
     if order == "server_id":
-        assert {problem.rule for problem in problems} <= {"R23"}
+        assert not {problem.rule for problem in problems} & {"R10", "R11", "R12"}
 
 
 @settings(deadline=None, max_examples=120)

@@ -492,3 +492,12 @@ def test_the_choice_of_an_address_is_said(root, tool):
     assert len(Probe(root, server_id="a").ask().notes) == 1
     (root / "proc/net/route").unlink()
     assert Probe(root).ask().host.server_id == "node1"
+
+
+def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, monkeypatch, capsys):
+    monkeypatch.setenv("RANK_ID", "3")
+    check(table_of(MINE, OTHER))
+    main(["check", "--local", "t.json", "--root", "root", "--chip", "a2"])
+    captured = capsys.readouterr()
+    assert "remedy: take one of 0 to 1" in captured.out
+    assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"

@@ -46,10 +46,10 @@ def _replace(target: Path, data: bytes, mode: int) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name durable too. Some network file systems refuse to sync folders; the data is safe by then."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

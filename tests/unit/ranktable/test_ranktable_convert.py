@@ -364,7 +364,8 @@ def test_the_command_writes_files_of_other_launchers(run):
         (["--to", "torchrun", "--script", ""], "--script is empty"),
         (["--to", "nothing"], "'nothing' is not one of"),
         (["--to", "1.2", "--super_pod", "a"], "not written as ID=SERVERS"),
-        (["--to", "env", "-o", "no/where"], "create the folder no first"),
+        (["--to", "env", "-o", "."], "cannot write .: the folder is not empty"),
+        (["--to", "slurm", "-o", "no/where"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):

@@ -8,11 +8,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import BuildError, Device, RankTable, Server, SuperPod, WriteError, build_table
+from ranktable import BuildError, Device, RankTable, Server, SuperPod, build_table
 from ranktable.export.exporter import export_names, export_table
 from ranktable.export.slurm import compress_hosts
 from ranktable.sources.hosts import HostList
-from ranktable.write_folder import write_folder
 
 TABLE = build_table([("node1", 2), ("node2", 3)])
 NAMES = st.lists(
@@ -220,17 +219,3 @@ def test_every_format_names_every_host(to):
         assert text == "n[00-03]\n"
     else:
         assert all(f"n{i:02d}" in text for i in range(4))
-
-
-def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
-    write_folder(tmp_path / "new", {"a": "1", "b": "2"})
-    assert {path.name: path.read_text() for path in (tmp_path / "new").iterdir()} == {"a": "1", "b": "2"}
-    with pytest.raises(WriteError, match="no empty folder"):
-        write_folder(tmp_path / "new", {"c": "3"})
-    with pytest.raises(WriteError, match="create the folder"):
-        write_folder(tmp_path / "none" / "new", {"c": "3"})
-    with pytest.raises(WriteError):
-        write_folder(tmp_path / "other", {"sub/c": "3"})
-    (tmp_path / "empty").mkdir()
-    write_folder(tmp_path / "empty", {"c": "3"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "new"]

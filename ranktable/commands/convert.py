@@ -176,7 +176,7 @@ def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:
     if output == "-":
         return Outcome(export.text, notes)
     if export.is_folder:
-        write_folder(output, ((name, text.encode()) for name, text in export.files.items()))
+        write_folder(output, ((name, text.encode("utf-8")) for name, text in export.files.items()))
         return Outcome(notes=(f"wrote {output}: {count_noun(len(export.files), 'file')}", *notes))
     write_bytes(output, export.text.encode("utf-8"))
     return Outcome(notes=(f"wrote {output}", *notes))

@@ -29,7 +29,8 @@ def _write_commands(job: Job) -> dict[str, str]:
 
 
 def _introduce(node: Node) -> str:
-    return f"on {node.name}: ranks {fold_numbers(list(node.ranks))}"
+    noun = "rank" if len(node.ranks) == 1 else "ranks"
+    return f"on {node.name}: {noun} {fold_numbers(list(node.ranks))}"
 
 
 def _command(job: Job, node: Node) -> str:

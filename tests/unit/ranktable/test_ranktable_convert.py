@@ -183,6 +183,13 @@ def test_instances_of_one_server_become_one_server():
     ]
 
 
+def test_an_empty_address_of_template_2_is_no_address():
+    server = Server("a", (Device(0, 0, "", extra={"pod_name": "p"}),), group="g")
+    table = RankTable("template2-cloud", (server,), groups=(Group("g"),))
+    assert convert_table(table, "1.0").table.servers[0].devices[0].device_ip is None
+    assert "device_ip of 1 device" not in export_table(table, "deepspeed").lost
+
+
 def test_super_pods_that_version_1_0_keeps_unread_are_read():
     table = build_table([("a", 2), ("b", 2)])
     value = json.loads(encode_table(convert_table(table, "1.2", PODS).table))
@@ -357,6 +364,8 @@ def test_the_command_writes_files_of_other_launchers(run):
         (["--to", "torchrun", "--script", ""], "--script is empty"),
         (["--to", "nothing"], "'nothing' is not one of"),
         (["--to", "1.2", "--super_pod", "a"], "not written as ID=SERVERS"),
+        (["--to", "env", "-o", "."], "cannot write .: the folder is not empty"),
+        (["--to", "slurm", "-o", "no/where"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):

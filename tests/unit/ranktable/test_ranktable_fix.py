@@ -8,7 +8,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import InvalidTableError, RankTableError, UnknownDialectError, build_table, encode_table
+from ranktable import (
+    ConvertWishes,
+    InvalidTableError,
+    RankTableError,
+    UnknownDialectError,
+    build_table,
+    convert_table,
+    encode_table,
+)
 from ranktable.cli import main
 from ranktable.edit.fix import fix_table
 from ranktable.edit.repair import find_holder
@@ -135,6 +143,35 @@ def test_counts_and_the_list_itself_are_repaired(start, name, repairs):
     assert found == repairs
     assert value["server_count"] == "1"
     assert value["version"] == "1.0"
+
+
+def test_the_counts_of_other_dialects_are_repaired():
+    table = build_table([("a", 2), ("b", 2)])
+    for to, expected in {
+        "template2-cloud": {"group_count": "1", "instance_count": "2", "device_count": "4"},
+        "template2-lab": {"group_count": "1", "instance_count": "4", "device_num": "4", "server_num": "2"},
+    }.items():
+        wishes = ConvertWishes(board_id="0x0000", chip_info="910")
+        text = encode_table(convert_table(table, to, wishes).table)
+        damaged = text
+        for key, count in expected.items():
+            damaged = damaged.replace(f'"{key}": "{count}"', f'"{key}": "9"')
+        value, repairs = fix_text(damaged)
+        assert value == json.loads(text)
+        assert len(repairs) == len(expected)
+        assert all(repair.startswith("R28") for repair in repairs)
+
+
+def test_rank_count_stays_a_number():
+    fixed = fix_table((CATALOGUE / "v2_0" / "rank_count.json").read_bytes())
+    assert [str(repair) for repair in fixed.repairs] == ["R30 rank_count: 4 -> 2, as many as are listed"]
+    assert fixed.value["rank_count"] == 2
+
+
+def test_strings_of_version_2_0_become_numbers():
+    fixed = fix_table((CATALOGUE / "v2_0" / "strings.json").read_bytes())
+    assert 'R4 rank_list[0].rank_id: "0" -> 0' in [str(repair) for repair in fixed.repairs]
+    assert fixed.value["rank_list"][0]["rank_id"] == 0
 
 
 def test_ids_addresses_versions_and_status_are_never_made_up():

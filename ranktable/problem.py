@@ -63,7 +63,7 @@ def join_key(path: str, key: str) -> str:
     >>> join_key("server_list[0]", "device")
     'server_list[0].device'
     """
-    if not _PLAIN_KEY.fullmatch(key):
+    if not (key.isidentifier() and key.isascii()) and not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 

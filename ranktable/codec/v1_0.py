@@ -113,10 +113,10 @@ def _check_object(
 
 def _objects(holder: Mapping[str, object], path: str, key: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield path and members of each object in the array `holder[key]`; skip what is not an object."""
-    items = holder.get(key)
+    items, list_path = holder.get(key), join_key(path, key)
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
-            yield join_index(join_key(path, key), index), item
+            yield join_index(list_path, index), item
 
 
 def _survey_devices(server: Mapping[str, object], server_path: str) -> Iterator[DeviceEntry]:

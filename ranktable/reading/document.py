@@ -24,6 +24,7 @@ _OTHER_ENCODINGS = (
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
 _MAX_DIGITS = 400
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     value = _load(text, source, build_object)
     if not isinstance(value, dict):
         _refuse(text, source, Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {"))
-    _check_depth(value, text, source)
+    if not _is_surely_shallow(data):
+        _check_depth(value, text, source)
     repeats = _find_repeats(text) if has_repeats else ()
     return Document(source, text, value, has_bom, repeats, len(data))
 
@@ -137,6 +139,22 @@ def _parse_int(literal: str) -> int:
 def _find_literal(text: str, literal: str) -> int:
     outside_strings = re.compile(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal[:_MAX_DIGITS])})', re.DOTALL)
     return next((match.start() for match in outside_strings.finditer(text) if match.group(1)), 0)
+
+
+def _is_surely_shallow(data: bytes) -> bool:
+    """Return True when the brackets alone show a depth in bounds; False when the value itself has to be walked.
+
+    Only brackets and quotes are kept. Where neither stands inside a string, taking out the innermost pairs as many
+    times as levels are allowed leaves nothing; a bracket or an escape inside a string leaves a quote over.
+    """
+    if b"\\" in data:
+        return False
+    skeleton = data.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    for _ in range(MAX_DEPTH):
+        if not skeleton:
+            return True
+        skeleton = skeleton.replace(b"{}", b"").replace(b"[]", b"")
+    return not skeleton
 
 
 def _check_depth(value: object, text: str, source: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from ranktable.codec import describe_repeat, examine_table, find_codec
+from ranktable.codec import describe_repeat, detect_codec, examine_table
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Problem
@@ -27,7 +27,11 @@ class Report:
     profile: Profile
     problems: tuple[Problem, ...]
     dialect: str | None = None
-    """Version of the table, None when the text is no table at all."""
+    """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
+    dialect_title: str = ""
+    """What the dialect is called in a sentence."""
+    evidence: str = ""
+    """The keys that gave the dialect away."""
     is_ready: bool = True
     """False when the status is "initializing": then only the status is reported."""
     num_servers: int = 0
@@ -83,7 +87,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
 
     Raises UnsupportedDialectError and UnknownDialectError.
     """
-    dialect, codec = find_codec(document)
+    detection, codec = detect_codec(document)
     text_problems = _check_text(document, profile)
     survey = codec.survey(document.value)
     is_ready = survey.text("status") != INITIALIZING
@@ -93,7 +97,17 @@ def validate_document(document: Document, profile: Profile) -> Report:
         status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
         problems = (*text_problems, *status)
     located = _locate(problems, document)
-    return Report(document.source, profile, located, dialect.name, is_ready, len(survey.servers), survey.num_devices)
+    return Report(
+        document.source,
+        profile,
+        located,
+        detection.dialect.name,
+        detection.dialect.title,
+        detection.evidence,
+        is_ready,
+        len(survey.servers),
+        survey.num_devices,
+    )
 
 
 def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tuple[Problem, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from ranktable.codec.codec import Codec, codec_names, codec_of
-from ranktable.codec.detect import Dialect, detect_dialect
+from ranktable.codec.detect import Detection, Dialect, detect_dialect
 from ranktable.codec.layout import render_json
 from ranktable.errors import BuildError, InvalidTableError, NotReadyError, UnknownDialectError, UnsupportedDialectError
 from ranktable.model import INITIALIZING, RankTable
@@ -18,7 +18,13 @@ from ranktable.survey import Survey
 
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:
-    """Return the dialect of the document and its codec.
+    """Return the dialect of the document and its codec; raises what `detect_codec` does."""
+    detection, codec = detect_codec(document)
+    return detection.dialect, codec
+
+
+def detect_codec(document: Document) -> tuple[Detection, Codec]:
+    """Return the dialect of the document, with what gave it away, and its codec.
 
     Raises UnsupportedDialectError for a known dialect without a codec, UnknownDialectError for anything else.
     """
@@ -29,7 +35,7 @@ def find_codec(document: Document) -> tuple[Dialect, Codec]:
     if codec is None:
         remedy = f"give it to its own reader ({detection.dialect.consumer}), or write the job as version 1.0"
         raise UnsupportedDialectError(document.source, detection.dialect.title, detection.evidence, remedy)
-    return detection.dialect, codec
+    return detection, codec
 
 
 def decode_table(document: Document) -> RankTable:

@@ -88,7 +88,7 @@ class UnknownDialectError(RankTableError):
     exit_code = EXIT_PROBLEMS
 
     def __init__(self, source: str, keys: Sequence[str], remedy: str) -> None:
-        shown = ", ".join(keys[:6]) if keys else "none"
+        shown = ", ".join(key[:60] for key in keys[:6]) if keys else "none"
         super().__init__(f"{source} is not a rank table of any known kind (top-level keys: {shown})", remedy)
         self.source = source
         self.keys = tuple(keys)

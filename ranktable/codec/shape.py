@@ -16,6 +16,10 @@ Kind = Literal["text", "number", "list"]
 
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
 _is_decimal = _DECIMAL.fullmatch
+_MAX_LISTED = 100
+"""Most unknown keys of one object, and most wrong items of one array, that are listed one by one."""
+_MAX_NEAR = 64
+"""Longest key that may be a misspelt one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,17 +50,26 @@ def check_shape(
     if shape.fits(members):
         return
     by_name = shape.by_name
-    misspelt = {name: _find_near(name, by_name) for name in members if name not in shape.kinds}
+    unknown_names = [name for name in members if name not in shape.kinds]
+    misspelt = {
+        name: _find_near(name, by_name) if place < _MAX_LISTED else None for place, name in enumerate(unknown_names)
+    }
     for key in by_name.values():
         if key.name in members:
             yield from _check_value(members[key.name], join_key(path, key.name), key)
         elif key.missing:
             written = next((name for name, meant in misspelt.items() if meant == key.name), None)
             yield _report_missing(path, key, written)
-    for name, meant in misspelt.items():
-        is_reported = meant is not None and meant not in members and by_name[meant].missing is not None
-        if not is_reported:
-            yield _report_unknown(path, name, meant)
+    unknown = [
+        (name, meant)
+        for name, meant in misspelt.items()
+        if meant is None or meant in members or by_name[meant].missing is None
+    ]
+    for name, meant in unknown[:_MAX_LISTED]:
+        yield _report_unknown(path, name, meant)
+    if len(unknown) > _MAX_LISTED:
+        message = f"{len(unknown) - _MAX_LISTED} more keys of the object are not known and will be ignored"
+        yield Problem(path, "R31", "warning", message, "check that this is a rank table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,8 @@ def _shape_of(keys: tuple[Key, ...], known_extras: frozenset[str]) -> _Shape:
 
 
 def _find_near(name: str, known: Iterable[str]) -> str | None:
+    if len(name) > _MAX_NEAR:
+        return None
     plain = {key.replace("_", ""): key for key in known}
     near = get_close_matches(name.replace("_", "").replace("-", "").lower(), plain, n=1, cutoff=0.8)
     return plain[near[0]] if near else None
@@ -140,8 +155,10 @@ def _check_list(value: object, path: str) -> Iterator[Problem]:
         return
     if not value:
         yield Problem(path, "R5", "error", "the array is empty", "list at least one entry", "[]")
-    for index, item in enumerate(value):
-        if not isinstance(item, dict):
-            yield Problem(
-                f"{path}[{index}]", "R5", "error", "the entry must be an object", "write it in braces", show_value(item)
-            )
+    wrong = [index for index, item in enumerate(value) if not isinstance(item, dict)]
+    for index in wrong[:_MAX_LISTED]:
+        message, remedy = "the entry must be an object", "write it in braces"
+        yield Problem(f"{path}[{index}]", "R5", "error", message, remedy, show_value(value[index]))
+    if len(wrong) > _MAX_LISTED:
+        message = f"{len(wrong) - _MAX_LISTED} more entries are no objects"
+        yield Problem(path, "R5", "error", message, "write an array of objects")

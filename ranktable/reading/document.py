@@ -12,10 +12,14 @@ from typing import NoReturn
 from ranktable.errors import JsonTextError
 from ranktable.problem import Position
 from ranktable.reading.json_fault import Fault, explain_fault
-from ranktable.reading.positions import Lines, walk_marks
+from ranktable.reading.positions import Lines, find_repeated_keys
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""
+MAX_OBJECTS = 1_000_000
+"""Most objects that a text may hold; a table has one per device and few more."""
+MAX_REPEATS = 1000
+"""Most repeated keys that are listed; one is enough to refuse a table."""
 
 _OTHER_ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -61,10 +65,12 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     """Return the JSON object that `data` holds.
 
     Raises JsonTextError, with line and column, for anything else: another encoding, comments, trailing commas,
-    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, a top that is not an object.
-    Repeated keys do not raise; they are listed in the result.
+    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, more than a million objects, a top that is not an object.
+    Repeated keys do not raise; the first 1,000 are listed in the result.
     """
     text, has_bom = _decode_text(data, source)
+    if data.count(b"{") > MAX_OBJECTS:
+        _refuse(text, source, Fault(0, f"the text has more than {MAX_OBJECTS:,} objects", "write one table per job"))
     has_repeats = False
 
     def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -78,7 +84,8 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
         _refuse(text, source, Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {"))
     if not _is_surely_shallow(data):
         _check_depth(value, text, source)
-    repeats = _find_repeats(text) if has_repeats else ()
+    found = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
+    repeats = tuple(RepeatedKey(path, position) for path, position in found)
     return Document(source, text, value, has_bom, repeats, len(data))
 
 
@@ -178,11 +185,6 @@ def _too_deep(text: str) -> Fault:
         if depth > MAX_DEPTH:
             return Fault(match.start(), f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
     return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
-
-
-def _find_repeats(text: str) -> tuple[RepeatedKey, ...]:
-    lines = Lines(text)
-    return tuple(RepeatedKey(mark.path, lines.position_at(mark.offset)) for mark in walk_marks(text) if mark.is_repeat)
 
 
 def _kind(value: object) -> str:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable.errors import JsonTextError, RankTableError
-from ranktable.problem import Position, parent_path
+from ranktable.problem import Position, join_index, join_key
 from ranktable.reading.document import MAX_DEPTH, parse_document
-from ranktable.reading.positions import locate_paths, walk_marks
+from ranktable.reading.positions import locate_paths
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -91,14 +91,29 @@ def test_any_bytes_give_a_document_or_an_error_of_ours(data):
         assert str(error)
 
 
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5))
-def test_every_mark_is_found_again_by_its_path(value):
-    text = json.dumps(value, indent=1)
-    marks = {mark.path for mark in walk_marks(text)}
-    places = locate_paths(text, marks)
-    assert set(places) == marks
-    for path in marks:
-        assert parent_path(path) in marks | {""}
+def paths_of(value, path=""):
+    """Return the path of everything inside a value, with the value."""
+    if not isinstance(value, dict | list):
+        return {}
+    steps = value.items() if isinstance(value, dict) else enumerate(value)
+    found = {}
+    for step, child in steps:
+        child_path = join_key(path, step) if isinstance(value, dict) else join_index(path, step)
+        found |= {child_path: (step, child), **paths_of(child, child_path)}
+    return found
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.sampled_from([None, 1]), st.randoms())
+def test_every_path_is_found_where_it_stands(value, indent, random):
+    text = json.dumps(value, indent=indent)
+    members = paths_of(value)
+    wanted = random.sample(sorted(members), random.randint(0, len(members)))
+    lines = text.split("\n")
+    for path, place in locate_paths(text, wanted).items():
+        step, child = members[path]
+        rest = "\n".join([lines[place.line - 1][place.column - 1 :], *lines[place.line :]])
+        first, _ = json.JSONDecoder().raw_decode(rest)
+        assert first == (step if isinstance(step, str) else child)
 
 
 def test_a_path_that_is_absent_gets_the_place_of_its_holder():

@@ -135,6 +135,9 @@ def _check_text(document: Document, profile: Profile) -> list[Problem]:
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"
         problems.append(Problem("", "R1", "error", message, "rename the file"))
+    if profile.is_ascend and document.is_link:
+        message = "the file is a symbolic link, as in a mounted ConfigMap; torch_npu refuses one in RANK_TABLE_FILE"
+        problems.append(Problem("", "R1", "warning", message, "let the job copy the table to a plain file first"))
     repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
     return [*problems, *repeats]
 

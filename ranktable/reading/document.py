@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ranktable.errors import JsonTextError
 from ranktable.problem import Position
+from ranktable.reading.foreign import name_bytes
 from ranktable.reading.json_fault import Fault, explain_fault
 from ranktable.reading.positions import Lines, find_repeated_keys
 
@@ -51,6 +52,8 @@ class Document:
     """True when the file starts with a UTF-8 byte order mark."""
     repeated_keys: tuple[RepeatedKey, ...] = ()
     size_bytes: int = 0
+    is_link: bool = False
+    """True when the file was reached through a symbolic link of its own name."""
 
 
 class _ForeignValueError(ValueError):
@@ -65,7 +68,8 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     """Return the JSON object that `data` holds.
 
     Raises JsonTextError, with line and column, for anything else: another encoding, comments, trailing commas,
-    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, more than a million objects, a top that is not an object.
+    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, more than a million objects, a top
+    that is not an object.
     Repeated keys do not raise; the first 1,000 are listed in the result.
     """
     text, has_bom = _decode_text(data, source)
@@ -81,7 +85,7 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
 
     value = _load(text, source, build_object)
     if not isinstance(value, dict):
-        _refuse(text, source, Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {"))
+        _refuse(text, source, _wrong_top(value))
     if not _is_surely_shallow(data):
         _check_depth(value, text, source)
     found = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
@@ -93,6 +97,9 @@ def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
     for mark, name in _OTHER_ENCODINGS:
         if data.startswith(mark):
             _refuse("", source, _wrong_encoding(name))
+    foreign = name_bytes(data)
+    if foreign:
+        _refuse("", source, Fault(0, *foreign))
     if b"\0" in data[:4]:
         _refuse("", source, _wrong_encoding("UTF-16 or UTF-32"))
     has_bom = data.startswith(codecs.BOM_UTF8)
@@ -101,7 +108,8 @@ def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
         return body.decode("utf-8"), has_bom
     except UnicodeDecodeError as error:
         before = body[: error.start].decode("utf-8")
-        fault = Fault(len(before), f"byte 0x{body[error.start]:02x} is not UTF-8", "save the file as UTF-8")
+        message = f"byte 0x{body[error.start]:02x} is not UTF-8; the file may be Latin-1, GBK or binary"
+        fault = Fault(len(before), message, "save the file as UTF-8, for example with iconv")
         _refuse(before, source, fault)
 
 
@@ -185,6 +193,14 @@ def _too_deep(text: str) -> Fault:
         if depth > MAX_DEPTH:
             return Fault(match.start(), f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
     return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
+
+
+def _wrong_top(value: object) -> Fault:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return Fault(0, "the file is a JSON string that holds a table as text", "encode the table once, not twice")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        return Fault(0, "the top of the file is an array, not an object", "remove the outer square brackets")
+    return Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {")
 
 
 def _kind(value: object) -> str:

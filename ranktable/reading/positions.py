@@ -9,8 +9,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from ranktable.problem import Position, join_index, join_key, parent_path
+
+MAX_STEPS = 1_500_000
+"""Most members and items that are looked at; what stands behind them gets the place of its holder."""
 
 _find_space = re.compile(r"[ \t\n\r]*").match
 _skip_value = json.JSONDecoder().raw_decode
@@ -33,14 +37,26 @@ class Lines:
         return Position(self._line, offset - self._text.rfind("\n", 0, offset))
 
 
+class _Enough(Exception):
+    """Ends a walk."""
+
+
 class _Walk(ABC):
     """A walk over the containers of a text; a subclass says which to enter and what to note down."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._steps_left = MAX_STEPS
 
     def start(self) -> None:
-        self._visit(self._after_space(0), "")
+        """Walk until the end of the text, or until enough has been seen."""
+        with suppress(_Enough):
+            self._visit(self._after_space(0), "")
+
+    def _count_step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise _Enough
 
     @abstractmethod
     def _note(self, path: str, offset: int, *, is_repeat: bool) -> None:
@@ -60,6 +76,7 @@ class _Walk(ABC):
         seen: set[str] = set()
         offset = self._after_space(offset + 1)
         while self.text[offset] != "}":
+            self._count_step()
             key, end = _skip_value(self.text, offset)
             member = join_key(path, key)
             self._note(member, offset, is_repeat=key in seen)
@@ -72,6 +89,7 @@ class _Walk(ABC):
         index = 0
         offset = self._after_space(offset + 1)
         while self.text[offset] != "]":
+            self._count_step()
             item = join_index(path, index)
             self._note(item, offset, is_repeat=False)
             offset = self._after_comma(self._pass(item, offset))
@@ -119,11 +137,13 @@ class _RepeatWalk(_Walk):
         self._has_repeat = self._has_repeat or len(dict(pairs)) < len(pairs)
 
     def _note(self, path: str, offset: int, *, is_repeat: bool) -> None:
-        if is_repeat and len(self.found) < self._limit:
+        if is_repeat:
             self.found.append((path, self._lines.position_at(offset)))
+        if len(self.found) >= self._limit:
+            raise _Enough
 
     def _pass(self, path: str, offset: int) -> int:
-        if self.text[offset] not in "{[" or len(self.found) >= self._limit:
+        if self.text[offset] not in "{[":
             return _skip_value(self.text, offset)[1]
         self._has_repeat = False
         end = self._decode(self.text, offset)[1]

@@ -37,13 +37,13 @@ def test_a_pipe_without_a_writer_is_refused(fifo, monkeypatch):
 
 def test_a_pipe_whose_writer_is_slow_is_waited_for(fifo, monkeypatch):
     monkeypatch.setattr(pipe, "WAIT_FOR_WRITER_S", 0)
-    descriptor = os.open(fifo, os.O_RDWR)
-    read = []
+    writer = os.open(fifo, os.O_RDWR)
+    set_blocking, waits, read = os.set_blocking, threading.Event(), []
+    monkeypatch.setattr(os, "set_blocking", lambda *arguments: waits.set() or set_blocking(*arguments))
     reader = threading.Thread(target=lambda: read.append(read_table(fifo)))
     reader.start()
-    writer = os.open(fifo, os.O_WRONLY)
+    assert waits.wait(30), "the reader has given up on a pipe that has a writer"
     os.write(writer, TEXT)
-    os.close(descriptor)
     os.close(writer)
     reader.join()
     assert read == [TABLE]

@@ -12,11 +12,11 @@ NAMED = {
     MASK: "10.*.*.* 172.16.**.** 192.168.x.x 192.168.1.xxx XX.XX.XX.XX x.x.x.98 xxx.xxx.xxx.xxx xx xx.xx x:x:x:x "
     "10.0.0.? ??? 10.0.0.N 192_168_x_x",
     TOOL: "-.-.-.- - -- -.-",
-    ELISION: "... 10.0... … 10.0.0.1…",
+    ELISION: "... 10.0... \u2026 10.0.0.1\u2026",
     RANGE: "192.168.1.[1-8] node[0-3] node[0,1]",
-    PLACEHOLDER: "<ip> <IP_ADDRESS> [device_ip_0] [ip] ${IP} $IP $(IP) {ip} {{.IP}} %IP% @IP@ __IP__ (null) dev<id> N/A "
-    "None null todo TBD FIXME your-ip your_server_ip my_ip server_ip host_ip device_ip pod_ip ip_address ip_1 device_ip_7 "
-    "server_id ip unknown undefined change_me changeme replace-me",
+    PLACEHOLDER: "<ip> <IP_ADDRESS> [device_ip_0] [ip] ${IP} $IP $(IP) {ip} {{.IP}} %IP% @IP@ __IP__ (null) dev<id> "
+    "N/A None null todo TBD FIXME your-ip your_server_ip my_ip server_ip host_ip device_ip pod_ip ip_address ip_1 "
+    "device_ip_7 server_id ip unknown undefined change_me changeme replace-me",
 }
 
 

@@ -18,7 +18,9 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 if TYPE_CHECKING:
     from ranktable.codec import encode_table
     from ranktable.errors import (
+        AmbiguousRankError,
         BuildError,
+        GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "codec": ("encode_table",),
     "errors": (
+        "AmbiguousRankError",
         "BuildError",
+        "GroupNotFoundError",
         "HostListError",
         "InvalidTableError",
         "JsonTextError",
@@ -66,10 +70,12 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AmbiguousRankError",
     "BuildError",
     "Cluster",
     "Device",
     "Group",
+    "GroupNotFoundError",
     "Host",
     "HostList",
     "HostListError",

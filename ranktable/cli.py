@@ -1,4 +1,4 @@
-"""The `ranktable` command: generate, validate, show. The only place of the package that prints and exits.
+"""The `ranktable` command. The only place of the package that prints and exits.
 
 Exit status: 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 Every option --a_b is also accepted as --a-b.
@@ -17,6 +17,7 @@ import click
 
 from ranktable.commands.generate import generate
 from ranktable.commands.outcome import Outcome
+from ranktable.commands.rules import rules
 from ranktable.commands.show import show
 from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
@@ -27,7 +28,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, show)
+_COMMANDS = (generate, validate, show, rules)
 
 
 @click.group(context_settings=_SETTINGS)

@@ -12,6 +12,8 @@
         HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
         ProfileError               2   an unknown device target or chip (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
+        AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
+        GroupNotFoundError         2   a group that the table does not have (also a LookupError)
 
 The exit codes are 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 """
@@ -147,3 +149,24 @@ class RankNotFoundError(RankTableError, LookupError):
         super().__init__(f"no device of the table has rank {global_rank}", f"the table has {world_size} devices")
         self.global_rank = global_rank
         self.world_size = world_size
+
+
+class AmbiguousRankError(RankTableError, LookupError):
+    """A rank that two groups of a table have: each counts its ranks from 0."""
+
+    def __init__(self, rank: int, group: str | None, other_group: str | None) -> None:
+        message = f"rank {rank} stands in group {group!r} and again in group {other_group!r}"
+        if group == other_group:
+            message = f"rank {rank} stands twice in group {group!r}"
+        super().__init__(message, "ask the table of one group: table.of_group(name)")
+        self.rank = rank
+
+
+class GroupNotFoundError(RankTableError, LookupError):
+    """A group that the table does not have; `groups` lists those that it has."""
+
+    def __init__(self, name: str, groups: Sequence[str]) -> None:
+        known = ", ".join(repr(group) for group in groups) or "none"
+        super().__init__(f"the table has no group {name!r}", f"its groups are {known}")
+        self.name = name
+        self.groups = tuple(groups)

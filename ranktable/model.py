@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ranktable.errors import RankNotFoundError
+from ranktable.errors import AmbiguousRankError, GroupNotFoundError, RankNotFoundError
 
 COMPLETED = "completed"
 INITIALIZING = "initializing"
@@ -56,7 +56,10 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """All other keys of the super pod as they stood in the file; do not change it."""
+    """All other keys of the super pod as they stood in the file; do not change it.
+
+    Under `server_list`: by server id, what the entries of that list hold besides the id. So it is with clusters.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class RankTable:
 
     @property
     def world_size(self) -> int:
-        """The number of devices, which is the number of ranks."""
+        """The number of devices, which is the number of ranks; where each group has its own ranks, over all groups."""
         return sum(len(server.devices) for server in self.servers)
 
     @property
@@ -115,17 +118,17 @@ class RankTable:
         return ((server, device) for server in self.servers for device in server.devices)
 
     def server_of(self, global_rank: int) -> Server:
-        """Return the server of `global_rank`; raises RankNotFoundError."""
+        """Return the server of `global_rank`; raises RankNotFoundError and AmbiguousRankError."""
         return self._placement_of(global_rank)[0]
 
     def device_of(self, global_rank: int) -> Device:
-        """Return the device of `global_rank`; raises RankNotFoundError."""
+        """Return the device of `global_rank`; raises RankNotFoundError and AmbiguousRankError."""
         return self._placement_of(global_rank)[1]
 
     def node_rank_of(self, global_rank: int) -> int:
         """Return the place of the rank's server among the servers ordered by their lowest rank.
 
-        Raises RankNotFoundError.
+        Raises RankNotFoundError and AmbiguousRankError.
         """
         return self.servers_by_rank.index(self.server_of(global_rank))
 
@@ -134,8 +137,20 @@ class RankTable:
         """The servers ordered by their lowest global rank; servers without devices come last."""
         return tuple(sorted(self.servers, key=lambda server: (not server.devices, server.ranks[:1])))
 
+    def of_group(self, name: str) -> RankTable:
+        """Return the table of one group alone, in the same dialect; raises GroupNotFoundError."""
+        groups = tuple(group for group in self.groups if group.name == name)
+        if not groups:
+            raise GroupNotFoundError(name, [group.name for group in self.groups])
+        return replace(self, servers=tuple(server for server in self.servers if server.group == name), groups=groups)
+
     def _placement_of(self, global_rank: int) -> tuple[Server, Device]:
-        for server, device in self.placements:
-            if device.rank_id == global_rank:
-                return server, device
-        raise RankNotFoundError(global_rank, self.world_size)
+        """Where groups have ranks of their own, a rank that two of them have is no answer to anything."""
+        found = (placement for placement in self.placements if placement[1].rank_id == global_rank)
+        first = next(found, None)
+        if first is None:
+            raise RankNotFoundError(global_rank, self.world_size)
+        second = next(found, None) if self.groups else None
+        if second is not None:
+            raise AmbiguousRankError(global_rank, first[0].group, second[0].group)
+        return first

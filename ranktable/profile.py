@@ -1,10 +1,13 @@
-"""For whom a table is checked: the kind of device, and the chip where it is known.
+"""For whom a table is checked: the kind of device, the chip where it is known, and the program that reads the table.
 
 A rank table does not name its chip. Rules that hold for every chip are errors; rules of one chip are errors when
-that chip is asked for, warnings when no chip is named, and silent when another is.
+that chip is asked for, warnings when no chip is named, and silent when another is. Chip a5 reads version 2.0 only.
 
 `device_ip` is the address of an accelerator's own network port. Ascend devices have one; CPU hosts and GPUs do not,
 so for the targets "cpu" and "gpu" a table without it is complete, and none may be made up to please a checker.
+
+A reader demands things beyond HCCL's rules, which hold for all of them, since HCCL gets the table in the end. That
+hccl-controller wants addresses for server ids belongs to none: it writes tables and reads none.
 """
 
 from __future__ import annotations
@@ -15,20 +18,33 @@ from ranktable.errors import ProfileError
 from ranktable.problem import Severity
 
 DEVICE_TARGETS = ("ascend", "gpu", "cpu")
-CHIPS = ("910a", "a2", "a3", "300i-duo")
+CHIPS = ("910a", "a2", "a3", "a5", "300i-duo")
+READERS = ("hccl", "mindspore", "mindie-llm", "mindie-motor")
+
+_MAX_PREFIX = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A device target ("ascend", "gpu" or "cpu") and, for Ascend, the chip or None."""
+    """A device target ("ascend", "gpu" or "cpu") and, for Ascend, the chip or None, and the reader or None."""
 
     device_target: str = "ascend"
     chip: str | None = None
+    reader: str | None = None
+    """One of READERS; None when no reader is named: then the rules that all readers share are checked."""
+    network_plan: int | None = None
+    """Prefix length of the network segments that the device addresses must form (R23); None to leave them free."""
 
     @property
     def is_ascend(self) -> bool:
         """True when HCCL is to read the table."""
         return self.device_target == "ascend"
+
+    @property
+    def words(self) -> str:
+        """What the table is checked for, in words for a report."""
+        target = self.chip or self.device_target
+        return f"{target} and {self.reader}" if self.reader else target
 
     def severity_on(self, *chips: str) -> Severity | None:
         """Return how bad it is to break a rule of `chips`: None when the rule does not hold for this profile."""
@@ -39,17 +55,30 @@ class Profile:
         return "error" if self.chip in chips else None
 
 
-def build_profile(device_target: str = "ascend", chip: str | None = None) -> Profile:
-    """Return the profile of the two names, in any letter case.
+def build_profile(
+    device_target: str = "ascend",
+    chip: str | None = None,
+    reader: str | None = None,
+    network_plan: int | None = None,
+) -> Profile:
+    """Return the profile of the names, in any letter case, and of a prefix length of 1 to 128.
 
-    Raises ProfileError for an unknown name, and for a chip together with a target that is not Ascend.
+    Raises ProfileError for an unknown name or length, and for what does not go with a target that is not Ascend.
     """
     target = _choose("device_target", device_target, DEVICE_TARGETS)
-    if chip is None:
-        return Profile(target)
-    if target != "ascend":
-        raise ProfileError(f"chip {chip!r} does not go with device_target {target!r}", "leave the chip out")
-    return Profile(target, _choose("chip", chip, CHIPS))
+    options = (("chip", chip), ("profile", reader), ("network_plan", network_plan))
+    for name, value in options:
+        if value is not None and target != "ascend":
+            raise ProfileError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
+    if network_plan is not None and not 1 <= network_plan <= _MAX_PREFIX:
+        message = f"network_plan {network_plan} is no prefix length from 1 to {_MAX_PREFIX}"
+        raise ProfileError(message, "write the length of the segments' prefix, such as 24")
+    return Profile(
+        target,
+        None if chip is None else _choose("chip", chip, CHIPS),
+        None if reader is None else _choose("profile", reader, READERS),
+        network_plan,
+    )
 
 
 def _choose(name: str, value: str, choices: tuple[str, ...]) -> str:

@@ -63,13 +63,27 @@ class ServerEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class HoldingEntry(Entry):
+    """A super pod or a cluster: an object that names servers, or super pods, of the table."""
+
+    servers: tuple[Entry, ...] = ()
+    """The entries of its `server_list`, each with a `server_id`."""
+    super_pods: tuple[Entry, ...] = ()
+    """The entries of its `super_pod_list`, each with a `super_pod_id`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Survey(Entry):
-    """A whole table."""
+    """A whole table, or one group of a table whose groups are rank tables of their own."""
 
     servers: tuple[ServerEntry, ...] = ()
     declared_server_count: int | None = None
     dialect: str = "1.0"
     """Short name of the dialect that the file is written in."""
+    super_pods: tuple[HoldingEntry, ...] = ()
+    clusters: tuple[HoldingEntry, ...] = ()
+    groups: tuple[Survey, ...] = ()
+    """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
     _worked_out: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def work_out_once(self, name: str, work_out: Callable[[], _Result]) -> _Result:

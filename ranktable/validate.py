@@ -14,9 +14,12 @@ from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
 from ranktable.reading.read import STDIN_NAME, read_document
 from ranktable.rules import registered_rules
+from ranktable.rules.mindie_llm import check_file_mode
 from ranktable.survey import Survey
 
 _HCCL_MAX_BYTES = 40 * 1024 * 1024
+_READERS_OF_ONE_KIND = {"mindie-global": "mindie-motor"}
+"""Readers whose demands hold without being named: nobody else reads such a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +57,49 @@ class Report:
         return EXIT_PROBLEMS if self.num_errors or (strict and self.problems) else EXIT_VALID
 
 
-def validate_table(table: RankTable, *, device_target: str = "ascend", chip: str | None = None) -> tuple[Problem, ...]:
+def validate_table(
+    table: RankTable,
+    *,
+    device_target: str = "ascend",
+    chip: str | None = None,
+    profile: str | None = None,
+    network_plan: int | None = None,
+) -> tuple[Problem, ...]:
     """Return every problem of `table`, structure first, then rule by rule; empty when there is not even a warning.
 
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
-    `chip` is "910a", "a2", "a3", "300i-duo" or None: it turns the warnings of its own rules into errors.
-    Raises ProfileError for other names, BuildError for a dialect that has no codec.
+    `chip` is "910a", "a2", "a3", "a5", "300i-duo" or None: it turns the warnings of its own rules into errors.
+    `profile` is "hccl", "mindspore", "mindie-llm", "mindie-motor" or None: it adds what that reader demands.
+    `network_plan` is the prefix length of the segments that the addresses must form (R23), or None.
+    Raises ProfileError for other names, BuildError for a table that its dialect cannot hold, or that has no codec.
     """
-    profile = build_profile(device_target, chip)
+    checked_for = build_profile(device_target, chip, profile, network_plan)
     structure, survey = examine_table(table)
-    return _collect(structure, survey, profile)
+    return _collect(structure, survey, checked_for)
 
 
-def validate_file(path: str | os.PathLike[str], *, device_target: str = "ascend", chip: str | None = None) -> Report:
+def validate_file(
+    path: str | os.PathLike[str],
+    *,
+    device_target: str = "ascend",
+    chip: str | None = None,
+    profile: str | None = None,
+    network_plan: int | None = None,
+) -> Report:
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
+    The options are those of `validate_table`; the profile "mindie-llm" looks at the permissions of the file too.
     Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
     """
-    profile = build_profile(device_target, chip)
+    checked_for = build_profile(device_target, chip, profile, network_plan)
     try:
         document = read_document(path)
-        return validate_document(document, profile)
+        return validate_document(document, checked_for)
     except JsonTextError as error:
-        return Report(error.source, profile, (error.problem,))
+        return Report(error.source, checked_for, (error.problem,))
     except UnknownDialectError as error:
         problem = Problem("", "R2", "error", "the object is no rank table of any known kind", error.remedy)
-        return Report(error.source, profile, (problem,))
+        return Report(error.source, checked_for, (problem,))
 
 
 def validate_document(document: Document, profile: Profile) -> Report:
@@ -115,11 +135,13 @@ def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tupl
 
 
 def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
+    reader = profile.reader or _READERS_OF_ONE_KIND.get(survey.dialect)
     return [
         problem
         for entry in registered_rules()
-        if survey.dialect in entry.dialects
-        for problem in entry.check(survey, profile)
+        if entry.check and survey.dialect in entry.dialects and (not entry.readers or reader in entry.readers)
+        for part in entry.parts_of(survey)
+        for problem in entry.check(part, profile)
     ]
 
 
@@ -135,9 +157,11 @@ def _check_text(document: Document, profile: Profile) -> list[Problem]:
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"
         problems.append(Problem("", "R1", "error", message, "rename the file"))
-    if profile.is_ascend and document.is_link:
+    if profile.is_ascend and profile.reader in (None, "hccl") and document.is_link:
         message = "the file is a symbolic link, as in a mounted ConfigMap; torch_npu refuses one in RANK_TABLE_FILE"
         problems.append(Problem("", "R1", "warning", message, "let the job copy the table to a plain file first"))
+    if profile.reader == "mindie-llm" and document.source != STDIN_NAME:
+        problems += check_file_mode(document.source)
     repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
     return [*problems, *repeats]
 

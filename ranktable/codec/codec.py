@@ -10,13 +10,20 @@ from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.survey import Survey
 
-_MODULES = {"1.0": "v1_0"}
+_MODULES = {
+    "1.0": "v1_0",
+    "1.2": "v1_2",
+    "volcano-job": "volcano_job",
+    "volcano-global": "volcano_global",
+    "cross-cluster": "cross_cluster",
+    "mindie-global": "mindie_global",
+}
 """Module of each dialect that can be read and written; it holds a `CODEC`. Loaded when it is first asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The four functions of a dialect; `ranktable.codec.v1_0` documents each."""
+    """The four functions of a dialect; `ranktable.codec.server_list` documents each."""
 
     check_structure: Callable[[Mapping[str, object]], list[Problem]]
     """Every fault that keeps the object from being decoded (errors), and what is odd about its keys (warnings)."""

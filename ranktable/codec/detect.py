@@ -39,6 +39,9 @@ LAB = Dialect("template2-lab", "a template 2 lab rank table (board_id, group_lis
 ROLES = Dialect("roles", "a parameter-server role table", "HCCL heterogeneous groups")
 VOLCANO_JOB = Dialect("volcano-job", "a Volcano job table (version 1.3)", "the configmap1980 plugin of Volcano")
 VOLCANO_GLOBAL = Dialect("volcano-global", "a Volcano global table (version 1.4)", "HyperJob over several clusters")
+CROSS_CLUSTER = Dialect(
+    "cross-cluster", "a rank table over several clusters (version 1.0 with cluster_list)", "MindSpore on Ascend"
+)
 MINDIE = Dialect("mindie-global", "a MindIE global table", "MindIE-Motor, for inference")
 VLLM = Dialect("vllm-pd", "a vLLM-Ascend prefill and decode table", "the LLMDataDist connector, for inference")
 LOCAL_RES = Dialect(
@@ -107,6 +110,12 @@ def _is_super_pod(value: Members) -> str:
     return found or ("super_pod_list and no version" if "super_pod_list" in value and "version" not in value else "")
 
 
+def _is_cross_cluster(value: Members) -> str:
+    """Version 1.0 with clusters: MindSpore goes by the key, HCCL skips it."""
+    is_it = "server_list" in value and "cluster_list" in value and value.get("version", "1.0") == "1.0"
+    return 'cluster_list with version "1.0"' if is_it else ""
+
+
 def _is_concise(value: Members) -> str:
     if "server_list" in value:
         return "server_list"
@@ -138,5 +147,9 @@ _TESTS: tuple[tuple[Dialect, Callable[[Members], str]], ...] = (
     (VOLCANO_JOB, _has_version("1.3")),
     (VOLCANO_GLOBAL, _has_version("1.4")),
     (V1_2, _is_super_pod),
+    (CROSS_CLUSTER, _is_cross_cluster),
     (V1_0, _is_concise),
 )
+
+DIALECT_NAMES = tuple(dialect.name for dialect, _ in _TESTS)
+"""The short names of all dialects that are told apart, in the order in which they are looked for."""

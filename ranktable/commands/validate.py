@@ -8,7 +8,7 @@ import click
 
 from ranktable.commands.outcome import Outcome
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
-from ranktable.profile import CHIPS, DEVICE_TARGETS
+from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
 from ranktable.report.findings import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.validate import validate_file
 
@@ -36,15 +36,36 @@ _TARGET_HELP = "For which devices to check: cpu and gpu tables need no device_ip
     metavar=f"[{'|'.join(CHIPS)}]",
     help="Hold the table to the rules of this chip; without it they are warnings.",
 )
+@click.option(
+    "--profile",
+    type=click.Choice(READERS, case_sensitive=False),
+    metavar=f"[{'|'.join(READERS)}]",
+    help="Hold the table to what this reader demands beyond the rules that all share.",
+)
+@click.option(
+    "--network_plan",
+    type=click.IntRange(1, 128),
+    metavar="BITS",
+    help="Hold device addresses to the usual network plan (R23), with segments of this prefix length, such as 24.",
+)
 def validate(
-    files: tuple[str, ...], form: str, strict: bool, quiet: bool, device_target: str, chip: str | None
+    files: tuple[str, ...],
+    form: str,
+    strict: bool,
+    quiet: bool,
+    device_target: str,
+    chip: str | None,
+    profile: str | None,
+    network_plan: int | None,
 ) -> Outcome:
     """Check each FILE against every rule and list all problems; - is standard input."""
     verdicts: list[Verdict] = []
     codes: list[int] = []
     for name in files:
         try:
-            report = validate_file(name, device_target=device_target, chip=chip)
+            report = validate_file(
+                name, device_target=device_target, chip=chip, profile=profile, network_plan=network_plan
+            )
             verdicts.append(report)
             codes.append(report.exit_code(strict=strict))
         except ProfileError:

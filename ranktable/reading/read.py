@@ -46,7 +46,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     if name == "-":
         return parse_document(_read_stdin(), STDIN_NAME)
     document = parse_document(read_bytes(name), name)
-    return replace(document, is_link=Path(name).is_symlink())
+    return replace(document, is_link=Path(name).is_symlink() and Path(name).is_file())
 
 
 def read_bytes(name: str) -> bytes:

@@ -61,6 +61,7 @@ def _report_as_json(report: Report) -> dict[str, object]:
         "evidence": report.evidence or None,
         "device_target": report.profile.device_target,
         "chip": report.profile.chip,
+        "profile": report.profile.reader,
         "ready": report.is_ready,
         "servers": report.num_servers,
         "devices": report.num_devices,
@@ -94,7 +95,6 @@ def _render_group(group: Sequence[Problem], source: str) -> Iterable[str]:
 
 
 def _summarise(report: Report) -> str:
-    target = report.profile.chip or report.profile.device_target
     found = f"{count_noun(report.num_errors, 'error')}, {count_noun(report.num_warnings, 'warning')}"
     if report.dialect is None:
         return f"{found}; not a rank table"
@@ -102,7 +102,7 @@ def _summarise(report: Report) -> str:
     state = "" if report.is_ready else "not ready; "
     verdict = found if report.problems else "valid"
     kind = f"version {report.dialect}" if report.dialect[:1].isdigit() else report.dialect
-    return f"{state}{verdict} ({kind}, {size}, checked for {target})"
+    return f"{state}{verdict} ({kind}, {size}, checked for {report.profile.words})"
 
 
 def _problem_as_json(problem: Problem) -> dict[str, object]:

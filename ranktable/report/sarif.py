@@ -14,7 +14,7 @@ from ranktable.codec.layout import render_json
 from ranktable.errors import EXIT_USAGE
 from ranktable.problem import Problem
 from ranktable.report.findings import Unjudged, Verdict
-from ranktable.rules.described import RuleText, described_rules
+from ranktable.rules import Rule, registered_rules
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -30,7 +30,7 @@ def build_sarif(verdicts: Sequence[Verdict], exit_code: int) -> dict[str, object
     A file that could not be judged is no result but a notification, and the run was then no success. A file that was
     named twice stands there once.
     """
-    rules = described_rules()
+    rules = registered_rules()
     indexes = {rule.rule_id: index for index, rule in enumerate(rules)}
     by_uri = {_uri(verdict.source): verdict for verdict in verdicts}
     results = [
@@ -64,13 +64,16 @@ def _version() -> dict[str, str]:
         return {}
 
 
-def _descriptor(rule: RuleText) -> dict[str, object]:
-    full = f"{rule.title}. {rule.explanation}".strip()
+def _descriptor(rule: Rule) -> dict[str, object]:
+    explanation = " ".join((rule.check.__doc__ or "").split()) if rule.check else ""
+    full = f"{rule.title}. {explanation}".strip()
     return {
         "id": rule.rule_id,
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": full},
         "help": {"text": full},
+        "defaultConfiguration": {"level": rule.severity if rule.severity == "warning" else "error"},
+        "properties": {"dialects": sorted(rule.dialects), "chips": list(rule.chips), "readers": list(rule.readers)},
     }
 
 
@@ -83,6 +86,7 @@ def _artifact(uri: str, verdict: Verdict) -> dict[str, object]:
         "evidence": verdict.evidence,
         "deviceTarget": verdict.profile.device_target,
         "chip": verdict.profile.chip,
+        "profile": verdict.profile.reader,
         "ready": verdict.is_ready,
         "servers": verdict.num_servers,
         "devices": verdict.num_devices,

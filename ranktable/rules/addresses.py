@@ -16,6 +16,7 @@ from typing import TypeVar
 from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
+from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
 from ranktable.survey import DeviceEntry, Survey
 
@@ -52,7 +53,7 @@ def _read_all_addresses(survey: Survey) -> list[tuple[DeviceEntry, list[Address]
     )
 
 
-@rule("R13", "device_ip is the address of a network port")
+@rule("R13", "device_ip is the address of a network port", severity="error or warning")
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
     for device in survey.devices:
@@ -79,7 +80,7 @@ def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     return None
 
 
-@rule("R14", "device_ip is unique in the whole table")
+@rule("R14", "device_ip is unique in the whole table", is_whole=True)
 def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """A backup address is another device's own address by design (R27), so it does not count here."""
     first_devices: dict[Address, DeviceEntry] = {}
@@ -92,7 +93,7 @@ def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator
             first_devices[address] = device
 
 
-@rule("R15", "all device addresses are of one family and equal in number, and so are all host addresses")
+@rule("R15", "all device addresses are of one family and equal in number, and so are all host addresses", is_whole=True)
 def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The odd ones are reported, not the many."""
     with_address = [(device, addresses) for device, addresses in _read_all_addresses(survey) if addresses]
@@ -125,17 +126,38 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
             yield server.complain("host_ip", "R15", "error", message, f"use IPv{family} for every host")
 
 
-@rule("R16", "device_ip is there where devices talk over their own ports")
+@rule(
+    "R16",
+    "device_ip is there where devices talk over their own ports",
+    severity="error or warning",
+    chips=("910a", "a2", "a3", "300i-duo"),
+)
 def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """On Ascend: with several servers always, on one server on 910A and 300I Duo. On cpu and gpu: never asked for."""
-    severity: Severity | None = "error" if survey.is_multi_server else profile.severity_on("910a", "300i-duo")
-    if severity is None or not profile.is_ascend:
+    """On 910A and 300I Duo always; on A2 with several servers; on A3 with several servers that are not one super pod.
+
+    A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells. On cpu and gpu: never asked for.
+    """
+    need = _find_need(survey, chip_of(survey, profile)) if profile.is_ascend else None
+    if need is None:
         return
-    where = "in a table of several servers" if survey.is_multi_server else "on 910A and 300I Duo"
+    severity, where = need
     for device in survey.devices:
         if not device.has("device_ip"):
             message = f"the key is missing; HCCL needs it {where}"
             yield device.complain("device_ip", "R16", severity, message, _FIND_IT)
+
+
+def _find_need(survey: Survey, chip: str | None) -> tuple[Severity, str] | None:
+    if chip in ("910a", "300i-duo"):
+        return "error", "on 910A and 300I Duo"
+    if chip == "a5":
+        return None
+    if survey.is_multi_server:
+        pods = {pod.text("super_pod_id") for pod in survey.super_pods}
+        if chip == "a3" and len(pods) == 1:
+            return None
+        return "error", "between super pods" if chip == "a3" and pods else "in a table of several servers"
+    return None if chip else ("warning", "on 910A and 300I Duo")
 
 
 def _most_common(values: Iterator[_Value]) -> _Value | None:

@@ -6,21 +6,22 @@ Source: what HCCL's rank table parser refuses (errors EI0014 and EI0017), and it
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ranktable.model import COMPLETED
 from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, join_key
+from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
+from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
 
 MAX_SERVER_ID_LENGTH = 64
-MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31}
+MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
 """Highest physical device id of each chip."""
 
 
-@rule("R3", 'status is "completed"')
+@rule("R3", 'status is "completed"', is_whole=True)
 def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """HCCL reads a file with another status again every second, for half an hour, and then gives up."""
     status = survey.text("status")
@@ -36,22 +37,35 @@ def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
     found = len(survey.servers)
     if survey.declared_server_count is not None and survey.declared_server_count != found:
-        message = f"the table lists {found} server{'s' if found != 1 else ''}"
+        message = f"the {_noun(survey)} lists {found} server{'s' if found != 1 else ''}"
         yield survey.complain("server_count", "R6", "error", message, f'write "{found}", or list the missing servers')
 
 
-@rule("R7", "server_id is a unique name or address of 1 to 64 characters")
+def _noun(survey: Survey) -> str:
+    return "group" if survey.path else "table"
+
+
+@rule("R7", "server_id is a unique name or address of 1 to 64 characters", severity="error or warning")
 def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """Masks of documentation samples are named as such; a doubled id is reported at its second place."""
-    first_paths: dict[str, str] = {}
+    """Masks of documentation samples are named as such; a doubled id is reported at its second place.
+
+    In a group of a MindIE global table two pods of one host share its id and have their own `server_ip`: a warning.
+    """
+    first_servers: dict[str, ServerEntry] = {}
     for server in survey.servers:
         if server.server_id is None:
             continue
         yield from _check_server_id(server, server.server_id, survey)
-        if server.server_id in first_paths:
-            message = f"the same server_id stands at {first_paths[server.server_id]}"
-            yield server.complain("server_id", "R7", "error", message, "give each server its own id")
-        first_paths.setdefault(server.server_id, join_key(server.path, "server_id"))
+        first = first_servers.setdefault(server.server_id, server)
+        if first is not server:
+            message = f"the same server_id stands at {join_key(first.path, 'server_id')}"
+            severity: Severity = "warning" if _are_pods_of_one_host(first, server, survey) else "error"
+            yield server.complain("server_id", "R7", severity, message, "give each server its own id")
+
+
+def _are_pods_of_one_host(first: ServerEntry, second: ServerEntry, survey: Survey) -> bool:
+    addresses = (first.text("server_ip"), second.text("server_ip"))
+    return survey.dialect == "mindie-global" and None not in addresses and addresses[0] != addresses[1]
 
 
 def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Iterator[Problem]:
@@ -79,14 +93,15 @@ def _is_loopback(server_id: str) -> bool:
 @rule("R8", "device_id is a physical device number that is unique on its server")
 def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The highest number depends on the chip; without a chip it is that of the largest, the 300I Duo."""
-    highest = MAX_DEVICE_ID[profile.chip or "300i-duo"]
+    chip = chip_of(survey, profile)
+    highest = MAX_DEVICE_ID[chip or "300i-duo"]
     for server in survey.servers:
         first_paths: dict[int, str] = {}
         for device in server.devices:
             if device.device_id is None:
                 continue
             if profile.is_ascend and device.device_id > highest:
-                message = f"the highest device number is {highest} on {profile.chip or 'any chip of version 1.0'}"
+                message = f"the highest device number is {highest} on {chip or 'any chip of version 1.0'}"
                 yield device.complain("device_id", "R8", "error", message, "write the physical number of the device")
             if device.device_id in first_paths:
                 message = f"the same device_id stands at {first_paths[device.device_id]}"
@@ -98,15 +113,30 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
 
 @rule("R9", "the rank ids are 0 to n-1, each once")
 def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """n is the number of devices in the table."""
-    size = survey.num_devices
+    """n is the number of devices in the table, in the group, or in the instance of an inference service."""
+    for servers in _rank_spaces(survey):
+        yield from _check_rank_space(servers, _noun(survey))
+
+
+def _rank_spaces(survey: Survey) -> list[tuple[ServerEntry, ...]]:
+    """Return the servers that count their ranks together.
+
+    In a group with `deploy_server` "0" every server can be an instance of its own, with ranks from 0.
+    """
+    with_ranks = [server for server in survey.servers if server.devices]
+    is_each_alone = survey.text("deploy_server") == "0" and all(server.ranks[:1] == [0] for server in with_ranks)
+    return [(server,) for server in with_ranks] if is_each_alone else [survey.servers]
+
+
+def _check_rank_space(servers: Sequence[ServerEntry], noun: str) -> Iterator[Problem]:
+    size = sum(len(server.devices) for server in servers)
     first_paths: dict[int, str] = {}
     wrong: list[tuple[DeviceEntry, str]] = []
-    for device in survey.devices:
+    for device in (device for server in servers for device in server.devices):
         if device.rank_id is None:
             continue
         if device.rank_id >= size:
-            wrong.append((device, f"the table has {size} devices, so ranks go from 0 to {size - 1}"))
+            wrong.append((device, f"the {noun} has {size} devices, so ranks go from 0 to {size - 1}"))
         elif device.rank_id in first_paths:
             wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
         else:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ranktable.problem import Problem, join_key, show_value
+from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules.registry import rule
+from ranktable.rules.chips import severity_on
+from ranktable.rules.registry import CONCISE, rule
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
 
 
-@rule("R10", "the ranks of one server follow each other without a gap")
+@rule("R10", "the ranks of one server follow each other without a gap", severity="warning")
 def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Interleaved servers make every rank guess of the form rank = server x devices + i wrong."""
     for server in survey.servers:
@@ -25,24 +26,39 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
             yield _about_devices(server, "R10", message, "number the devices of each server in one row")
 
 
-@rule("R11", "the order of the ranks is the string order of the server ids")
+@rule(
+    "R11",
+    "the order of the ranks is the string order of the server ids, as MindSpore demands",
+    CONCISE - {"mindie-global"},
+    severity="error or warning",
+)
 def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """In string order "10.0.0.10" comes before "10.0.0.9". Only readers for Ascend ask for it."""
-    if not profile.is_ascend:
+    """In string order "10.0.0.10" comes before "10.0.0.9".
+
+    MindSpore's documentation requires it: an error for that reader, a warning when no reader is named. HCCL and MindIE
+    go by the ranks as they are.
+    """
+    if not profile.is_ascend or profile.reader not in (None, "mindspore"):
         return
+    severity: Severity = "error" if profile.reader else "warning"
     with_ranks = [(server.ranks[0], server.server_id or "", server) for server in survey.servers if server.ranks]
     by_rank = sorted(with_ranks, key=lambda entry: entry[0])
     for (_, earlier, _), (rank, server_id, server) in pairwise(by_rank):
         if server_id < earlier:
             message = f"its ranks start at {rank}, after those of {show_value(earlier)}, but its id sorts before that"
             remedy = "number the servers in the string order of their ids"
-            yield server.complain("server_id", "R11", "warning", message, remedy)
+            yield server.complain("server_id", "R11", severity, message, remedy)
 
 
-@rule("R12", "on one server the order of the ranks is that of the device ids")
+@rule(
+    "R12",
+    "on one server the order of the ranks is that of the device ids",
+    severity="warning",
+    chips=("910a", "a2"),
+)
 def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The physical order that 910A and A2 expect."""
-    if profile.severity_on("910a", "a2") is None:
+    if severity_on(survey, profile, "910a", "a2") is None:
         return
     for server in survey.servers:
         readable = [pair for device in server.devices if (pair := _ids(device)) is not None]

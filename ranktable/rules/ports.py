@@ -18,7 +18,7 @@ _DEFAULT_PORT = 16666
 _DEFAULT_BACKUP_PORT = 16667
 
 
-@rule("R22", "ports are 1 to 65535, and host_port is unique on its server")
+@rule("R22", "ports are 1 to 65535, and host_port is unique on its server", severity="error or warning")
 def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Ports below 1024 need privileges, which is worth a warning."""
     for server in survey.servers:
@@ -46,7 +46,7 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
             yield device.complain(key, "R22", "warning", message, f"write a port from {_FIRST_FREE_PORT} on")
 
 
-@rule("R27", "backup_device_ip is the address of the other die of the same module, with another port")
+@rule("R27", "backup_device_ip is the address of the other die of the same module, with another port", chips=("a3",))
 def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Devices 2k and 2k+1 are the two dies of one module (A3)."""
     for server in survey.servers:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
+from ranktable.rules.chips import chip_of, severity_on
 from ranktable.rules.identity import MAX_DEVICE_ID
-from ranktable.rules.registry import rule
+from ranktable.rules.registry import CONCISE, rule
 from ranktable.survey import ServerEntry, Survey
 
 _COUNTS_910A = (1, 2, 4, 8)
@@ -30,18 +31,21 @@ _QUADS_910A = tuple(
     )
 )
 _MAX_DEVICES = {"910a": 8, "a2": 16, "a3": 16}
+_USUAL_DEVICES = {"a2": 8}
+"""Most A2 servers have 8 devices, a few have 16."""
+_DIALECTS_910A = CONCISE - {"1.2", "volcano-global", "mindie-global"}
 
 
 def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
     is_larger = any((device.device_id or 0) > MAX_DEVICE_ID["910a"] for device in survey.devices)
-    return None if profile.chip is None and is_larger else profile.severity_on("910a")
+    return None if profile.chip is None and is_larger else severity_on(survey, profile, "910a")
 
 
 def _complain(server: ServerEntry, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:
     return Problem(join_key(server.path, "device"), rule_id, severity, message, remedy)
 
 
-@rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone")
+@rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", _DIALECTS_910A, chips=("910a",))
 def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """More than eight devices are left to R21."""
     severity = _severity_910a(survey, profile)
@@ -54,7 +58,13 @@ def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R17", severity, message, "list a number of devices that the chip takes")
 
 
-@rule("R18", "two devices of a 910A server are both of 0-3 or both of 4-7")
+@rule(
+    "R18",
+    "two devices of a 910A server are both of 0-3 or both of 4-7",
+    _DIALECTS_910A,
+    severity="warning",
+    chips=("910a",),
+)
 def check_device_pair(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The two rings of four are separate networks; HCCL's parser accepts such a pair, so this is a warning."""
     for server in survey.servers if _severity_910a(survey, profile) else ():
@@ -64,7 +74,7 @@ def check_device_pair(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R18", "warning", message, "take two devices of 0-3 or two of 4-7")
 
 
-@rule("R19", "four devices of a 910A server are one of eight sets")
+@rule("R19", "four devices of a 910A server are one of eight sets", _DIALECTS_910A, chips=("910a",))
 def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The sets are the rings that the links of the board can form."""
     severity = _severity_910a(survey, profile)
@@ -75,9 +85,9 @@ def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R19", severity, message, "take devices 0-3 or devices 4-7")
 
 
-@rule("R20", "every 910A server has the same number of devices")
+@rule("R20", "every 910A server has the same number of devices", _DIALECTS_910A, chips=("910a",))
 def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """The servers that differ from the most are reported."""
+    """The servers that differ from the most are reported. A2 and A3 take servers of different sizes."""
     severity = _severity_910a(survey, profile)
     counts = Counter(len(server.devices) for server in survey.servers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
@@ -87,16 +97,25 @@ def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R20", severity, message, f"list {usual} devices on every server")
 
 
-@rule("R21", "a server has no more devices than its chip allows")
+@rule(
+    "R21",
+    "a server has no more devices than its chip allows",
+    severity="error or warning",
+    chips=("910a", "a2", "a3"),
+)
 def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """8 on a 910A, 16 on A2 and A3; the 300I Duo is bounded by its device numbers (R8)."""
-    if not profile.is_ascend or profile.chip == "300i-duo":
+    """8 on a 910A, 16 on A3, 16 on A2, where more than 8 are rare; R8 bounds the 300I Duo by its device numbers."""
+    chip = chip_of(survey, profile)
+    if not profile.is_ascend or chip in ("300i-duo", "a5"):
         return
-    limit = _MAX_DEVICES[profile.chip or "a3"]
+    limit = _MAX_DEVICES[chip or "a3"]
+    usual = _USUAL_DEVICES.get(chip or "", limit)
     for server in survey.servers:
-        if len(server.devices) > limit:
-            severity: Severity = "error" if profile.chip else "warning"
-            message = f"the server has {len(server.devices)} devices, at most {limit} are usual on one server"
+        count = len(server.devices)
+        if count > usual:
+            severity: Severity = "error" if chip and count > limit else "warning"
+            at_most = limit if count > limit else usual
+            message = f"the server has {count} devices, at most {at_most} are usual on one server"
             yield _complain(server, "R21", severity, message, "check that the server is not two")
 
 

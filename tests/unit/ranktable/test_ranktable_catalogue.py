@@ -1,9 +1,12 @@
 """Every table of the catalogue gets exactly the findings that an expert would give.
 
 A folder of the catalogue holds tables and one `expected.yaml`: per table why it is there, how it is checked
-(`device_target`, `chip`), its findings as [rule, severity, path, line] (line 0: not compared), and `ready: false`.
+(`device_target`, `chip`, `profile`, `network_plan`, and `mode`, the permissions that the file has), its findings as
+[rule, severity, path, line] (line 0: not compared), and `ready: false`.
 """
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import yaml
 from ranktable import Report, validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"
-OPTIONS = ("device_target", "chip")
+OPTIONS = ("device_target", "chip", "profile", "network_plan")
 EXPECTED = {
     f"{listing.parent.name}/{name}": expected
     for listing in sorted(CATALOGUE.glob("*/expected.yaml"))
@@ -22,7 +25,12 @@ EXPECTED = {
 
 def validate(name: str) -> Report:
     options = {option: EXPECTED[name][option] for option in OPTIONS if option in EXPECTED[name]}
-    return validate_file(CATALOGUE / name, **options)
+    if "mode" not in EXPECTED[name]:
+        return validate_file(CATALOGUE / name, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(shutil.copy(CATALOGUE / name, folder))
+        copied.chmod(int(EXPECTED[name]["mode"], 8))
+        return validate_file(copied, **options)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -185,11 +185,11 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
 
 
 def test_another_dialect_is_named(run):
-    Path("t.json").write_text('{"version": "1.2", "server_list": [{}], "super_pod_list": []}')
+    Path("t.json").write_text('{"version": "1.2", "prefill_device_list": [], "server_list": [{}]}')
     for command in ("show", "validate"):
         status, _, err = run(command, "t.json")
         assert status == 2
-        assert "a super pod rank table (version 1.2)" in err
+        assert "a vLLM-Ascend prefill and decode table" in err
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["validate"], ["show"]])

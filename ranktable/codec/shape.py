@@ -52,7 +52,7 @@ def check_shape(
     by_name = shape.by_name
     unknown_names = [name for name in members if name not in shape.kinds]
     misspelt = {
-        name: _find_near(name, by_name) if place < _MAX_LISTED else None for place, name in enumerate(unknown_names)
+        name: _find_near(name, shape.kinds) if place < _MAX_LISTED else None for place, name in enumerate(unknown_names)
     }
     for key in by_name.values():
         if key.name in members:
@@ -63,7 +63,7 @@ def check_shape(
     unknown = [
         (name, meant)
         for name, meant in misspelt.items()
-        if meant is None or meant in members or by_name[meant].missing is None
+        if meant is None or meant in members or meant not in shape.required
     ]
     for name, meant in unknown[:_MAX_LISTED]:
         yield _report_unknown(path, name, meant)

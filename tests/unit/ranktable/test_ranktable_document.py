@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ranktable.errors import JsonTextError, RankTableError
 from ranktable.problem import Position, join_index, join_key
+from ranktable.reading import positions
 from ranktable.reading.document import MAX_DEPTH, MAX_REPEATS, parse_document
-from ranktable.reading.positions import locate_paths
+from ranktable.reading.positions import Lines, locate_paths
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -203,3 +204,32 @@ def test_a_path_that_is_absent_gets_the_place_of_its_holder():
         "z": Position(1, 1),
         "a[0].b": Position(3, 4),
     }
+
+
+def test_places_behind_a_flood_of_members_are_those_of_their_holder(monkeypatch):
+    monkeypatch.setattr(positions, "MAX_STEPS", 10)
+    text = json.dumps({"a": list(range(5)), "b": list(range(50)), "c": 1}, indent=1)
+    places = locate_paths(text, {"a[3]", "b", "b[2]", "b[40]", "c"})
+    assert places["a[3]"].line == 6
+    assert places["b[2]"].line == 12
+    assert places["b[40]"] == places["b"] == Position(9, 2)
+    assert places["c"] == Position(1, 1)
+
+
+@given(st.text(alphabet="ab\n\r", max_size=40), st.lists(st.integers(0, 40), max_size=5))
+def test_lines_are_counted_in_any_order(text, offsets):
+    lines = Lines(text)
+    for offset in (min(offset, len(text)) for offset in offsets):
+        before = text[:offset].split("\n")
+        assert lines.position_at(offset) == Position(len(before), len(before[-1]) + 1)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "\u00e9"]), max_size=4), st.sampled_from(["{%s}", '{"x": [1, {%s}]}']))
+def test_every_repeated_key_is_listed(keys, holder):
+    text = holder % ", ".join(f'"{key}": [{{}}]' for key in keys)
+    repeats = [key for index, key in enumerate(keys) if key in keys[:index]]
+    base = "x[1]" if "x" in holder else ""
+    document = parse_document(text.encode())
+    assert [repeat.path for repeat in document.repeated_keys] == [join_key(base, key) for key in repeats]
+    for repeat, key in zip(document.repeated_keys, repeats, strict=True):
+        assert text[repeat.position.column - 1 :].startswith(f'"{key}"')

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranktable.problem import Position, Problem
+from ranktable.problem import Position, Problem, show_value
 
 EXIT_VALID = 0
 EXIT_PROBLEMS = 1
@@ -94,7 +94,11 @@ class UnknownDialectError(RankTableError):
     exit_code = EXIT_PROBLEMS
 
     def __init__(self, source: str, keys: Sequence[str], remedy: str) -> None:
-        shown = ", ".join(keys[:6]) if keys else "none"
+        shown = (
+            ", ".join(key if key.isidentifier() and len(key) < 60 else show_value(key) for key in keys[:6])
+            if keys
+            else "none"
+        )
         super().__init__(f"{source} is not a rank table of any known kind (top-level keys: {shown})", remedy)
         self.source = source
         self.keys = tuple(keys)

@@ -12,6 +12,7 @@ Severity = Literal["error", "warning"]
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LAST_STEP = re.compile(r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
 _MAX_SHOWN = 60
+_MAX_PATH = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,18 @@ class Problem:
 
     @property
     def subject(self) -> str:
-        """The path with the value: what the message speaks about."""
+        """The path with the value: what the message speaks about. A path of odd, long keys is shortened."""
         path = self.path or "the file"
+        if len(path) > _MAX_PATH:
+            path = f"{path[:_MAX_PATH]}..."
         return path if self.value is None else f"{path} = {self.value}"
 
 
 def show_value(value: object) -> str:
     """Return `value` as JSON text in ASCII, cut to 60 characters."""
-    text = json.dumps(value)
+    text = json.dumps(value[:_MAX_SHOWN] if isinstance(value, str) else value)
+    if isinstance(value, str) and len(value) > _MAX_SHOWN:
+        return text[: _MAX_SHOWN - 3] + "..."
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
@@ -63,7 +68,7 @@ def join_key(path: str, key: str) -> str:
     >>> join_key("server_list[0]", "device")
     'server_list[0].device'
     """
-    if not _PLAIN_KEY.fullmatch(key):
+    if not (key.isidentifier() and key.isascii()) and not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 

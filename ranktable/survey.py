@@ -6,10 +6,13 @@ holds each value that could be read (None where it could not) together with its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from ranktable.problem import Problem, Severity, join_key, show_value
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,13 @@ class Survey(Entry):
     clusters: tuple[HoldingEntry, ...] = ()
     groups: tuple[Survey, ...] = ()
     """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
+    _worked_out: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def work_out_once(self, name: str, work_out: Callable[[], _Result]) -> _Result:
+        """Return what `work_out` returned when `name` was asked for first: for what several rules need and is slow."""
+        if name not in self._worked_out:
+            self._worked_out[name] = work_out()
+        return cast(_Result, self._worked_out[name])
 
     @property
     def devices(self) -> Iterator[DeviceEntry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from ranktable.codec import describe_repeat, examine_table, find_codec
+from ranktable.codec import describe_repeat, detect_codec, examine_table
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Position, Problem
@@ -32,7 +32,11 @@ class Report:
     profile: Profile
     problems: tuple[Problem, ...]
     dialect: str | None = None
-    """Version of the table, None when the text is no table at all."""
+    """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
+    dialect_title: str = ""
+    """What the dialect is called in a sentence."""
+    evidence: str = ""
+    """The keys that gave the dialect away."""
     is_ready: bool = True
     """False when the status is "initializing": then only the status is reported."""
     num_servers: int = 0
@@ -107,8 +111,8 @@ def validate_document(document: Document, profile: Profile) -> Report:
 
     Raises UnsupportedDialectError and UnknownDialectError.
     """
-    dialect, codec = find_codec(document)
-    text_problems = _check_text(document, profile, dialect.name)
+    detection, codec = detect_codec(document)
+    text_problems = _check_text(document, profile, detection.dialect.name)
     survey = codec.survey(document.value)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
@@ -117,7 +121,17 @@ def validate_document(document: Document, profile: Profile) -> Report:
         status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
         problems = (*text_problems, *status)
     located = _locate(problems, document)
-    return Report(document.source, profile, located, dialect.name, is_ready, len(survey.servers), survey.num_devices)
+    return Report(
+        document.source,
+        profile,
+        located,
+        detection.dialect.name,
+        detection.dialect.title,
+        detection.evidence,
+        is_ready,
+        len(survey.servers),
+        survey.num_devices,
+    )
 
 
 def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tuple[Problem, ...]:
@@ -149,6 +163,9 @@ def _check_text(document: Document, profile: Profile, dialect: str) -> list[Prob
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"
         problems.append(Problem("", "R1", "error", message, "rename the file"))
+    if profile.is_ascend and profile.reader in (None, "hccl") and document.is_link:
+        message = "the file is a symbolic link, as in a mounted ConfigMap; torch_npu refuses one in RANK_TABLE_FILE"
+        problems.append(Problem("", "R1", "warning", message, "let the job copy the table to a plain file first"))
     if profile.reader == "mindie-llm" and document.source != STDIN_NAME:
         problems += check_file_mode(document.source)
     repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ranktable.codec.codec import Codec, codec_names, codec_of
-from ranktable.codec.detect import Dialect, detect_dialect, find_near_keys
+from ranktable.codec.detect import Detection, Dialect, detect_dialect, find_near_keys
 from ranktable.codec.layout import render_json
 from ranktable.errors import BuildError, InvalidTableError, NotReadyError, UnknownDialectError, UnsupportedDialectError
 from ranktable.model import INITIALIZING, RankTable
@@ -20,7 +20,13 @@ _MAX_RENAMES = 6
 
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:
-    """Return the dialect of the document and its codec.
+    """Return the dialect of the document and its codec; raises what `detect_codec` does."""
+    detection, codec = detect_codec(document)
+    return detection.dialect, codec
+
+
+def detect_codec(document: Document) -> tuple[Detection, Codec]:
+    """Return the dialect of the document, with what gave it away, and its codec.
 
     Raises UnsupportedDialectError for a known dialect without a codec, UnknownDialectError for anything else.
     """
@@ -32,7 +38,7 @@ def find_codec(document: Document) -> tuple[Dialect, Codec]:
         default = f"give it to its own reader ({detection.dialect.consumer}), or write the job as version 1.0"
         remedy = detection.dialect.instead or default
         raise UnsupportedDialectError(document.source, detection.dialect.title, detection.evidence, remedy)
-    return detection.dialect, codec
+    return detection, codec
 
 
 def decode_table(document: Document) -> RankTable:

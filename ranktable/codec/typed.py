@@ -33,6 +33,18 @@ def check_typed(value: object, path: str, kind: str, rule: str) -> Iterator[Prob
         yield from _check_items(value, path, kind)
 
 
+def fits_typed(value: object, kind: str) -> bool:
+    """Return whether nothing is wrong with a value of one of the `TYPED_KINDS`; False for any other kind."""
+    if kind == "integer":
+        return read_integer(value) is not None
+    if kind == "object":
+        return isinstance(value, dict)
+    if kind not in TYPED_KINDS or not isinstance(value, list):
+        return False
+    wanted = str if kind == "texts" else dict
+    return all(isinstance(item, wanted) for item in value)
+
+
 def read_integer(value: object) -> int | None:
     """Return a JSON integer of 32 bits from 0 on, None for all else (also for true, 1.0 and "1")."""
     is_plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER

@@ -43,8 +43,7 @@ def check(
     path = file or os.environ.get("RANK_TABLE_FILE")
     if path is None or path == "-":
         raise click.UsageError("name the file that the job reads, or set RANK_TABLE_FILE")
-    from ranktable.codec.layout import render_json
-    from ranktable.report.findings import render_report, report_as_json
+    from ranktable.report.findings import render_report, render_verdicts_json
 
     try:
         found = check_file(path, device_target=device_target, chip=chip, root=root)
@@ -54,7 +53,7 @@ def check(
         remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
         raise ReadError(error.source, error.reason, remedy) from error
     report = found.report
-    text = render_json([report_as_json(report)]) if form == "json" else render_report(report) + "\n"
+    text = render_verdicts_json([report]) if form == "json" else render_report(report) + "\n"
     return Outcome(text, tuple(map(_describe, found.servers)), report.exit_code(strict=strict))
 
 

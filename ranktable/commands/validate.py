@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from ranktable.commands.outcome import Outcome
-from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
+from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
 from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
-from ranktable.report.findings import render_report, render_reports_json, report_as_json
+from ranktable.report.findings import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.validate import validate_file
 
 # The worst of several files decides: what could not be judged, then what is wrong, then what is not ready.
@@ -18,8 +20,9 @@ _TARGET_HELP = "For which devices to check: cpu and gpu tables need no device_ip
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "json", "sarif"]), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
+@click.option("--quiet", is_flag=True, help="Text only: leave out files that pass, and warnings unless --strict.")
 @click.option(
     "--device_target",
     type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
@@ -49,29 +52,49 @@ def validate(
     files: tuple[str, ...],
     form: str,
     strict: bool,
+    quiet: bool,
     device_target: str,
     chip: str | None,
     profile: str | None,
     network_plan: int | None,
 ) -> Outcome:
     """Check each FILE against every rule and list all problems; - is standard input."""
-    texts: list[str] = []
-    objects: list[dict[str, object]] = []
+    verdicts: list[Verdict] = []
     codes: list[int] = []
     for name in files:
         try:
             report = validate_file(
                 name, device_target=device_target, chip=chip, profile=profile, network_plan=network_plan
             )
-            texts.append(render_report(report))
-            objects.append(report_as_json(report))
+            verdicts.append(report)
             codes.append(report.exit_code(strict=strict))
+        except ProfileError:
+            raise  # a mistake in the options, not in the file
         except RankTableError as error:
             if len(files) == 1 and form == "text":
                 raise
-            texts.append(f"ranktable: error: {error}")
-            objects.append({"file": name, "error": error.message, "remedy": error.remedy})
+            verdicts.append(Unjudged(name, error.message, error.remedy))
             codes.append(error.exit_code)
     worst = next(code for code in _BY_WEIGHT if code in codes)
-    text = render_reports_json(objects) if form == "json" else "\n".join(texts) + "\n"
-    return Outcome(text, exit_code=worst)
+    return Outcome(_render(verdicts, form, worst, strict=strict, quiet=quiet), exit_code=worst)
+
+
+def _render(verdicts: Sequence[Verdict], form: str, exit_code: int, *, strict: bool, quiet: bool) -> str:
+    if form == "sarif":
+        from ranktable.report.sarif import render_sarif
+
+        return render_sarif(verdicts, exit_code)
+    if form == "json":
+        return render_verdicts_json(verdicts)
+    loud = [verdict for verdict in verdicts if not quiet or _has_to_be_said(verdict, strict=strict)]
+    return "".join(f"{_render_text(verdict, shows_warnings=strict or not quiet)}\n" for verdict in loud)
+
+
+def _has_to_be_said(verdict: Verdict, *, strict: bool) -> bool:
+    return isinstance(verdict, Unjudged) or verdict.exit_code(strict=strict) != EXIT_VALID
+
+
+def _render_text(verdict: Verdict, *, shows_warnings: bool) -> str:
+    if isinstance(verdict, Unjudged):
+        return render_unjudged(verdict)
+    return render_report(verdict, shows_warnings=shows_warnings)

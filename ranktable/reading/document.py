@@ -11,11 +11,16 @@ from typing import NoReturn
 
 from ranktable.errors import JsonTextError
 from ranktable.problem import Position
+from ranktable.reading.foreign import name_bytes
 from ranktable.reading.json_fault import Fault, explain_fault
-from ranktable.reading.positions import Lines, walk_marks
+from ranktable.reading.positions import Lines, find_repeated_keys
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""
+MAX_OBJECTS = 1_000_000
+"""Most objects that a text may hold; a table has one per device and few more."""
+MAX_REPEATS = 1000
+"""Most repeated keys that are listed; one is enough to refuse a table."""
 
 _OTHER_ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -24,6 +29,7 @@ _OTHER_ENCODINGS = (
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
 _MAX_DIGITS = 400
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Document:
     """True when the file starts with a UTF-8 byte order mark."""
     repeated_keys: tuple[RepeatedKey, ...] = ()
     size_bytes: int = 0
+    is_link: bool = False
+    """True when the file was reached through a symbolic link of its own name."""
 
 
 class _ForeignValueError(ValueError):
@@ -60,10 +68,13 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     """Return the JSON object that `data` holds.
 
     Raises JsonTextError, with line and column, for anything else: another encoding, comments, trailing commas,
-    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, a top that is not an object.
-    Repeated keys do not raise; they are listed in the result.
+    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, more than a million objects, a top
+    that is not an object.
+    Repeated keys do not raise; the first 1,000 are listed in the result.
     """
     text, has_bom = _decode_text(data, source)
+    if data.count(b"{") > MAX_OBJECTS:
+        _refuse(text, source, Fault(0, f"the text has more than {MAX_OBJECTS:,} objects", "write one table per job"))
     has_repeats = False
 
     def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -74,9 +85,11 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
 
     value = _load(text, source, build_object)
     if not isinstance(value, dict):
-        _refuse(text, source, Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {"))
-    _check_depth(value, text, source)
-    repeats = _find_repeats(text) if has_repeats else ()
+        _refuse(text, source, _wrong_top(value))
+    if not _is_surely_shallow(data):
+        _check_depth(value, text, source)
+    found = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
+    repeats = tuple(RepeatedKey(path, position) for path, position in found)
     return Document(source, text, value, has_bom, repeats, len(data))
 
 
@@ -84,6 +97,9 @@ def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
     for mark, name in _OTHER_ENCODINGS:
         if data.startswith(mark):
             _refuse("", source, _wrong_encoding(name))
+    foreign = name_bytes(data)
+    if foreign:
+        _refuse("", source, Fault(0, *foreign))
     if b"\0" in data[:4]:
         _refuse("", source, _wrong_encoding("UTF-16 or UTF-32"))
     has_bom = data.startswith(codecs.BOM_UTF8)
@@ -92,7 +108,8 @@ def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
         return body.decode("utf-8"), has_bom
     except UnicodeDecodeError as error:
         before = body[: error.start].decode("utf-8")
-        fault = Fault(len(before), f"byte 0x{body[error.start]:02x} is not UTF-8", "save the file as UTF-8")
+        message = f"byte 0x{body[error.start]:02x} is not UTF-8; the file may be Latin-1, GBK or binary"
+        fault = Fault(len(before), message, "save the file as UTF-8, for example with iconv")
         _refuse(before, source, fault)
 
 
@@ -139,6 +156,22 @@ def _find_literal(text: str, literal: str) -> int:
     return next((match.start() for match in outside_strings.finditer(text) if match.group(1)), 0)
 
 
+def _is_surely_shallow(data: bytes) -> bool:
+    """Return True when the brackets alone show a depth in bounds; False when the value itself has to be walked.
+
+    Only brackets and quotes are kept. Where neither stands inside a string, taking out the innermost pairs as many
+    times as levels are allowed leaves nothing; a bracket or an escape inside a string leaves a quote over.
+    """
+    if b"\\" in data:
+        return False
+    skeleton = data.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    for _ in range(MAX_DEPTH):
+        if not skeleton:
+            return True
+        skeleton = skeleton.replace(b"{}", b"").replace(b"[]", b"")
+    return not skeleton
+
+
 def _check_depth(value: object, text: str, source: str) -> None:
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
@@ -162,9 +195,12 @@ def _too_deep(text: str) -> Fault:
     return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
 
 
-def _find_repeats(text: str) -> tuple[RepeatedKey, ...]:
-    lines = Lines(text)
-    return tuple(RepeatedKey(mark.path, lines.position_at(mark.offset)) for mark in walk_marks(text) if mark.is_repeat)
+def _wrong_top(value: object) -> Fault:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return Fault(0, "the file is a JSON string that holds a table as text", "encode the table once, not twice")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        return Fault(0, "the top of the file is an array, not an object", "remove the outer square brackets")
+    return Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {")
 
 
 def _kind(value: object) -> str:

@@ -1,99 +1,167 @@
-"""Finds where the members of a JSON text stand. Works on text that a JSON parser has accepted already."""
+"""Finds where the members of a JSON text stand. Works on text that a JSON parser has accepted already.
+
+The text is walked only where something is looked for; the parser in C skips the rest.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 from ranktable.problem import Position, join_index, join_key, parent_path
 
-_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+MAX_STEPS = 1_500_000
+"""Most members and items that are looked at; what stands behind them gets the place of its holder."""
 
-
-@dataclass(slots=True)
-class _Frame:
-    """An open object or array during the walk."""
-
-    path: str
-    is_object: bool
-    index: int = 0
-    member: str = ""
-    expects_key: bool = True
-    seen: set[str] = field(default_factory=set)
-
-    @property
-    def child(self) -> str:
-        return self.member if self.is_object else join_index(self.path, self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One member of an object or item of an array: its path, its offset, and whether its key was there before."""
-
-    path: str
-    offset: int
-    is_repeat: bool = False
-
-
-def walk_marks(text: str) -> Iterator[Mark]:
-    """Yield a mark for each member (at its key) and each array item (at its value), in the order of the text."""
-    stack: list[_Frame] = []
-    for match in _PIECE.finditer(text):
-        piece, top = match.group(), stack[-1] if stack else None
-        if piece in "}]":
-            stack.pop()
-        elif piece == ":":
-            continue
-        elif piece == ",":
-            _advance(top)
-        elif top is not None and top.is_object and top.expects_key:
-            yield _enter_key(top, piece, match.start())
-        else:
-            if top is not None and not top.is_object:
-                yield Mark(top.child, match.start())
-            if piece in "{[":
-                stack.append(_Frame(top.child if top else "", is_object=piece == "{"))
-
-
-def _advance(frame: _Frame | None) -> None:
-    if frame is not None:
-        frame.index += 1
-        frame.expects_key = True
-
-
-def _enter_key(frame: _Frame, piece: str, offset: int) -> Mark:
-    key: str = json.loads(piece)
-    frame.member = join_key(frame.path, key)
-    frame.expects_key = False
-    is_repeat = key in frame.seen
-    frame.seen.add(key)
-    return Mark(frame.member, offset, is_repeat)
+_find_space = re.compile(r"[ \t\n\r]*").match
+_skip_value = json.JSONDecoder().raw_decode
 
 
 class Lines:
-    """Turns offsets of one text into lines and columns."""
+    """Turns offsets of one text into lines and columns; fast when they are asked for in ascending order."""
 
     def __init__(self, text: str) -> None:
-        self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self._text = text
+        self._line = 1
+        self._offset = 0
 
     def position_at(self, offset: int) -> Position:
         """Return line and column of `offset`."""
-        line = bisect_right(self._starts, offset)
-        return Position(line, offset - self._starts[line - 1] + 1)
+        if offset < self._offset:
+            self._line, self._offset = 1, 0
+        self._line += self._text.count("\n", self._offset, offset)
+        self._offset = offset
+        return Position(self._line, offset - self._text.rfind("\n", 0, offset))
+
+
+class _Enough(Exception):
+    """Ends a walk."""
+
+
+class _Walk(ABC):
+    """A walk over the containers of a text; a subclass says which to enter and what to note down."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._steps_left = MAX_STEPS
+
+    def start(self) -> None:
+        """Walk until the end of the text, or until enough has been seen."""
+        with suppress(_Enough):
+            self._visit(self._after_space(0), "")
+
+    def _count_step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise _Enough
+
+    @abstractmethod
+    def _note(self, path: str, offset: int, *, is_repeat: bool) -> None:
+        """Take note of a member (its key is at `offset`) or of an item of an array."""
+
+    @abstractmethod
+    def _pass(self, path: str, offset: int) -> int:
+        """Visit the value at `offset`, or skip it; return where it ends."""
+
+    def _visit(self, offset: int, path: str) -> int:
+        opening = self.text[offset]
+        if opening == "{":
+            return self._visit_object(offset, path)
+        return self._visit_array(offset, path) if opening == "[" else _skip_value(self.text, offset)[1]
+
+    def _visit_object(self, offset: int, path: str) -> int:
+        seen: set[str] = set()
+        offset = self._after_space(offset + 1)
+        while self.text[offset] != "}":
+            self._count_step()
+            key, end = _skip_value(self.text, offset)
+            member = join_key(path, key)
+            self._note(member, offset, is_repeat=key in seen)
+            seen.add(key)
+            colon = self._after_space(end)
+            offset = self._after_comma(self._pass(member, self._after_space(colon + 1)))
+        return offset + 1
+
+    def _visit_array(self, offset: int, path: str) -> int:
+        index = 0
+        offset = self._after_space(offset + 1)
+        while self.text[offset] != "]":
+            self._count_step()
+            item = join_index(path, index)
+            self._note(item, offset, is_repeat=False)
+            offset = self._after_comma(self._pass(item, offset))
+            index += 1
+        return offset + 1
+
+    def _after_space(self, offset: int) -> int:
+        match = _find_space(self.text, offset)
+        return match.end() if match else offset
+
+    def _after_comma(self, offset: int) -> int:
+        offset = self._after_space(offset)
+        return self._after_space(offset + 1) if self.text[offset] == "," else offset
+
+
+class _PathWalk(_Walk):
+    """Looks for given paths, and enters only what holds one of them."""
+
+    def __init__(self, text: str, wanted: Collection[str]) -> None:
+        super().__init__(text)
+        self._wanted = wanted
+        self._lines = Lines(text)
+        self.found = {"": Position(1, 1)}
+
+    def _note(self, path: str, offset: int, *, is_repeat: bool) -> None:  # noqa: ARG002
+        if path in self._wanted:
+            self.found[path] = self._lines.position_at(offset)
+
+    def _pass(self, path: str, offset: int) -> int:
+        return self._visit(offset, path) if path in self._wanted else _skip_value(self.text, offset)[1]
+
+
+class _RepeatWalk(_Walk):
+    """Looks for keys that their object has had before, and enters only what holds one."""
+
+    def __init__(self, text: str, limit: int) -> None:
+        super().__init__(text)
+        self._limit = limit
+        self._lines = Lines(text)
+        self._has_repeat = False
+        self._decode = json.JSONDecoder(object_pairs_hook=self._check_pairs).raw_decode
+        self.found: list[tuple[str, Position]] = []
+
+    def _check_pairs(self, pairs: list[tuple[str, object]]) -> None:
+        self._has_repeat = self._has_repeat or len(dict(pairs)) < len(pairs)
+
+    def _note(self, path: str, offset: int, *, is_repeat: bool) -> None:
+        if is_repeat:
+            self.found.append((path, self._lines.position_at(offset)))
+        if len(self.found) >= self._limit:
+            raise _Enough
+
+    def _pass(self, path: str, offset: int) -> int:
+        if self.text[offset] not in "{[":
+            return _skip_value(self.text, offset)[1]
+        self._has_repeat = False
+        end = self._decode(self.text, offset)[1]
+        return self._visit(offset, path) if self._has_repeat else end
+
+
+def find_repeated_keys(text: str, limit: int) -> list[tuple[str, Position]]:
+    """Return path and place of each key that its object has had before, at most `limit`, in the order of the text."""
+    walk = _RepeatWalk(text, limit)
+    walk.start()
+    return walk.found
 
 
 def locate_paths(text: str, paths: Collection[str]) -> dict[str, Position]:
     """Return where each of `paths` stands; a path that is absent gets the place of its nearest holder."""
-    wanted = {ancestor for path in paths for ancestor in _with_ancestors(path)}
-    lines = Lines(text)
-    found = {"": Position(1, 1)}
-    for mark in walk_marks(text):
-        if mark.path in wanted:
-            found[mark.path] = lines.position_at(mark.offset)
-    return {path: next(found[step] for step in _with_ancestors(path) if step in found) for path in paths}
+    walk = _PathWalk(text, {ancestor for path in paths for ancestor in _with_ancestors(path)})
+    walk.start()
+    return {path: next(walk.found[step] for step in _with_ancestors(path) if step in walk.found) for path in paths}
 
 
 def _with_ancestors(path: str) -> Iterator[str]:

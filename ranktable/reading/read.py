@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ranktable.codec import decode_table
 from ranktable.errors import NotReadyError, ReadError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.reading.document import Document, parse_document
+from ranktable.reading.pipe import read_at_most
 
 MAX_BYTES = 64 * 1024 * 1024
 """Largest file that is read. HCCL itself stops at 40 MiB."""
 
 STDIN_NAME = "<stdin>"
+_MAX_NAME = 255
 
 
 def read_table(path: str | os.PathLike[str]) -> RankTable:
@@ -39,7 +43,8 @@ def parse_table(data: bytes | str, source: str = "<text>") -> RankTable:
 def read_document(path: str | os.PathLike[str]) -> Document:
     """Return the JSON object of the file at `path`, not yet taken for a table; raises ReadError, JsonTextError."""
     name, data = read_source(path)
-    return parse_document(data, name)
+    is_link = name != STDIN_NAME and Path(name).is_symlink() and Path(name).is_file()
+    return replace(parse_document(data, name), is_link=is_link)
 
 
 def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
@@ -50,22 +55,26 @@ def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 def read_bytes(name: str) -> bytes:
     """Return the content of a file of at most 64 MiB; raises ReadError."""
+    if not name:
+        raise ReadError("''", "the name is empty", "name a file, or - for standard input")
     try:
         if Path(name).is_dir():
             raise ReadError(name, "it is a directory", "name the file in it")
-        with Path(name).open("rb") as stream:
-            return _limit(stream.read(MAX_BYTES + 1), name)
+        return _limit(read_at_most(name, MAX_BYTES + 1), name)
     except OSError as error:
-        raise ReadError(name, (error.strerror or str(error)).lower(), _suggest_path(name, error)) from error
+        raise ReadError(_shorten(name), (error.strerror or str(error)).lower(), _suggest_path(name, error)) from error
     except ValueError as error:
-        raise ReadError(repr(name), str(error), "write a plain path") from error
+        raise ReadError(repr(_shorten(name)), str(error), "write a plain path") from error
 
 
 def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise ReadError(STDIN_NAME, "standard input is closed", "pipe a table into it")
     try:
         return _limit(sys.stdin.buffer.read(MAX_BYTES + 1), STDIN_NAME)
-    except (OSError, AttributeError) as error:
-        raise ReadError(STDIN_NAME, "standard input is closed", "pipe a table into it") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "standard input is closed"
+        raise ReadError(STDIN_NAME, reason.lower(), "pipe a table into it") from error
 
 
 def _limit(data: bytes, source: str) -> bytes:
@@ -74,11 +83,17 @@ def _limit(data: bytes, source: str) -> bytes:
     return data
 
 
+def _shorten(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
+
+
 def _suggest_path(name: str, error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "its symbolic links lead in a circle; name the file itself"
+    if isinstance(error, FileNotFoundError) and Path(name).is_symlink():
+        return f"it is a symbolic link to {Path(name).readlink()}, which is not there"
     if isinstance(error, FileNotFoundError):
         return (
-            f"check the path; the current directory is {Path.cwd()}"
-            if not Path(name).is_absolute()
-            else "check the path"
+            "check the path" if Path(name).is_absolute() else f"check the path; the current directory is {Path.cwd()}"
         )
-    return "make it readable for this user" if isinstance(error, PermissionError) else ""
+    return "make it readable for this user" if isinstance(error, PermissionError) else "check the path"

@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from ranktable.codec.layout import render_json
 from ranktable.problem import Problem
-from ranktable.report.words import count_noun
+from ranktable.report.words import count_noun, plain
 from ranktable.validate import Report
 
 _SHOWN_REPEATS = 3
 
 
-def render_report(report: Report) -> str:
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """A file that could not be read, or is of a kind that has no rules here: why, and what to do."""
+
+    source: str
+    message: str
+    remedy: str
+
+
+Verdict = Report | Unjudged
+"""What the validation of one file gave."""
+
+
+def render_report(report: Report, *, shows_warnings: bool = True) -> str:
     """Return a report as lines `FILE:LINE:COLUMN: severity RULE path = value: message`, each with its remedy below.
 
-    Repeats of one fault are shown three times and then counted.
+    Errors come first, each kind of problem in the order of the text. Repeats of one fault are shown three times and
+    then counted. Below problems a line says what kind of table was seen and by which keys.
     """
-    lines = [line for group in _group(report.problems) for line in _render_group(group, report.source)]
-    return "\n".join([*lines, f"{report.source}: {_summarise(report)}"])
+    source = plain(report.source)
+    errors = [problem for problem in report.problems if problem.is_error]
+    warnings = [problem for problem in report.problems if shows_warnings and not problem.is_error]
+    lines = [line for group in _group([*errors, *warnings]) for line in _render_group(group, source)]
+    if lines and report.dialect is not None:
+        lines.append(f"{source}: taken for {report.dialect_title} because it has {report.evidence}")
+    return "\n".join([*lines, f"{source}: {_summarise(report)}"])
 
 
-def report_as_json(report: Report) -> dict[str, object]:
-    """Return a report as an object for JSON, with every problem."""
+def render_unjudged(verdict: Unjudged) -> str:
+    """Return the line of a file that could not be judged."""
+    return f"ranktable: error: {verdict.message}" + (f"; {verdict.remedy}" if verdict.remedy else "")
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    """Return what was found as an object for JSON, with every problem in the order of the text."""
+    if isinstance(verdict, Unjudged):
+        return {"file": verdict.source, "error": verdict.message, "remedy": verdict.remedy}
+    return _report_as_json(verdict)
+
+
+def _report_as_json(report: Report) -> dict[str, object]:
     return {
         "file": report.source,
         "dialect": report.dialect,
+        "evidence": report.evidence or None,
         "device_target": report.profile.device_target,
         "chip": report.profile.chip,
         "profile": report.profile.reader,
@@ -39,9 +71,9 @@ def report_as_json(report: Report) -> dict[str, object]:
     }
 
 
-def render_reports_json(entries: Sequence[dict[str, object]]) -> str:
-    """Return several JSON objects as one array."""
-    return render_json(list(entries))
+def render_verdicts_json(verdicts: Sequence[Verdict]) -> str:
+    """Return what was found in several files as one JSON array."""
+    return render_json([verdict_as_json(verdict) for verdict in verdicts])
 
 
 def _group(problems: Iterable[Problem]) -> list[list[Problem]]:
@@ -69,7 +101,8 @@ def _summarise(report: Report) -> str:
     size = f"{count_noun(report.num_servers, 'server')}, {count_noun(report.num_devices, 'device')}"
     state = "" if report.is_ready else "not ready; "
     verdict = found if report.problems else "valid"
-    return f"{state}{verdict} (version {report.dialect}, {size}, checked for {report.profile.words})"
+    kind = f"version {report.dialect}" if report.dialect[:1].isdigit() else report.dialect
+    return f"{state}{verdict} ({kind}, {size}, checked for {report.profile.words})"
 
 
 def _problem_as_json(problem: Problem) -> dict[str, object]:

@@ -24,7 +24,12 @@ _HOST_DEVICE = "-1"
 _NEEDED_ON_A3 = ("device_id", "port", "rank_ip", "sdid")
 
 
-@rule("R33", "version 1.1: collective_id, mode, node addresses and ports are what HCCL reads", HETEROGENEOUS)
+@rule(
+    "R33",
+    "version 1.1: collective_id, mode, node addresses and ports are what HCCL reads",
+    HETEROGENEOUS,
+    severity="error or warning",
+)
 def check_heterogeneous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The online form is checked whole; the offline form has only its equal numbers of devices."""
     if survey.dialect == "1.1-offline":

@@ -20,7 +20,7 @@ _MAX_CLOUD_DEVICE_ID = 7
 _PER_SERVER = (1, 2, 4, 8, 16)
 
 
-@rule("R28", "the counts and names of template 2 agree with what is listed", TEMPLATE2)
+@rule("R28", "the counts and names of template 2 agree with what is listed", TEMPLATE2, severity="error or warning")
 def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
     groups = [Entry(path, group) for path, group in walk_objects(survey.members, "", "group_list")]
@@ -41,7 +41,7 @@ def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
         yield from _check_addresses_present(survey, groups)
 
 
-@rule("R29", "para_plane_nic_num is the number of names in para_plane_nic_name", frozenset({_LAB}))
+@rule("R29", "para_plane_nic_num is the number of names in para_plane_nic_name", frozenset({_LAB}), severity="warning")
 def check_nic_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """A convention of the hand-written tables: HCCL ignores both for ports of devices."""
     names, number = survey.members.get("para_plane_nic_name"), parse_number(survey.members.get("para_plane_nic_num"))

@@ -37,7 +37,13 @@ _NET_TYPES = ("TOPO_FILE_DESC", "CLOS", "1DMESH", "2DMESH", "A3_SERVER", "A2_AX_
 _DOCUMENTED_TYPES = ("TOPO_FILE_DESC", "CLOS")
 
 
-@rule("R30", "version 2.0: counts, ids, layers, addresses and ports are within HCCL's limits", V2)
+@rule(
+    "R30",
+    "version 2.0: counts, ids, layers, addresses and ports are within HCCL's limits",
+    V2,
+    severity="error or warning",
+    chips=("a5",),
+)
 def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """One walk over the ranks; the findings of one rank stand together."""
     ranks = [Entry(path, rank) for path, rank in walk_objects(survey.members, "", "rank_list")]

@@ -1,15 +1,21 @@
 """Bytes to JSON: each usual mistake is named with its line and column."""
 
+import base64
+import bz2
+import gzip
 import json
+import lzma
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable.errors import JsonTextError, RankTableError
-from ranktable.problem import Position, parent_path
-from ranktable.reading.document import MAX_DEPTH, parse_document
-from ranktable.reading.positions import locate_paths, walk_marks
+from ranktable.problem import Position, join_index, join_key
+from ranktable.reading import positions
+from ranktable.reading.document import MAX_DEPTH, MAX_REPEATS, parse_document
+from ranktable.reading.positions import Lines, locate_paths
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -32,7 +38,30 @@ FAULTS = [
     (b'{"a": ' + b"9" * 5000 + b"}", (1, 7), "more than 400 digits"),
     (b'{"a": 1', (1, 8), "ends in the middle"),
     (b'{"a": "un', (1, 7), "ends in the middle"),
-    (b'{"a": 1} {"b": 2}', (1, 10), "follows after the end"),
+    (b'{"a": 1} {"b": 2}', (1, 10), "a second object follows"),
+    (b'{"a": 1}}', (1, 9), "a closing bracket too many"),
+    (b'{"a": 1} done', (1, 10), "text follows after the end"),
+    (b'{"a": [1}]', (1, 9), "} closes what another bracket has opened"),
+    (b'{"a": 01}', (1, 7), "a number stands here that JSON does not know"),
+    (b'{"a": 0x1f}', (1, 7), "a number stands here that JSON does not know"),
+    (b'{"a": +1}', (1, 7), "a number stands here that JSON does not know"),
+    (b'{"a": .5}', (1, 7), "a number stands here that JSON does not know"),
+    (b'{"a": 1,, "b": 2}', (1, 9), "a comma stands here with nothing before it"),
+    (b'{"a": [, 1]}', (1, 8), "a comma stands here with nothing before it"),
+    (b"{a: 1}", (1, 2), "a key stands here without double quotes"),
+    (b'{"a" = 1}', (1, 6), "JSON knows only :"),
+    ('{"a"\uff1a 1}'.encode(), (1, 5), "a full-width sign"),
+    ('{"a":\u00a01}'.encode(), (1, 6), "a blank that JSON does not know"),
+    ('{"a": ¤}'.encode(), (1, 7), "the character '\\xa4'"),
+    (b'{"a": "\\x41"}', (1, 8), "a backslash stands here"),
+    (b'{"a": {{ ip }}}', (1, 7), "a placeholder of a template"),
+    (b'{"a": ${IP}}', (1, 7), "a placeholder of a template"),
+    (b'{"a": <ip>}', (1, 7), "a placeholder of a template"),
+    (b'{"a": 1}\0\0\0', (1, 9), "NUL bytes"),
+    (b"\0" * 40, (1, 1), "nothing but NUL bytes"),
+    (b'{"a": 1\n<<<<<<< HEAD\n}', (2, 1), "merge conflict"),
+    (b'{"a":' + b"{}," * 1_000_001 + b"}", (1, 1), "more than 1,000,000 objects"),
+    (b'"{\\"version\\": 1}"', (1, 1), "a JSON string that holds a table"),
     (b'{"a": 1 "b": 2}', (1, 9), "comma or a closing bracket is missing"),
     (b'{"a": "x\ny"}', (1, 9), "line break or control character"),
     (b"", (1, 1), "empty"),
@@ -46,6 +75,58 @@ FAULTS = [
     (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", (1, 70), "nested deeper than 64"),
     (b'{"a": ' + b"[" * 100_000, (1, 70), "nested deeper than 64"),
 ]
+
+
+GOOD = b'{"version": "1.0", "status": "completed", "server_list": []}'
+FOREIGN = [
+    (gzip.compress(GOOD), "gzip data"),
+    (zlib.compress(GOOD), "zlib data"),
+    (b"\x28\xb5\x2f\xfd rest", "zstd data"),
+    (bz2.compress(GOOD), "bzip2 data"),
+    (lzma.compress(GOOD), "xz data"),
+    (b"PK\x03\x04 rest", "a zip archive"),
+    (b"\x7fELF\x02\x01", "a program"),
+    (base64.encodebytes(GOOD * 200), "JSON in base64"),
+    (base64.b64encode(gzip.compress(GOOD)), "gzip data in base64"),
+    (base64.encodebytes(zlib.compress(bytes(range(256)) * 40, 0)), "zlib data in base64"),
+    (b'version: "1.0"\nserver_list:\n- server_id: a\n', "YAML"),
+    (b"---\na: 1\n", "YAML"),
+    (b"apiVersion: v1\nkind: ConfigMap\n", "a Kubernetes manifest"),
+    (b"<!DOCTYPE html><html></html>", "an HTML page"),
+    (b'<?xml version="1.0"?><a/>', "XML"),
+    (b"host1 slots=8\nhost2 slots=8\n", "a host file"),
+    (b"host1:8\nhost2:8\n", "a host file"),
+    (b"[workers]\nhost1\n", "an INI file or an Ansible inventory"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
+    (b"/annex/objects/SHA256E-s1--abc\n", "a git-annex pointer"),
+    (b"<<<<<<< HEAD\n{}\n", "a file with merge conflicts"),
+    (b"--- a/t.json\n+++ b/t.json\n", "a patch"),
+    (b"```json\n{}\n```\n", "a Markdown code block"),
+    (b"rank_table = {}\n", "an assignment"),
+    (b"#!/bin/sh\n", "a script"),
+    (b"2024-01-01 12:00:00 INFO start\n", "a log"),
+    (b"-----BEGIN CERTIFICATE-----\n", "a key or certificate"),
+    (b"cat: t.json: No such file or directory\n", "an error message of another program"),
+]
+
+
+@pytest.mark.parametrize(("data", "says"), FOREIGN, ids=[says for _, says in FOREIGN])
+def test_a_file_of_another_format_is_named(data, says):
+    with pytest.raises(JsonTextError) as caught:
+        parse_document(data, "t.json")
+    assert caught.value.problem.message.startswith(f"the file is {says}")
+    assert caught.value.remedy
+
+
+def test_the_repeated_keys_of_a_hostile_text_are_listed_up_to_a_limit():
+    document = parse_document(b"{" + b'"a":1,' * (MAX_REPEATS + 5) + b'"b":[{"c":1,"c":1}]}')
+    assert len(document.repeated_keys) == MAX_REPEATS
+
+
+def test_brackets_in_strings_do_not_hide_the_depth():
+    hidden = b'["]",' * 70 + b'"[' * 1 + b'"' + b"]" * 70
+    with pytest.raises(JsonTextError, match="nested deeper than 64"):
+        parse_document(b'{"a":' + hidden + b"}")
 
 
 @pytest.mark.parametrize(("data", "place", "says"), FAULTS, ids=[str(place) + says for _, place, says in FAULTS])
@@ -91,14 +172,29 @@ def test_any_bytes_give_a_document_or_an_error_of_ours(data):
         assert str(error)
 
 
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5))
-def test_every_mark_is_found_again_by_its_path(value):
-    text = json.dumps(value, indent=1)
-    marks = {mark.path for mark in walk_marks(text)}
-    places = locate_paths(text, marks)
-    assert set(places) == marks
-    for path in marks:
-        assert parent_path(path) in marks | {""}
+def paths_of(value, path=""):
+    """Return the path of everything inside a value, with the value."""
+    if not isinstance(value, dict | list):
+        return {}
+    steps = value.items() if isinstance(value, dict) else enumerate(value)
+    found = {}
+    for step, child in steps:
+        child_path = join_key(path, step) if isinstance(value, dict) else join_index(path, step)
+        found |= {child_path: (step, child), **paths_of(child, child_path)}
+    return found
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.sampled_from([None, 1]), st.randoms())
+def test_every_path_is_found_where_it_stands(value, indent, random):
+    text = json.dumps(value, indent=indent)
+    members = paths_of(value)
+    wanted = random.sample(sorted(members), random.randint(0, len(members)))
+    lines = text.split("\n")
+    for path, place in locate_paths(text, wanted).items():
+        step, child = members[path]
+        rest = "\n".join([lines[place.line - 1][place.column - 1 :], *lines[place.line :]])
+        first, _ = json.JSONDecoder().raw_decode(rest)
+        assert first == (step if isinstance(step, str) else child)
 
 
 def test_a_path_that_is_absent_gets_the_place_of_its_holder():
@@ -108,3 +204,32 @@ def test_a_path_that_is_absent_gets_the_place_of_its_holder():
         "z": Position(1, 1),
         "a[0].b": Position(3, 4),
     }
+
+
+def test_places_behind_a_flood_of_members_are_those_of_their_holder(monkeypatch):
+    monkeypatch.setattr(positions, "MAX_STEPS", 10)
+    text = json.dumps({"a": list(range(5)), "b": list(range(50)), "c": 1}, indent=1)
+    places = locate_paths(text, {"a[3]", "b", "b[2]", "b[40]", "c"})
+    assert places["a[3]"].line == 6
+    assert places["b[2]"].line == 12
+    assert places["b[40]"] == places["b"] == Position(9, 2)
+    assert places["c"] == Position(1, 1)
+
+
+@given(st.text(alphabet="ab\n\r", max_size=40), st.lists(st.integers(0, 40), max_size=5))
+def test_lines_are_counted_in_any_order(text, offsets):
+    lines = Lines(text)
+    for offset in (min(offset, len(text)) for offset in offsets):
+        before = text[:offset].split("\n")
+        assert lines.position_at(offset) == Position(len(before), len(before[-1]) + 1)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "\u00e9"]), max_size=4), st.sampled_from(["{%s}", '{"x": [1, {%s}]}']))
+def test_every_repeated_key_is_listed(keys, holder):
+    text = holder % ", ".join(f'"{key}": [{{}}]' for key in keys)
+    repeats = [key for index, key in enumerate(keys) if key in keys[:index]]
+    base = "x[1]" if "x" in holder else ""
+    document = parse_document(text.encode())
+    assert [repeat.path for repeat in document.repeated_keys] == [join_key(base, key) for key in repeats]
+    for repeat, key in zip(document.repeated_keys, repeats, strict=True):
+        assert text[repeat.position.column - 1 :].startswith(f'"{key}"')

@@ -1,0 +1,90 @@
+"""Names what a file is that is no JSON at all: packed, encoded, another format, or the wrapping of a table."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+_MAGIC = (
+    (b"\x1f\x8b", "gzip data", "unpack it with gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd data", "unpack it with unzstd"),
+    (b"BZh", "bzip2 data", "unpack it with bunzip2"),
+    (b"\xfd7zXZ", "xz data", "unpack it with unxz"),
+    (b"PK\x03\x04", "a zip archive", "unpack it"),
+    (b"\x7fELF", "a program", "name the rank table"),
+    (b"\x89PNG", "a picture", "name the rank table"),
+    (b"%PDF", "a PDF document", "name the rank table"),
+    (b"\x80\x04", "a Python pickle", "write the table with json.dump"),
+)
+_ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{16,}={0,2}\s*")
+_HEAD_BYTES = 4096
+
+_TEXTS = (
+    (r"<!doctype html|<html", "an HTML page", "fetch the table itself; a login or error page was saved in its place"),
+    (r"<\?xml|<[a-z][\w.:-]*[\s>/]", "XML", "write the table as JSON"),
+    (r"-----BEGIN ", "a key or certificate", "name the rank table"),
+    (r"version https://git-lfs", "a Git LFS pointer", "run git lfs pull"),
+    (r"/annex/objects/|(?:\.\./)*\.git/annex/", "a git-annex pointer", "run git annex get"),
+    (r"<{7} ", "a file with merge conflicts", "resolve them first"),
+    (r"(?:diff --git |--- \S.*\n\+\+\+ )", "a patch", "apply it to the table first"),
+    (r"`{3}", "a Markdown code block", "keep only what stands between the lines of backquotes"),
+    (r"(?:(?:var|let|const|export)\s+)?[A-Za-z_]\w*\s*=\s*[{\[]", "an assignment", "keep only the value"),
+    (r"#!", "a script", "name the rank table that it writes"),
+    (
+        r"Error|error:|Traceback|(?:cat|curl|kubectl|bash|sh): ",
+        "an error message of another program",
+        "write the table again",
+    ),
+    (r"kind:\s|apiVersion:\s", "a Kubernetes manifest in YAML", "take the table out of its data, as a file of its own"),
+    (r"(?:---|%YAML)|[\"']?[A-Za-z_][\w .-]*[\"']?:(?:\s|$)|- [\w\"'{]", "YAML", "write the table as JSON"),
+    (r"\S+\s+slots\s*=\s*\d|[\w.-]+:\d+\s*$", "a host file", "make a table of it with ranktable generate"),
+    (r"\[[A-Za-z_][\w. -]*\]\s*$", "an INI file or an Ansible inventory", "write the table as JSON"),
+    (r"\d{4}-\d\d-\d\d[T ]|\[\d{4}-", "a log", "name the rank table"),
+)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE | re.MULTILINE), name, remedy) for pattern, name, remedy in _TEXTS)
+
+
+def name_bytes(data: bytes) -> tuple[str, str] | None:
+    """Return what bytes that are no text are, and what to do; None when nothing gives them away."""
+    for magic, name, remedy in _MAGIC:
+        if data.startswith(magic):
+            return f"the file is {name}, not JSON", remedy
+    if _ZLIB.match(data):
+        return "the file is zlib data, not JSON", "unpack it; a producer wrote the table compressed"
+    if data and not data.strip(b"\0"):
+        return "the file holds nothing but NUL bytes", "write it again; it never reached the disk"
+    return None
+
+
+def name_text(text: str) -> tuple[str, str] | None:
+    """Return what a text that does not start with a brace is, and what to do; None when nothing gives it away."""
+    head = text[:_HEAD_BYTES].lstrip("\ufeff \t\r\n")
+    if not head or head.startswith(("{", '"')):
+        return None
+    packed = _name_base64(head)
+    if packed:
+        return packed
+    for pattern, name, remedy in _PATTERNS:
+        if pattern.match(head):
+            return f"the file is {name}, not JSON", remedy
+    return None
+
+
+def _name_base64(head: str) -> tuple[str, str] | None:
+    """A Volcano plugin keeps compressed tables in ConfigMaps, and kubectl shows binary data in base64."""
+    if not _BASE64.fullmatch(head):
+        return None
+    text = "".join(head.split())
+    try:
+        content = base64.b64decode(text[: len(text) // 4 * 4])
+    except binascii.Error:
+        return None
+    inner = name_bytes(content)
+    if inner:
+        kind = inner[0].removeprefix("the file is ").removesuffix(", not JSON")
+        return f"the file is {kind} in base64, not JSON", "decode it with base64 -d, then unpack it"
+    if content.lstrip().startswith((b"{", b"[")):
+        return "the file is JSON in base64", "decode it with base64 -d"
+    return None

@@ -1,0 +1,160 @@
+"""Thousands of damaged tables: each is a table, a report or an error of ours in one line, and what is read is kept.
+
+The damage follows from the number of the case alone, so a failure is repeated by its number. A share of the cases is
+part of every run, the rest is marked slow.
+"""
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from ranktable import RankTableError
+from ranktable.codec import decode_table, encode_table
+from ranktable.profile import CHIPS, Profile
+from ranktable.reading.document import parse_document
+from ranktable.report.findings import render_report, verdict_as_json
+from ranktable.report.sarif import build_sarif
+from ranktable.validate import validate_document
+
+SEEDS = [path.read_bytes() for path in sorted((Path(__file__).parent / "catalogue").glob("*/*.json"))]
+PROFILES = [Profile(), Profile("cpu"), Profile("gpu"), *(Profile("ascend", chip) for chip in CHIPS)]
+KEYS = [
+    *("server_list", "device", "devices", "device_id", "device_ip", "rank_id", "server_id", "status", "version"),
+    *("server_count", "host_ip", "pod_ip", "super_pod_list", "super_pod_id", "super_device_id", "group_list"),
+    *("instance_list", "pod_name", "node_list", "rank_list", "level_list", "cluster_list", "server_group_list"),
+    *("group_id", "device_port", "host_port", "backup_device_ip", "x", "two\nlines", "\x1b[31m", "\ud800", ""),
+]
+VALUES = [
+    *(
+        "",
+        "0",
+        "1",
+        "-1",
+        "01",
+        "x",
+        "10.*.*.*",
+        "::1",
+        "1.2.3.4",
+        "1.2.3.4,1.2.3.5",
+        "fe80::1%eth0",
+        "1.2.3.4\n",
+        "\u0663",
+    ),
+    *("initializing", "completed", "1.0", "1.1", "1.2", "1.3", "1.4", "2.0", "9" * 5000, "a" * 70, "\ud800", "65535"),
+    *(None, True, False, 0, 1, -1, 1.5, 10**30, 1e300, [], {}, [[]], [{}], [None], {"a": 1}),
+]
+BYTES = [
+    b"",
+    b"\0",
+    b"\xff",
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"//",
+    b"...",
+    b"NaN",
+    b"-",
+    b"1e999",
+    b"\\u",
+    b"\n",
+]
+CASES_PER_BLOCK = 250
+
+
+def damage(case):
+    """Return the text of a case: a table of the catalogue with a few members or bytes changed."""
+    chance = random.Random(case)
+    data = chance.choice(SEEDS)
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or chance.random() < 0.3:
+        return damage_bytes(data, chance)
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        damage_value(value, chance)
+    text = json.dumps(value, indent=chance.choice([None, 1])).encode()
+    return damage_bytes(text, chance) if chance.random() < 0.1 else text
+
+
+def damage_bytes(data, chance):
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        start = chance.randint(0, len(data))
+        end = start + chance.choice([0, 0, 1, 1, 2, 10, 1000])
+        data = data[:start] + chance.choice([*BYTES, data[start:end] * 2]) + data[end:]
+    return data
+
+
+def damage_value(value, chance):
+    places = list(places_in(value))
+    if not places:
+        value[chance.choice(KEYS)] = copy.deepcopy(chance.choice(VALUES))
+        return
+    holder, step = chance.choice(places)
+    kind = chance.choice(["replace", "remove", "double", "rename", "add", "move"])
+    if kind == "remove":
+        del holder[step]
+    elif kind == "double" and isinstance(holder, list):
+        holder.insert(step, copy.deepcopy(holder[step]))
+    elif kind == "rename" and isinstance(holder, dict):
+        holder[chance.choice(KEYS)] = holder.pop(step)
+    elif kind == "add" and isinstance(holder, dict):
+        holder[chance.choice(KEYS)] = copy.deepcopy(chance.choice(VALUES))
+    elif kind == "move":
+        other, other_step = chance.choice(places)
+        holder[step] = copy.deepcopy(other[other_step])
+    else:
+        holder[step] = copy.deepcopy(chance.choice(VALUES))
+
+
+def places_in(value):
+    for step in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, step
+        if isinstance(value[step], dict | list):
+            yield from places_in(value[step])
+
+
+def use(data, profile):
+    """Read, validate, report, decode and write back; raises RankTableError only."""
+    document = parse_document(data, "t.json")
+    report = validate_document(document, profile)
+    render_report(report)
+    json.dumps([verdict_as_json(report), build_sarif([report], report.exit_code())])
+    table = decode_table(document)
+    text = encode_table(table)
+    again = decode_table(parse_document(text.encode(), "t.json"))
+    assert again == table
+    assert encode_table(again) == text
+
+
+def check_block(block):
+    for case in range(block * CASES_PER_BLOCK, (block + 1) * CASES_PER_BLOCK):
+        try:
+            use(damage(case), PROFILES[case % len(PROFILES)])
+        except RankTableError as error:
+            assert "\n" not in str(error), f"case {case}: the error has several lines"
+        except Exception as error:
+            raise AssertionError(f"case {case} raises {error!r}") from error
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_damaged_table_is_read_or_refused(block):
+    check_block(block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4, 40))
+def test_many_more_damaged_tables_are_read_or_refused(block):
+    check_block(block)
+
+
+def test_the_damage_is_the_same_in_every_run():
+    assert [damage(case) for case in range(20)] == [damage(case) for case in range(20)]
+    assert len({damage(case) for case in range(100)}) > 90

@@ -10,7 +10,7 @@
         NotReadyError              3   a table whose status is still "initializing"
         BuildError                 2   wrong input to the generator (also a ValueError)
         HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
-        ProfileError               2   an unknown device target or chip (also a ValueError)
+        ProfileError               2   an unknown device target, chip or profile (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
         AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
         GroupNotFoundError         2   a group that the table does not have (also a LookupError)
@@ -139,7 +139,7 @@ class HostListError(RankTableError, ValueError):
 
 
 class ProfileError(RankTableError, ValueError):
-    """A device target or a chip that is not known."""
+    """A device target, a chip, a profile or a network plan that is not known, or that do not go together."""
 
 
 class RankNotFoundError(RankTableError, LookupError):

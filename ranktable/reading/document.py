@@ -19,6 +19,8 @@ MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""
 MAX_OBJECTS = 1_000_000
 """Most objects that a text may hold; a table has one per device and few more."""
+MAX_MEMBERS = 8_000_000
+"""Most commas that a text may hold, so most members and items."""
 MAX_REPEATS = 1000
 """Most repeated keys that are listed; one is enough to refuse a table."""
 
@@ -75,6 +77,8 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     text, has_bom = _decode_text(data, source)
     if data.count(b"{") > MAX_OBJECTS:
         _refuse(text, source, Fault(0, f"the text has more than {MAX_OBJECTS:,} objects", "write one table per job"))
+    if data.count(b",") > MAX_MEMBERS:
+        _refuse(text, source, Fault(0, f"the text has more than {MAX_MEMBERS:,} members", "write one table per job"))
     has_repeats = False
 
     def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:

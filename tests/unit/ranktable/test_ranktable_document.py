@@ -61,6 +61,7 @@ FAULTS = [
     (b"\0" * 40, (1, 1), "nothing but NUL bytes"),
     (b'{"a": 1\n<<<<<<< HEAD\n}', (2, 1), "merge conflict"),
     (b'{"a":' + b"{}," * 1_000_001 + b"}", (1, 1), "more than 1,000,000 objects"),
+    (b'{"a":[' + b"0," * 8_000_001 + b"0]}", (1, 1), "more than 8,000,000 members"),
     (b'"{\\"version\\": 1}"', (1, 1), "a JSON string that holds a table"),
     (b'{"a": 1 "b": 2}', (1, 9), "comma or a closing bracket is missing"),
     (b'{"a": "x\ny"}', (1, 9), "line break or control character"),

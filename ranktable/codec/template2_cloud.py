@@ -69,12 +69,20 @@ def decode(value: Mapping[str, object]) -> RankTable:
     servers: list[Server] = []
     for members in list_objects(value, "group_list"):
         name, instances = str(members["group_name"]), list_objects(members, "instance_list")
-        found = {"instance_count": len(instances), "device_count": sum(_count_devices(each) for each in instances)}
+        found = {
+            "instance_count": _count_different(instances),
+            "device_count": sum(_count_devices(each) for each in instances),
+        }
         groups.append(Group(name, keep_wrong_counts(found, without(members, "group_name", "instance_list"))))
         servers += _decode_servers(instances, name)
     rest = keep_wrong_counts({"group_count": len(groups)}, without(value, "status", "group_list"))
     table = RankTable(DIALECT, tuple(servers), str(value["status"]), groups=tuple(groups), extra=rest)
     return replace(table, servers=tuple(_give_ranks(table)))
+
+
+def _count_different(instances: list[Object]) -> int:
+    """Return how many instances there are when those of equal keys are written as one."""
+    return len({json.dumps(without(instance, "devices"), sort_keys=True) for instance in instances})
 
 
 def _count_devices(instance: Object) -> int:

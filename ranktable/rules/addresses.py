@@ -17,7 +17,7 @@ from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
 from ranktable.rules.chips import chip_of
-from ranktable.rules.registry import rule
+from ranktable.rules.registry import TEMPLATE2, rule
 from ranktable.survey import DeviceEntry, Survey
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -141,10 +141,23 @@ def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator
     if need is None:
         return
     severity, where = need
+    if survey.dialect in TEMPLATE2:
+        yield from _find_without_address(survey)
+        return
     for device in survey.devices:
         if not device.has("device_ip"):
             message = f"the key is missing; HCCL needs it {where}"
             yield device.complain("device_ip", "R16", severity, message, _FIND_IT)
+
+
+def _find_without_address(survey: Survey) -> Iterator[Problem]:
+    """Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one."""
+    for device in survey.devices if survey.is_multi_server else ():
+        if not device.has("device_ip"):
+            message = (
+                "the device has no address in a table of several servers; HCCL reads that, but cannot connect them"
+            )
+            yield device.complain("device_ip", "R16", "warning", message, _FIND_IT)
 
 
 def _find_need(survey: Survey, chip: str | None) -> tuple[Severity, str] | None:

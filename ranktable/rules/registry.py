@@ -27,6 +27,7 @@ _ELSEWHERE = {
     "R13": TEMPLATE2 | HETEROGENEOUS,
     "R14": TEMPLATE2,
     "R15": TEMPLATE2 | HETEROGENEOUS,
+    "R16": TEMPLATE2,
 }
 """Rules of the `server_list` dialects that hold for others too, whose surveys name the same things alike."""
 

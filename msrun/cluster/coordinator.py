@@ -149,6 +149,8 @@ class Coordinator(threading.Thread):
         moments = [self._next_beat]
         if self._fleet is None:
             moments.append(self._next_line)
+            if self._terms.cluster_time_out_s >= 0:
+                moments.append(self._begin + self._terms.cluster_time_out_s)
         if self._ends_at is not None:
             moments.append(self._ends_at)
         return max(0.0, min(moments) - time.monotonic())

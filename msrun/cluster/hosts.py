@@ -203,14 +203,13 @@ class Registry:
         nodes = {request.node_rank for request in self._requests.values()}
         if self._expected:
             absent = [seat for node, seat in sorted(self._expected.items()) if node not in nodes]
-            words = [f"node {s.node_rank} ({s.address}) ranks {fold_ranks(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
+            words = [f"node {s.node_rank} ({s.address}) {_words(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
             return _shortened(words, len(absent))
         left = self._worker_num - self.registered
         if nodes and -1 not in nodes:
             gaps = sorted(set(range(max(nodes))) - nodes)
             if not gaps:
-                ranks = fold_ranks(range(self.registered, self._worker_num))
-                return f"ranks {ranks}, from node {max(nodes) + 1} on"
+                return f"{_words(range(self.registered, self._worker_num))}, from node {max(nodes) + 1} on"
             return f"{left} workers, among them those of node {fold_ranks(gaps)}"
         return f"{left} workers"
 
@@ -218,6 +217,10 @@ class Registry:
 def _place(request: HostRequest) -> tuple[int, int, int]:
     address = ipaddress.ip_address(request.address)
     return request.node_rank, address.version, int(address)
+
+
+def _words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
 def _shortened(words: list[str], count: int) -> str:

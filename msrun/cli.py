@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from msrun import __version__, contract
 from msrun.errors import MsrunError, UsageError, near_miss
 from msrun.options import OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
 from msrun.sources import Sources, apply_sources, option_shapes
@@ -75,11 +76,15 @@ def command(**options: Any) -> int:
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
-    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings)
-    if spec.rank_table_file is not None:
-        from msrun.launch.table_hosts import seat_by_table
+    hosts: tuple[HostSeat, ...] = ()
+    if options["rank_table_file"] is not None:
+        from msrun.launch.table_hosts import read_host_list
 
-        spec = seat_by_table(spec, {setting.name for setting in sources.settings})
+        host_list = read_host_list(options["rank_table_file"].absolute())
+        if host_list is not None:
+            hosts = host_list.hosts
+            options = host_list.apply(options, {setting.name for setting in sources.settings})
+    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=hosts)
     check_spec(spec)
     return spec
 

@@ -22,17 +22,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from msrun import contract
 from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
 from msrun.cluster.fleet import Fleet, Verdict
-from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.guest import Guest, MeetingTerms
+from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
 from msrun.cluster.restart import RestartPolicy
-from msrun.planning.host_seat import HostSeat
 
 GREETING_S = 10.0
 """How long somebody who has connected may take to register."""
@@ -43,38 +41,6 @@ MAX_NOTES = 100
 WAITING_LINE_S = 5.0
 LEAVE_S = 5.0
 """How long hosts may take to close their connection when the job is over."""
-
-
-@dataclass(frozen=True)
-class MeetingTerms:
-    """What the scheduler knows before anybody has come."""
-
-    token: bytes
-    job_id: str
-    store_port: int
-    cluster_time_out_s: float
-    """Negative = for ever."""
-    silence_s: float
-    """How long a host may give no sign of life."""
-    max_restarts: int
-
-    @property
-    def beat_s(self) -> float:
-        """How often each side gives a sign of life."""
-        return min(self.silence_s / 5, 2.0)
-
-
-@dataclass
-class _Guest:
-    """Somebody who has connected."""
-
-    connection: Connection
-    address: str
-    nonce: str = field(default_factory=new_nonce)
-    request: HostRequest | None = None
-    """None until it has registered."""
-    seat: HostSeat | None = None
-    since: float = field(default_factory=time.monotonic)
 
 
 class Coordinator(threading.Thread):
@@ -93,13 +59,14 @@ class Coordinator(threading.Thread):
         self._notes_left = MAX_NOTES
         self._wake = Inbox()
         self._selector = selectors.DefaultSelector()
-        self._guests: dict[int, _Guest] = {}
+        self._guests: dict[int, Guest] = {}
         """By id of the guest, in the order of their coming."""
         self._strangers = 0
         self._fleet: Fleet | None = None
         self._begin = time.monotonic()
         self._next_beat = self._next_line = 0.0
         self._ends_at: float | None = None
+        self._is_listening = True
 
     # -- loop -----------------------------------------------------------------------------------------------------
 
@@ -160,6 +127,9 @@ class Coordinator(threading.Thread):
         if now >= self._next_beat:
             self._next_beat = now + self._terms.beat_s
             self._beat(now)
+            if not self._is_listening:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._is_listening = True
         if self._fleet is not None or self._ends_at is not None:
             return
         if now >= self._next_line:
@@ -193,21 +163,20 @@ class Coordinator(threading.Thread):
     def _welcome(self) -> None:
         try:
             stream, address = self._listener.accept()
-        except OSError:  # gone again, or no descriptor left: whoever waits longest without a word makes room
-            stranger = next((guest for guest in self._guests.values() if guest.request is None), None)
-            if stranger is not None:
-                self._forget(stranger)
+        except OSError:  # gone again, or no descriptor left: then whoever waits has to wait for the next beat
+            self._selector.unregister(self._listener)
+            self._is_listening = False
             return
         if self._strangers >= MAX_STRANGERS:
             stream.close()
             return
-        guest = _Guest(Connection(stream, MAX_GREETING_BYTES), f"{address[0]}:{address[1]}")
+        guest = Guest(Connection(stream, MAX_GREETING_BYTES), f"{address[0]}:{address[1]}")
         self._guests[id(guest)] = guest
         self._strangers += 1
         self._selector.register(guest.connection, selectors.EVENT_READ, guest)
-        guest.connection.send({"type": "hello", "protocol": PROTOCOL, "nonce": guest.nonce})
+        guest.greet()
 
-    def _serve(self, guest: _Guest) -> None:
+    def _serve(self, guest: Guest) -> None:
         if id(guest) not in self._guests:  # parted from a moment ago
             return
         guest.connection.flush()
@@ -228,36 +197,25 @@ class Coordinator(threading.Thread):
         else:
             self._watch(guest)
 
-    def _watch(self, guest: _Guest) -> None:
+    def _watch(self, guest: Guest) -> None:
         if id(guest) in self._guests:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.connection.has_unsent else 0)
             self._selector.modify(guest.connection, wanted, guest)
 
-    def _register(self, guest: _Guest, message: Message) -> None:
+    def _register(self, guest: Guest, message: Message) -> None:
         try:
-            nonce, said = message.get("nonce"), message.get("request")
-            if message.get("type") != "register" or not isinstance(nonce, str) or not isinstance(said, dict):
-                raise Refused("no msrun host: it did not register")
-            if said.get("protocol") == PROTOCOL:
-                expected = host_proof(self._terms.token, guest.nonce, nonce, said)
-                if not is_same_proof(expected, message.get("proof")):
-                    raise Refused("wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or none")
-            request = HostRequest.from_json(said)
+            request = guest.read_request(message, self._terms.token)
             self._registry.add(id(guest), request)
         except Refused as refusal:
             self._refuse(guest, str(refusal))
             return
-        guest.request = request
         self._strangers -= 1
-        guest.connection.trust()
-        proof = scheduler_proof(self._terms.token, guest.nonce, nonce)
-        terms = {"beat_s": self._terms.beat_s, "silence_s": self._terms.silence_s}
-        guest.connection.send({"type": "accepted", "proof": proof, **terms})
+        guest.accept(request, message, self._terms)
         self._note(f"{request.describe()} registered with {request.local_worker_num} workers")
         if self._registry.is_complete:
             self._seat_all()
 
-    def _refuse(self, guest: _Guest, reason: str) -> None:
+    def _refuse(self, guest: Guest, reason: str) -> None:
         """Send somebody away, and say so."""
         guest.connection.send({"type": "refused", "reason": reason})
         self._forget(guest)
@@ -267,7 +225,7 @@ class Coordinator(threading.Thread):
         if self._notes_left == 0:
             self._note(f"{MAX_NOTES} were refused; no more are told")
 
-    def _part(self, guest: _Guest, reason: str) -> None:
+    def _part(self, guest: Guest, reason: str) -> None:
         """A connection has ended."""
         request, seat = guest.request, guest.seat
         self._forget(guest)
@@ -281,7 +239,7 @@ class Coordinator(threading.Thread):
             self._note(f"{seat.describe()} {reason}")
         self._order(self._fleet.lost(seat.node_rank, f"lost {seat.describe()}, which {reason}"))
 
-    def _forget(self, guest: _Guest) -> None:
+    def _forget(self, guest: Guest) -> None:
         if self._guests.pop(id(guest), None) is not None:
             self._strangers -= guest.request is None
             self._selector.unregister(guest.connection)
@@ -300,7 +258,7 @@ class Coordinator(threading.Thread):
                 guest.connection.send({**common, "node_rank": guest.seat.node_rank})
                 self._watch(guest)
 
-    def _hear(self, guest: _Guest, message: Message) -> None:
+    def _hear(self, guest: Guest, message: Message) -> None:
         if self._fleet is None or guest.seat is None:
             return
         kind, attempt = message.get("type"), message.get("attempt")

@@ -87,7 +87,7 @@ def name_failure(plan: LaunchPlan, attempt: Attempt) -> Verdict:
     host, first = plan.hosts[0], failure.first_failure
     if first is None:
         kind = "hang" if isinstance(attempt.fault, HangTimeout) else "fault"
-        return Verdict(host.node_rank, f"{failure.reason}, on {host.where}", failure.exit_code, kind)
+        return Verdict(host.node_rank, f"{host.where}: {failure.reason}", failure.exit_code, kind)
     member = attempt.membership.first_failure
     status = member.wait_status if member else None
     return Verdict(host.node_rank, failure.reason, failure.exit_code, "worker", status, worker=asdict(first))

@@ -14,8 +14,9 @@ from typing import Self
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.addresses import own_addresses, resolve_address
-from msrun.cluster.coordinator import Coordinator, MeetingTerms
+from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.fleet import Verdict
+from msrun.cluster.guest import MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
@@ -207,7 +208,7 @@ class Gathering:
         assert self._meeting is not None
         own = self._meeting.seating.own
         exit_code = error.exit_code if isinstance(error, MsrunError) else 1
-        verdict = Verdict(own.node_rank, f"{error}, on {own.describe()}", exit_code)
+        verdict = Verdict(own.node_rank, f"{own.describe()}: {error}", exit_code)
         self.send({"type": "failed", "attempt": 0, "verdict": verdict.to_json()})
         self.send({"type": "ended", "attempt": 0, "can_continue": False})
         end = time.monotonic() + GIVE_UP_S
@@ -236,14 +237,22 @@ def assume_seating(spec: LaunchSpec, facts: HostFacts) -> Seating:
     if spec.table_hosts:
         own = spec.table_hosts[spec.node_rank]
         return Seating(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
-    local, size = spec.local_worker_num, spec.worker_num
     node_rank = spec.node_rank if spec.node_rank >= 0 else 0 if is_master else 1
     outward = (address for address in addresses if not is_loopback(address))
     address = spec.master_addr if is_master else next(outward, UNKNOWN)
-    hosts = []
-    for index in range(max(node_rank + 1, -(-size // local))):
-        first = min(index * local, size - local if index == node_rank else size)
-        ranks = tuple(range(first, min(first + local, size)))
+    hosts, first = [], 0
+    for index, count in enumerate(assume_counts(spec.worker_num, spec.local_worker_num, node_rank)):
         known = (facts.name, address) if index == node_rank else (UNKNOWN, UNKNOWN)
-        hosts.append(HostSeat(index, *known, ranks, tuple(range(len(ranks)))))
+        hosts.append(HostSeat(index, *known, tuple(range(first, first + count)), tuple(range(count))))
+        first += count
     return Seating(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
+
+
+def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> list[int]:
+    """Return how many workers each host has if all are like this one, as far as the numbers allow it."""
+    before = min(node_rank * local_worker_num, worker_num - local_worker_num)
+    counts = [before // node_rank + (index < before % node_rank) for index in range(node_rank)]
+    counts.append(local_worker_num)
+    while (left := worker_num - sum(counts)) > 0:
+        counts.append(min(local_worker_num, left))
+    return counts

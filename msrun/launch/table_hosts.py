@@ -7,15 +7,14 @@ import ipaddress
 import json
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import read_given_table
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from ranktable import RankTable, Server
@@ -23,44 +22,57 @@ if TYPE_CHECKING:
 SHOWN_SERVERS = 4
 
 
-def seat_by_table(spec: LaunchSpec, given: Collection[str]) -> LaunchSpec:
-    """Return the job with what its rank table says, if that has several servers; a smaller table changes nothing.
+@dataclass(frozen=True)
+class HostList:
+    """The hosts of a rank table with several servers."""
+
+    path: Path
+    hosts: tuple[HostSeat, ...]
+    """In the order of their node_rank."""
+    own: HostSeat
+    """This host."""
+
+    def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+        """Return the options of the command with what the table says.
+
+        Args:
+            given: names of the options that were set; these must agree with the table, but for `master_addr`.
+
+        Raises:
+            UsageError: an option contradicts the table.
+        """
+        told = {
+            "worker_num": sum(len(seat.ranks) for seat in self.hosts),
+            "local_worker_num": len(self.own.ranks),
+            "node_rank": self.own.node_rank,
+        }
+        for name, value in told.items():
+            if name in given and options[name] != value:
+                raise UsageError(
+                    f"--{name} {options[name]}: --rank_table_file {self.path} says {value} for {self.own.describe()}; "
+                    "make them equal, or leave the option out"
+                )
+        master = options["master_addr"] if "master_addr" in given else self.hosts[0].address
+        return {**options, **told, "master_addr": master}
+
+
+def read_host_list(path: Path) -> HostList | None:
+    """Return the hosts of a rank table, if it has several servers with devices; None when it has one.
 
     The ranks are those of the table; node 0, which runs the scheduler, is the server of rank 0.
     Source: the table's `rank_id` decides, as in MindSpore, which re-orders ranks by a table with `pod_ip`.
 
-    Args:
-        given: names of the options that were set; these must agree with the table.
-
     Raises:
-        UsageError: the table cannot be read, this host is not in it, or an option contradicts it.
+        UsageError: the table cannot be read, or this host is not in it.
     """
-    assert spec.rank_table_file is not None
-    table = read_given_table(spec.rank_table_file)
+    table = read_given_table(path)
     servers = [server for server in table.servers_by_rank if server.devices]
     if len(servers) < 2:
-        return spec
-    index = find_own_server(servers, own_addresses(), socket.gethostname(), spec.rank_table_file)
+        return None
+    _check_ranks(table, path)
+    index = find_own_server(servers, own_addresses(), socket.gethostname(), path)
     hosts = tuple(_seat(node_rank, server) for node_rank, server in enumerate(servers))
-    seated = replace(
-        spec,
-        worker_num=table.world_size,
-        local_worker_num=len(hosts[index].ranks),
-        node_rank=index,
-        master_addr=spec.master_addr if "master_addr" in given else hosts[0].address,
-        table_hosts=hosts,
-    )
-    for name in ("worker_num", "local_worker_num", "node_rank"):
-        asked, told = getattr(spec, name), getattr(seated, name)
-        if name in given and asked != told:
-            raise UsageError(
-                f"--{name} {asked}: --rank_table_file {spec.rank_table_file} says {told} for "
-                f"{hosts[index].describe()}; make them equal, or leave the option out"
-            )
-    _check_ranks(table, spec.rank_table_file)
-    if "tail_worker_log" not in given:
-        seated = replace(seated, tail_ranks=(0,))
-    return seated
+    return HostList(path, hosts, hosts[index])
 
 
 def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], host_name: str, path: Path) -> int:

@@ -12,7 +12,8 @@ import pytest
 from job_runner import wait_until
 
 from msrun.cluster import coordinator as module
-from msrun.cluster.coordinator import Coordinator, MeetingTerms
+from msrun.cluster.coordinator import Coordinator
+from msrun.cluster.guest import MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox

@@ -7,7 +7,7 @@ stranger sends is more than a refused greeting, and it waits for no host: a slow
 Messages, JSON with a length in front (`cluster.messages`):
     scheduler -> host   hello {protocol, nonce}     accepted {proof, beat_s, silence_s}     refused {reason}
                         waiting {text}              called_off {reason, exit_code}
-                        seated {job_id, store_port, node_rank, hosts}
+                        fleet {hosts}               seated {job_id, store_port, node_rank}
                         stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
                         over {verdict}              beat {}
     host -> scheduler   register {request, nonce, proof}
@@ -34,7 +34,7 @@ from msrun.cluster.restart import RestartPolicy
 
 GREETING_S = 10.0
 """How long somebody who has connected may take to register."""
-MAX_STRANGERS = 512
+MAX_STRANGERS = 4096
 """Connections of which nobody has registered yet; more are closed at once."""
 MAX_NOTES = 100
 """Refusals that are told; a flood of them must not fill a disk."""
@@ -251,10 +251,12 @@ class Coordinator(threading.Thread):
         seats = self._registry.seats()
         hosts = [seat.to_json() for seat in sorted(seats.values(), key=lambda seat: seat.node_rank)]
         self._fleet = Fleet((seat.node_rank for seat in seats.values()), RestartPolicy(self._terms.max_restarts))
-        common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port, "hosts": hosts}
+        common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
+        fleet = encode_message({"type": "fleet", "hosts": hosts})  # long, and the same for all
         for guest in list(self._guests.values()):
             if guest.request is not None:
                 guest.seat = seats[id(guest)]
+                guest.connection.send_bytes(fleet)
                 guest.connection.send({**common, "node_rank": guest.seat.node_rank})
                 self._watch(guest)
 

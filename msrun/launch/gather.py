@@ -162,6 +162,7 @@ class Gathering:
         )
 
     def _await_meeting(self, master_addr: str) -> Meeting:
+        hosts: tuple[HostSeat, ...] = ()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self.inbox, selectors.EVENT_READ)
@@ -172,10 +173,12 @@ class Gathering:
                         raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
                 messages = self.inbox.take()
                 for index, message in enumerate(messages):
-                    if message["type"] == "seated":
+                    if message["type"] == "fleet":
+                        hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
+                    elif message["type"] == "seated":
                         for later in messages[index + 1 :]:
                             self.inbox.post(later)
-                        return self._read_meeting(message, master_addr)
+                        return self._read_meeting(message, hosts, master_addr)
                     self._hear(message)
 
     def _hear(self, message: Message) -> None:
@@ -195,8 +198,7 @@ class Gathering:
         elif kind == "called_off":
             raise PeerFailed(reason, message["exit_code"])
 
-    def _read_meeting(self, message: Message, master_addr: str) -> Meeting:
-        hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
+    def _read_meeting(self, message: Message, hosts: tuple[HostSeat, ...], master_addr: str) -> Meeting:
         own = next(seat for seat in hosts if seat.node_rank == message["node_rank"])
         interface = own_addresses().get(own.address, "")
         seating = Seating(own.node_rank, hosts, master_addr, interface)

@@ -30,6 +30,7 @@ class HostNet:
         _made += 1
         self._name = f"mg{os.getpid():x}{_made:x}"  # interface names have 15 letters at most
         self.count = count
+        self.has_ipv6 = True
 
     def __enter__(self) -> Self:
         if shutil.which("ip") is None:
@@ -49,8 +50,12 @@ class HostNet:
         return f"{self._name}n{host}"
 
     def address(self, host: int) -> str:
-        """Return a host's address. Later hosts have smaller last numbers of more letters: 9 comes before 10."""
+        """Return a host's address; 9 is the last number of host 0, 10 of host 1: as text they come the other way."""
         return f"{NETWORK}.0.{9 + host}"
+
+    def address6(self, host: int) -> str:
+        """Return a host's IPv6 address; see `has_ipv6`."""
+        return f"fd77::{9 + host:x}"
 
     def prefix(self, host: int) -> list[str]:
         """Return the words that run a command on a host."""
@@ -73,6 +78,10 @@ class HostNet:
             _ip("link", "add", self._port(host), "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", self._port(host), "master", bridge, "up")
             _ip("-n", space, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            try:
+                _ip("-n", space, "address", "add", f"{self.address6(host)}/64", "dev", "eth0", "nodad")
+            except HostNetError:
+                self.has_ipv6 = False
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
 

@@ -100,8 +100,7 @@ class HostSupervisor(Supervisor):
             elif kind == "start" and message["attempt"] == self._attempt.number and not self._attempt.has_failed:
                 super()._start_again()
             elif kind == "over":
-                self.verdict = Verdict.from_json(message["verdict"]) if message["verdict"] else None
-                self._over = True
+                self._on_over(Verdict.from_json(message["verdict"]) if message["verdict"] else None)
             elif kind == "lost":
                 self._on_lost(ClusterError(message["reason"]))
 
@@ -123,6 +122,12 @@ class HostSupervisor(Supervisor):
             self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(verdict.reason))
         else:
             self._stop(verdict.reason)
+
+    def _on_over(self, verdict: Verdict | None) -> None:
+        self.verdict = verdict
+        if verdict is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
+            self._attempt.fault = None
+        self._over = True
 
     def _on_lost(self, error: ClusterError) -> None:
         self._is_alone = True

@@ -73,22 +73,27 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         """Serve until the job is over and everybody has left, or `close` is called."""
         self._next_line = self._begin + WAITING_LINE_S
-        with self._selector:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            self._selector.register(self._wake, selectors.EVENT_READ)
-            while not self._is_done():
-                for key, _ in self._selector.select(self._time_left()):
-                    if key.fileobj is self._listener:
-                        self._welcome()
-                    elif key.fileobj is self._wake:
-                        for wish in self._wake.take():
-                            self._leave(wish)
-                    else:
-                        self._serve(key.data)
-                self._look_at_clock()
+        try:
+            with self._selector:
+                self._serve_all()
+        finally:  # nobody must wait for one that has gone
             for guest in self._guests.values():
                 guest.connection.close()
             self._listener.close()
+
+    def _serve_all(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        while not self._is_done():
+            for key, _ in self._selector.select(self._time_left()):
+                if key.fileobj is self._listener:
+                    self._welcome()
+                elif key.fileobj is self._wake:
+                    for wish in self._wake.take():
+                        self._leave(wish)
+                else:
+                    self._serve(key.data)
+            self._look_at_clock()
 
     def close(self, reason: str = "", exit_code: int = 0) -> None:
         """Let the hosts leave, if the job is over, and end the thread.

@@ -76,6 +76,12 @@ class HostLink(threading.Thread):
 
     def run(self) -> None:
         """Connect, register and serve until the job is over, the scheduler is gone or `close` is called."""
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must not wait for ever
+            self._finish("lost", f"lost the scheduler: {type(error).__name__} in msrun: {error}")
+
+    def _run(self) -> None:
         begin = time.monotonic()
         next_line = begin + FIRST_LINE_S
         while not self._is_over:

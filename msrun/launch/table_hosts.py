@@ -57,15 +57,20 @@ class HostList:
 
 
 def read_host_list(path: Path) -> HostList | None:
-    """Return the hosts of a rank table, if it has several servers with devices; None when it has one.
+    """Return the hosts of a rank table, if it has several servers with devices.
+
+    None when it has one server, and when it cannot be read: that is found, and refused, with the other checks.
 
     The ranks are those of the table; node 0, which runs the scheduler, is the server of rank 0.
     Source: the table's `rank_id` decides, as in MindSpore, which re-orders ranks by a table with `pod_ip`.
 
     Raises:
-        UsageError: the table cannot be read, or this host is not in it.
+        UsageError: this host is not in the table, or its ranks leave a doubt.
     """
-    table = read_given_table(path)
+    try:
+        table = read_given_table(path)
+    except UsageError:
+        return None
     servers = [server for server in table.servers_by_rank if server.devices]
     if len(servers) < 2:
         return None

@@ -128,8 +128,8 @@ def test_absent_scheduler_is_named(hosts: Hosts, workers: Path) -> None:
 def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right\n")
     right = ("--token_file=token", workers / "record.py")
-    two = ("--worker_num=2", "--local_worker_num=1")
-    master = hosts.start(0, *two, "--node_rank=0", *right, node=0)
+    three = ("--worker_num=3", "--local_worker_num=1")
+    master = hosts.start(0, *three, "--node_rank=0", *right, node=0)
     wait_until(lambda: "registered with 1 workers" in master.stderr, "the first host has come")
     stranger = (
         "import socket, sys; s = socket.create_connection((sys.argv[1], 8118)); "
@@ -139,30 +139,28 @@ def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: Hosts, w
         "-c", stranger, hosts.net.address(0), cwd=tmp_path, prefix=hosts.net.prefix(2), command=["python3"]
     ).finish()
     wrong = {
-        "wrong token": ([*two, "--node_rank=1", right[1]], {"MSRUN_TOKEN": "left"}),
-        "--node_rank 0 is taken by node 0": ([*two, "--node_rank=0", *right], {}),
-        "--worker_num 3, but 2 at the scheduler": (["--worker_num=3", *two[1:], "--node_rank=1", *right], {}),
-        "--max_restarts 1, but 0 at the scheduler": ([*two, "--node_rank=1", "--max_restarts=1", *right], {}),
-        "only 1 of 2 workers are missing": (["--worker_num=2", "--local_worker_num=2", "--node_rank=1", *right], {}),
+        "wrong token": ([*three, "--node_rank=1", right[1]], {"MSRUN_TOKEN": "left"}),
+        "--worker_num 4, but 3 at the scheduler": (["--worker_num=4", *three[1:], "--node_rank=1", *right], {}),
+        "--max_restarts 1, but 0 at the scheduler": ([*three, "--node_rank=1", "--max_restarts=1", *right], {}),
     }
-    refused = {}
-    for reason, (words, env) in wrong.items():
-        if "taken" in reason or "missing" in reason:
-            continue
-        refused[reason] = hosts.start(2, *words, node=2, **env)
+    refused = {reason: hosts.start(2, *words, node=2, **env) for reason, (words, env) in wrong.items()}
     for reason, job in refused.items():
         ended = job.finish()
         assert ended.code == 3 and f"the scheduler has refused this host: {reason}" in ended.errors[0], ended
-    good = hosts.start(1, *two, "--node_rank=1", *right, node=1)
+    good = [hosts.start(1, *three, "--node_rank=1", *right, node=1)]
+    wait_until(lambda: f", {hosts.net.address(1)}) registered" in master.stderr, "the second host has come")
+    doubled = hosts.start(2, *three, "--node_rank=1", *right, node=2).finish()
+    assert doubled.code == 3 and "--node_rank 1 is taken by node 1 (" in doubled.errors[0], doubled
+    good.append(hosts.start(2, *three, "--node_rank=2", *right, node=2))
     ended = master.finish()
-    assert (ended.code, good.finish().code) == (0, 0)
+    assert [ended.code, *(job.code for job in finish_all(good))] == [0, 0, 0]
     assert f"refused {hosts.net.address(2)}:" in ended.stderr and "no msrun host: message of" in ended.stderr
-    for reason in refused:
+    for reason in (*refused, "--node_rank 1 is taken by"):
         assert reason in ended.stderr
     assert "right" not in record(tmp_path, 0).values() and "MSRUN_TOKEN" not in record(tmp_path, 0)
 
 
-def test_doubled_node_rank_and_extra_host_are_refused(hosts: Hosts, workers: Path) -> None:
+def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: Hosts, workers: Path) -> None:
     words = ("--worker_num=2", "--local_worker_num=1")
     jobs = [hosts.start(0, *words, "--node_rank=0", workers / "wait.py", node=0)]
     wait_until(lambda: "registered with 1 workers" in jobs[0].stderr, "the first host has come")
@@ -217,6 +215,56 @@ def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tm
     assert [job.code for job in ended] == [3, 3], ended[0].stderr
     assert "lost node 1 (" in ended[0].errors[0] and "no sign of life" in ended[0].errors[0]
     assert "lost the scheduler at" in ended[1].errors[0] and "no sign of life" in ended[1].errors[0]
+
+
+def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
+    (tmp_path / "log_output").mkdir()
+    (tmp_path / "log_output" / "node_1").write_text("a file where node 1 would have its logs")
+    ended = finish_all(hosts.start_all([1, 1], workers / "wait.py"))
+    assert [job.code for job in ended] == [2, 2]
+    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir .* \(File exists\)", ended[0].errors[0])
+    assert not (tmp_path / "ready_1").exists()
+
+
+def test_interrupt_before_all_have_come_calls_the_job_off(hosts: Hosts, workers: Path) -> None:
+    words = ("--worker_num=3", "--local_worker_num=1", workers / "wait.py")
+    jobs = [hosts.start(host, f"--node_rank={host}", *words, node=host) for host in (0, 1)]
+    wait_until(lambda: "registered with the scheduler" in jobs[1].stderr, "node 1 has registered")
+    jobs[0].send(signal.SIGTERM)
+    ended = finish_all(jobs)
+    assert [job.code for job in ended] == [143, 143]
+    assert "the scheduler's host gave up: stopped by SIGTERM before all hosts had come" in ended[1].errors[0]
+
+
+def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
+    jobs = hosts.start_all([1, 1], "--join=False", workers / "wait.py")
+    assert [job.code for job in finish_all(jobs)] == [0, 0]
+    assert f"logs in {tmp_path}/log_output/node_1\n" in jobs[1].stderr
+    wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(2)), "workers have begun")
+    stopped = hosts.runner.start("--stop=log_output/node_1", cwd=tmp_path, prefix=hosts.net.prefix(1)).finish()
+    assert stopped.code == 0, stopped.stderr
+    failures = [tmp_path / "log_output" / name / "failure.json" for name in ("", "node_1")]
+    wait_until(lambda: all(path.exists() for path in failures), "both hosts have told why")
+    reasons = {json.loads(path.read_text())["reason"] for path in failures}
+    assert len(reasons) == 1 and reasons.pop().endswith(": stopped by SIGTERM")
+
+
+def test_stuck_job_leaves_the_stacks_of_every_host(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
+    ended = finish_all(hosts.start_all([1, 1], "--hang_time_out=1", workers / "wait.py"))
+    assert [job.code for job in ended] == [124, 124]
+    assert ended[0].errors == ended[1].errors
+    assert all("no progress for" in job.errors[0] for job in ended)
+    for name in ("worker_0.log", "node_1/worker_1.log"):
+        assert "wait.py" in (tmp_path / "log_output" / name).read_text()
+
+
+def test_hosts_meet_over_ipv6_too(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
+    if not hosts.net.has_ipv6:
+        pytest.skip("no IPv6 here")
+    master = f"--master_addr={hosts.net.address6(0)}"
+    assert [job.code for job in finish_all(hosts.start_all([1, 1], master, workers / "record.py"))] == [0, 0]
+    env = record(tmp_path, 1)
+    assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
 
 def test_whole_job_starts_again_on_all_hosts(hosts: Hosts, workers: Path, tmp_path: Path) -> None:

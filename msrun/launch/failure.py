@@ -6,11 +6,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
-from msrun.cluster.fleet import Verdict
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout, MsrunError, WorkerFailed
 from msrun.launch.directory.log_directory import write_private
@@ -18,6 +18,9 @@ from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import fold_ranks
+
+if TYPE_CHECKING:  # loaded when there are several hosts
+    from msrun.cluster.fleet import Verdict
 
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
 """What torch's backends say, in small letters, when another rank has gone."""
@@ -82,6 +85,8 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
 
 def name_failure(plan: LaunchPlan, attempt: Attempt) -> Verdict:
     """Return how an attempt failed on this host, for the others of a job of several."""
+    from msrun.cluster.fleet import Verdict
+
     failure = build_failure(plan, HostResult((attempt,), ()))
     assert failure is not None, "an attempt that has not failed"
     host, first = plan.hosts[0], failure.first_failure

@@ -11,19 +11,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.host_supervisor import HostSupervisor
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.cluster.fleet import Verdict
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
@@ -31,13 +29,16 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
-from msrun.launch.gather import Gathering, assume_seating, local_part
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
+
+if TYPE_CHECKING:  # loaded when there are several hosts
+    from msrun.cluster.fleet import Verdict
+    from msrun.launch.gather import Gathering
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
     seating = None
     if spec.is_several:
+        from msrun.launch.gather import assume_seating, local_part
+
         seating = assume_seating(spec, facts)
         spec = local_part(spec, seating)
         facts = replace(facts, address=seating.own.address)
@@ -106,6 +109,8 @@ def run_job(
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
         gathering = meeting = None
         if spec.is_several:
+            from msrun.launch.gather import Gathering, local_part
+
             _check_part(spec, facts)
             gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
             meeting = stack.enter_context(gathering).meet()
@@ -196,6 +201,8 @@ def _run(
     if gathering is None:
         supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
         return supervisor.run(signals, scheduler), None
+    from msrun.agent.host_supervisor import HostSupervisor
+
     member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
     member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
     return member.run(signals, scheduler), member.verdict

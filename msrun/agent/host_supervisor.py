@@ -16,10 +16,12 @@ from msrun.cluster.fleet import Verdict
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
-from msrun.errors import ClusterError, PeerFailed
+from msrun.errors import ClusterError, HangTimeout, PeerFailed
 
 OTHERS_LINE_S = 2.0
 """How long the other hosts may take to end before that is worth a line."""
+ELSEWHERE_S = 10.0
+"""How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
 
 
 class HostSupervisor(Supervisor):
@@ -64,11 +66,11 @@ class HostSupervisor(Supervisor):
 
     def _end_attempt(self) -> None:
         self._watch.stop()
-        self._timers.cancel("start", "stop", "stacks")
+        self._timers.cancel("start", "stop", "stacks", "elsewhere")
         self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
 
     def _end_here(self) -> None:
-        self._timers.cancel("start", "stop", "stacks", "sweep", "restart")
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart")
         self._attempts.is_last = True
         self._tell_end(can_continue=False)
 
@@ -84,6 +86,17 @@ class HostSupervisor(Supervisor):
 
     def _start_again(self) -> None:
         self._send({"type": "ready", "attempt": self._attempt.number})
+
+    def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
+        """Where all ranks wait in a collective, the one that they wait for is on another host, which can name it."""
+        end_stuck = super()._end_stuck
+        running = self._attempt.membership.running()
+        if isinstance(error, HangTimeout) and all(self._board.read(rank).is_waiting for rank in running):
+            self._watch.stop()
+            patience_s = min(self._plan.hang_time_out_s / 2, ELSEWHERE_S)
+            self._timers.after("elsewhere", patience_s, lambda: end_stuck(error, lagging))
+        else:
+            end_stuck(error, lagging)
 
     # -- from the others --------------------------------------------------------------------------------------------
 
@@ -106,7 +119,7 @@ class HostSupervisor(Supervisor):
 
     def _on_verdict(self, verdict: Verdict) -> None:
         self.verdict = verdict
-        self._timers.cancel("others")
+        self._timers.cancel("others", "elsewhere")
         if verdict.node_rank == self._node_rank:
             return
         attempt = self._attempt

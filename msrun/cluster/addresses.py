@@ -6,20 +6,25 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from msrun.errors import UsageError
+from msrun.errors import ClusterError, UsageError
+
+
+class UnresolvedName(ClusterError):
+    """A host name that nobody knows, or not yet: in a cluster it may come up together with its host."""
 
 
 def resolve_address(name: str) -> str:
     """Return the numeric address of the scheduler's host; a numeric one comes back as it is.
 
     Raises:
-        UsageError: nothing of that name is known, or this host takes it for its loopback address.
+        UnresolvedName: nothing of that name is known now.
+        UsageError: this host takes it for its own loopback address.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not a host name"
-        raise UsageError(
+        raise UnresolvedName(
             f"--master_addr {name}: cannot be resolved ({reason}); give an address, or a name that this host knows"
         ) from None
     address = str(found[0][4][0]).partition("%")[0]

@@ -91,7 +91,7 @@ class HostLink(threading.Thread):
             now = time.monotonic()
             what = f"no scheduler at {self._place[0]}:{self._place[1]} ({why})"
             if 0 <= self._limit_s <= now - begin:
-                self._finish("absent", f"--cluster_time_out {self._limit_s:g}: {what}")
+                self._finish("absent", what)
                 return
             if now >= next_line:
                 next_line = now + LINE_S

@@ -13,7 +13,7 @@ from typing import Self
 
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.addresses import own_addresses, resolve_address
+from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
 from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.fleet import Verdict
 from msrun.cluster.guest import MeetingTerms
@@ -31,6 +31,8 @@ from msrun.planning.spec import LaunchSpec, is_loopback
 
 UNKNOWN = "?"
 """Name and address of a host that a dry run cannot know."""
+NAME_RETRY_S = 1.0
+NAME_LINE_S = 5.0
 GIVE_UP_S = 15.0
 """How long the other hosts are waited for when this one fails before it has started anything."""
 
@@ -98,13 +100,13 @@ class Gathering:
         """Register and wait until all hosts have come.
 
         Raises:
-            UsageError: the scheduler cannot be served here.
+            UsageError: the scheduler cannot be served here, or its name stands for loopback.
             ClusterError: this host was refused, or the scheduler has gone.
             RendezvousTimeout: not everybody came in time; says who is missing.
             Interrupted: a signal came.
         """
-        spec = self._spec
-        master_addr = resolve_address(spec.master_addr)
+        spec, begin = self._spec, time.monotonic()
+        master_addr = self._resolve_master()
         token = spec.token.encode() or derived_token(spec.meeting_port)
         if has_scheduler(spec, master_addr):
             self._serve(master_addr, token)
@@ -112,12 +114,38 @@ class Gathering:
                 f"waiting for {spec.worker_num - spec.local_worker_num} of {spec.worker_num} workers from other hosts "
                 f"at {master_addr}:{spec.meeting_port}"
             )
-        limit_s = spec.cluster_time_out_s
+        limit_s = float(spec.cluster_time_out_s)
+        if limit_s > 0:
+            limit_s = max(0.0, limit_s - (time.monotonic() - begin))
         place = (master_addr, spec.meeting_port)
         self._link = HostLink(place, token, self._request, self.inbox, limit_s=limit_s)
         self._link.start()
         self._meeting = self._await_meeting(master_addr)
         return self._meeting
+
+    def _resolve_master(self) -> str:
+        """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
+        limit_s = self._spec.cluster_time_out_s
+        begin = next_line = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            while True:
+                try:
+                    return resolve_address(self._spec.master_addr)
+                except UnresolvedName as error:
+                    now = time.monotonic()
+                    if 0 <= limit_s <= now - begin:
+                        raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {error}") from None
+                    if now >= next_line:
+                        next_line = now + NAME_LINE_S
+                        self._say(f"{error}; trying again")
+                if selector.select(NAME_RETRY_S):
+                    self._heed_signals()
+
+    def _heed_signals(self) -> None:
+        for signum in self._signals.read():
+            if signum not in self._spec.forward_signals:
+                raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
 
     def send(self, message: Message) -> None:
         """Tell the scheduler."""
@@ -168,9 +196,7 @@ class Gathering:
             selector.register(self.inbox, selectors.EVENT_READ)
             while True:
                 selector.select()
-                for signum in self._signals.read():
-                    if signum not in self._spec.forward_signals:
-                        raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
+                self._heed_signals()
                 messages = self.inbox.take()
                 for index, message in enumerate(messages):
                     if message["type"] == "fleet":
@@ -193,7 +219,8 @@ class Gathering:
             raise ClusterError(f"{reason}, before all hosts had come")
         elif kind == "absent":
             raise RendezvousTimeout(
-                f"{reason}; start msrun there, and check --master_addr, --master_port and firewalls"
+                f"--cluster_time_out {self._spec.cluster_time_out_s}: {reason}; start msrun there, and check "
+                "--master_addr, --master_port and firewalls"
             )
         elif kind == "called_off":
             raise PeerFailed(reason, message["exit_code"])

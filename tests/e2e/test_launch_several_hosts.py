@@ -122,7 +122,7 @@ def test_absent_scheduler_is_named(hosts: Hosts, workers: Path) -> None:
     words = ("--worker_num=2", "--local_worker_num=1", "--node_rank=1", "--cluster_time_out=0", workers / "wait.py")
     job = hosts.start(1, *words).finish()
     assert job.code == 124
-    assert f"no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
+    assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
 
 
 def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: Hosts, workers: Path, tmp_path: Path) -> None:

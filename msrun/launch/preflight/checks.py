@@ -171,10 +171,13 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
-    from msrun.cluster.addresses import resolve_address
+    from msrun.cluster.addresses import UnresolvedName, resolve_address
     from msrun.launch.gather import has_scheduler
 
-    address = resolve_address(spec.master_addr)
+    try:
+        address = resolve_address(spec.master_addr)
+    except UnresolvedName as error:
+        return Finding("warn", "master_port", f"{error}; a run waits for it as long as for a host")
     place = f"{address}:{spec.meeting_port}"
     if not has_scheduler(spec, address):
         return Finding("ok", "master_port", f"the scheduler is on another host, at {place}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msrun.agent.signals import SignalPipe
 from msrun.cluster import addresses
-from msrun.cluster.addresses import own_addresses, resolve_address
-from msrun.errors import UsageError
+from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
+from msrun.errors import Interrupted, RendezvousTimeout, UsageError
 from msrun.launch import gather
-from msrun.launch.gather import UNKNOWN, assume_seating, has_scheduler, local_part
+from msrun.launch.gather import UNKNOWN, Gathering, assume_seating, has_scheduler, local_part
+from msrun.launch.preflight.checks import inspect_host
 from msrun.planning.host_seat import HostSeat, Seating, render_seats
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
@@ -101,8 +105,58 @@ def test_name_that_nobody_knows_is_refused(name: str, monkeypatch: pytest.Monkey
 
     if name.endswith("invalid"):  # no name server is asked
         monkeypatch.setattr(addresses.socket, "getaddrinfo", fail)
-    with pytest.raises(UsageError, match="cannot be resolved"):
+    with pytest.raises(UnresolvedName, match="cannot be resolved"):
         resolve_address(name)
+
+
+def gathering(signals: SignalPipe, told: list[str], **changes: Any) -> Gathering:
+    return Gathering(spec_for(master_addr="train-0.train", **changes), "here", signals, told.append, "JOB")
+
+
+def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str] = []
+
+    def resolve(name: str) -> str:
+        answers.append(name)
+        if len(answers) < 3:
+            raise UnresolvedName(f"{name}: not known")
+        return "10.0.0.8"
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    monkeypatch.setattr(gather, "NAME_RETRY_S", 0.0)
+    told: list[str] = []
+    with SignalPipe() as signals, gathering(signals, told) as here:
+        assert here._resolve_master() == "10.0.0.8"
+    assert told == ["train-0.train: not known; trying again"]
+
+
+def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    limit = pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known")
+    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=0) as here, limit:
+        here._resolve_master()
+
+
+def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=-1) as here, pytest.raises(Interrupted):
+        here._resolve_master()
+
+
+def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(addresses, "resolve_address", resolve)
+    (port,) = [finding for finding in inspect_host(spec_for(), {}) if finding.name == "master_port"]
+    assert (port.status, port.text) == ("warn", "10.0.0.7: not known; a run waits for it as long as for a host")
 
 
 def test_own_addresses_hold_loopback_with_its_interface() -> None:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from msrun import __version__, contract
 from msrun.errors import MsrunError, UsageError, near_miss
 from msrun.options import OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
 from msrun.sources import Sources, apply_sources, option_shapes
@@ -27,6 +28,7 @@ Examples:
   msrun --worker_num 8 --log_dir log_output pytest -s train.py
   msrun --worker_num 4 --dry_run=json train.py
   msrun --config job.yaml --check
+  msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
 
 An option may also be set as MSRUN_<OPTION> in the environment (MSRUN_WORKER_NUM=4) or as a line of the --config file
 (worker_num: 4), which may hold script, args, module and env, too. The command line wins over the environment, that
@@ -74,7 +76,15 @@ def command(**options: Any) -> int:
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
-    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings)
+    hosts: tuple[HostSeat, ...] = ()
+    if options["rank_table_file"] is not None:
+        from msrun.launch.table_hosts import read_host_list
+
+        host_list = read_host_list(options["rank_table_file"].absolute())
+        if host_list is not None:
+            hosts = host_list.hosts
+            options = host_list.apply(options, {setting.name for setting in sources.settings})
+    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=hosts)
     check_spec(spec)
     return spec
 
@@ -123,7 +133,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     else:
         from msrun.launch.detach import detach
 
-        background = detach(job_id, spec.log_dir, quiet=quiet)
+        background = detach(quiet=quiet)
         result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id, on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))

@@ -57,7 +57,7 @@ ROLE_SCHEDULER: Final = "MS_SCHED"
 MSRUN_JOB_ID: Final = "MSRUN_JOB_ID"
 MSRUN_LOG_DIR: Final = "MSRUN_LOG_DIR"
 MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
-"""`file:///path` of the FileStore that the workers of a one-host job meet on."""
+"""`file:///path` of the FileStore that the workers of a one-host job meet on; `env://` for those of several hosts."""
 MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
 """cpu, gpu or ascend."""
 

@@ -6,6 +6,7 @@
         RendezvousTimeout     124    not everybody came in time
         HangTimeout           124    the job made no progress any more
       WorkerFailed              n    the first failed worker's exit code, or 128 + signal
+      PeerFailed                n    another host of the job failed; its exit status
       Interrupted           128+n    the launcher was told to stop by signal n
       ParallelError             1    raised inside a worker by `msrun.runtime`
         StrategyError           1    an illegal split of an operator, an input or a parameter
@@ -56,6 +57,14 @@ class HangTimeout(ClusterError):
 
 class WorkerFailed(MsrunError):
     """A worker ended with a status other than 0. `exit_code` is the first failed worker's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class PeerFailed(MsrunError):
+    """Another host of the job failed first. `exit_code` is the one that all hosts end with."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -12,6 +12,7 @@ from msrun.errors import UsageError
 from msrun.planning.log_size import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
 from msrun.planning.program import parse_program
+from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
 from msrun.sources import read_sources
 
@@ -58,8 +59,21 @@ OPTIONS: list[click.Parameter] = [
     option("worker_num", type=int, default=8, show_default=True, help="Workers of the job, over all hosts."),
     option("local_worker_num", type=int, help="Workers on this host.  [default: worker_num]"),
     option("master_addr", default="127.0.0.1", show_default=True, help="Address of the scheduler."),
-    option("master_port", type=int, default=0, help="Port of the scheduler's store; 0 takes a free one.  [default: 0]"),
-    option("node_rank", type=int, default=-1, help="Index of this host; not needed on one host."),
+    option(
+        "master_port",
+        type=int,
+        default=0,
+        help="Port on master_addr; 0: a free one.  [default: 0; several hosts: 8118]",
+    ),
+    option("node_rank", type=int, default=-1, help="Index of this host of several.  [default: by address]"),
+    option("token_file", type=click.Path(path_type=Path), help="File with the secret by which several hosts meet."),
+    option(
+        "heartbeat_time_out",
+        type=float,
+        default=15.0,
+        show_default=True,
+        help="Seconds without a sign of life after which one of several hosts is given up.",
+    ),
     option("log_dir", default="log_output", show_default=True, help="Folder of all logs, the plan and the events."),
     option("join", type=Boolean(), default=True, help="Wait for the job; only --join=False detaches.  [default: True]"),
     option(
@@ -67,7 +81,7 @@ OPTIONS: list[click.Parameter] = [
         type=int,
         default=600,
         show_default=True,
-        help="Seconds for all workers to start; < 0: no limit.",
+        help="Seconds for all hosts to come, and for all workers to start; < 0: no limit.",
     ),
     option(
         "worker_log_name",
@@ -239,6 +253,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         device_target=options["device_target"],
         preload=tuple(options["preload"]),
         env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
+        token=_read_token(options["token_file"], caller),
+        heartbeat_time_out_s=options["heartbeat_time_out"],
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
@@ -247,6 +263,16 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
     )
+
+
+def _read_token(path: Path | None, caller: dict[str, str]) -> str:
+    """Return the token of the file, else that of the environment; a line break at its end does not count."""
+    if path is None:
+        return caller.get(TOKEN_VARIABLE, "").strip()
+    token = _read_text("--token_file", path).strip()
+    if not token:
+        raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
+    return token
 
 
 def _read_text(name: str, path: Path) -> str:

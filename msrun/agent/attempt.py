@@ -74,13 +74,18 @@ class Attempts:
         self.is_last = False
         """Set when nothing may be started again: msrun was told to end the job."""
 
+    @property
+    def can_restart(self) -> bool:
+        """Whether the way in which the current attempt failed leaves room for another."""
+        fault = self.current.fault
+        is_bearable = fault is None or isinstance(fault, HangTimeout | RendezvousTimeout)
+        return is_bearable and self.current.has_failed and not self.is_last
+
     def restart_delay_s(self) -> float | None:
         """Return how long to wait before the job starts again; None when the current attempt was the last."""
-        attempt = self.current
-        can_restart = attempt.fault is None or isinstance(attempt.fault, HangTimeout | RendezvousTimeout)
-        if self.is_last or not attempt.has_failed or not can_restart:
+        if not self.can_restart:
             return None
-        first = attempt.membership.first_failure
+        first = self.current.membership.first_failure
         return self._policy.delay_s(len(self.past), first.wait_status if first else None)
 
     def begin_next(self) -> None:

@@ -92,6 +92,7 @@ class Supervisor:
             selector.register(self._server.channel, selectors.EVENT_READ)
             selector.register(signals, selectors.EVENT_READ)
             selector.register(scheduler, selectors.EVENT_READ)
+            self._register_more(selector)
             self._prepare()
             while not self._over:
                 for key, _ in selector.select(self._timers.time_left_s()):
@@ -102,8 +103,12 @@ class Supervisor:
                         self._on_scheduler(scheduler)
                         if scheduler.is_closed:
                             selector.unregister(scheduler)  # that it has ended, the fork server will say
-                    else:
+                    elif key.fileobj is self._server.channel:
                         self._on_server()
+                        if self._server.channel.is_closed:
+                            selector.unregister(self._server.channel)
+                    else:
+                        key.data()
                 self._timers.run_due()
             self._tell("over", reason=self._attempt.end_reason())
             scheduler.close()
@@ -113,6 +118,18 @@ class Supervisor:
     @property
     def _attempt(self) -> Attempt:
         return self._attempts.current
+
+    # -- what a job of several hosts does otherwise ---------------------------------------------------------------
+
+    def _register_more(self, selector: selectors.BaseSelector) -> None:
+        """Register what else is to be heard; the data of each key is what to call."""
+
+    def _report_failure(self) -> None:
+        """The attempt has failed here."""
+
+    def _end_here(self) -> None:
+        """Nothing runs here any more, and nothing will."""
+        self._over = True
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -128,6 +145,8 @@ class Supervisor:
         )
 
     def _on_ready(self, message: Message) -> None:
+        if self._attempt.has_failed:  # ended before it began; other hosts have to be waited for
+            return
         self._start_method = message["start_method"]
         if self._start_method == "exec" and self._host.start_method == "fork":
             self._fail(ClusterError(f"--start_method fork: not possible here: {message['reason']}"))
@@ -160,7 +179,7 @@ class Supervisor:
         self._fail(
             RendezvousTimeout(
                 f"--cluster_time_out {self._plan.cluster_time_out_s}: {len(missing)} of "
-                f"{self._plan.world_size} workers were not started in time on {self._host.name} "
+                f"{len(self._host.workers)} workers were not started in time on {self._host.name} "
                 f"(ranks {', '.join(map(str, missing))}); see {scheduler_log(self._plan)}"
             )
         )
@@ -223,6 +242,7 @@ class Supervisor:
             member.hint = self._memory_kills.explain(member.pid)
         if member is membership.first_failure:
             self._attempt.doing = self._watch.doing(membership)
+            self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
         if decision is Decision.STOP:
             self._stop(f"rank {rank} ended with {how}")
@@ -241,7 +261,9 @@ class Supervisor:
         self._attempt.membership.told()
         for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
             self._attempt.membership.exited(rank, signal.SIGKILL, now)
-        self._server_finished = self._over = True
+        self._server_finished = True
+        self._report_failure()
+        self._end_here()
 
     def _on_signal(self, signum: int) -> None:
         if signum in self._plan.forward_signals:
@@ -261,6 +283,7 @@ class Supervisor:
         self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
         attempt.membership.is_stopping = True
+        self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
         self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
@@ -271,6 +294,7 @@ class Supervisor:
         if not self._attempt.has_failed:
             self._attempt.fault = fault
             self._attempt.doing = self._watch.doing(self._attempt.membership)
+            self._report_failure()
         self._stop(str(fault))
 
     def _stop(self, reason: str) -> None:
@@ -281,7 +305,7 @@ class Supervisor:
         self._timers.cancel("start", "stacks")
         membership = self._attempt.membership
         if not membership.count(WorkerState.RUNNING) and not membership.count(WorkerState.DONE):
-            self._over = True  # nothing was started
+            self._end_here()  # nothing was started
             return
         if membership.stop() is Decision.FINISH:
             self._end_attempt()
@@ -295,8 +319,11 @@ class Supervisor:
         self._timers.cancel("start", "stop", "stacks")
         delay_s = self._attempts.restart_delay_s()
         if delay_s is None or not self._own.scheduler_runs:
-            self._over = True
+            self._end_here()
             return
+        self._begin_again(delay_s)
+
+    def _begin_again(self, delay_s: float) -> None:
         self._restart_delay_s = delay_s
         self._attempts.begin_next()
         self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
@@ -304,7 +331,7 @@ class Supervisor:
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
-        if self._over:
+        if self._over or self._attempt.has_failed:
             return
         if message["survivors"]:
             self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
@@ -325,6 +352,9 @@ class Supervisor:
         if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
             self._timers.after("restart", STORE_LOOK_S, self._restart)
             return
+        self._start_again()
+
+    def _start_again(self) -> None:
         self._limit_start()
         self._start_workers()
 

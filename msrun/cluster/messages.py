@@ -29,7 +29,9 @@ def encode_message(message: Message) -> bytes:
 class MessageBuffer:
     """Collects received bytes and gives back whole messages. Owned by one reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """`max_bytes`: of one message; may be raised once the other side is known."""
+        self.max_bytes = max_bytes
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -42,14 +44,17 @@ class MessageBuffer:
         messages: list[Message] = []
         while len(self._bytes) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._bytes)
-            if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"message of {length} bytes announced: at most {MAX_MESSAGE_BYTES} are allowed")
+            if length > self.max_bytes:
+                raise ValueError(f"message of {length} bytes announced: at most {self.max_bytes} are allowed")
             end = HEADER.size + length
             if len(self._bytes) < end:
                 break
             body = bytes(self._bytes[HEADER.size : end])
             del self._bytes[:end]
-            message = json.loads(body.decode("utf-8", "surrogateescape"))
+            try:
+                message = json.loads(body.decode("utf-8", "surrogateescape"))
+            except RecursionError:
+                raise ValueError("message is nested too deeply") from None
             if not isinstance(message, dict):
                 raise ValueError(f"message is a JSON {type(message).__name__}: an object is expected")
             messages.append(message)

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """Return a listening socket on `address`; port 0 takes a free one.
+def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
+    """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one.
+
+    Args:
+        remedy: what the user can do when the port is taken.
 
     Raises:
         UsageError: the port is in use or not allowed.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
@@ -32,8 +35,7 @@ def listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); "
-            "leave it out to take a free port"
+            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); {remedy}"
         ) from None
     return listener
 

@@ -35,10 +35,13 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
     host = StoreHost(socket.socket(fileno=listener_fd), record)
+    has_store = True
     while not channel.is_closed:
         for message in channel.receive():
             record.note(message)
-            if message.get("type") == "ready":
+            if message.get("type") == "job":
+                has_store = message.get("has_store", True)
+            if message.get("type") == "ready" and has_store:
                 host.is_wanted_late = message["start_method"] == "fork" and "torch" not in sys.modules
                 threading.Thread(target=host.open, daemon=True).start()
             if message.get("type") == "restarting":
@@ -120,6 +123,8 @@ class Record:
             self.write(f"starting again in {message['delay_s']:g} s, attempt {message['attempt']}: {message['reason']}")
         elif kind == "hang":
             self.write(f"the job is stuck: {message['reason']}")
+        elif kind in ("note", "waiting"):
+            self.write(message["text"])
         elif kind == "signal":
             self.write(f"signal {message['name']} passed on to {len(message['global_ranks'])} workers")
         elif kind == "over":

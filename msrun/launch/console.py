@@ -36,6 +36,15 @@ def discard_output(stream: TextIO) -> None:
     os.close(null)
 
 
+def say(text: str, *, quiet: bool) -> None:
+    """Print a line of msrun's own on stderr."""
+    if not quiet:
+        try:
+            print(f"msrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this module is the console
+        except OSError:
+            discard_output(sys.stderr)
+
+
 class LogTail:
     """Follows one worker's log and gives back whole lines. A progress bar's last state counts as its line."""
 
@@ -92,7 +101,7 @@ class Console:
             w.global_rank: f"[{host.name}:{w.global_rank}] ".encode() for host in plan.hosts for w in host.workers
         }
         rotated = plan.log_keep if plan.log_max_bytes else 0
-        self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks]
+        self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks if rank in paths]
         self._live: Live | None = None
         self._rich: RichConsole | None = None
         self._is_live = not quiet and sys.stderr.isatty()
@@ -102,13 +111,15 @@ class Console:
         """Say the moments that a user wants to know."""
         if kind == "preparing":
             host = self._plan.hosts[0]
-            self._say(f"{self._plan.world_size} workers on {host.name}, logs in {self._plan.log_dir}")
+            self._say(f"{len(host.workers)} workers on {host.where}, logs in {self._plan.log_dir}")
             for note in self._plan.notes:
                 self._say(note)
         elif kind == "ready" and fields["reason"] and fields["reason"] != "asked for":
             self._say(f"workers start by exec, not by fork: {fields['reason']}")
         elif kind == "running" and self._is_live:
             self._start_live()
+        elif kind in ("note", "waiting"):
+            self._say(str(fields["text"]))
         elif kind == "signal":
             self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
         elif kind == "hang":
@@ -162,11 +173,7 @@ class Console:
                 self._live.start()
 
     def _say(self, text: str) -> None:
-        if not self._quiet:
-            try:
-                print(f"msrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this module is the console
-            except OSError:
-                discard_output(sys.stderr)
+        say(text, quiet=self._quiet)
 
     def _begin_anew(self, fields: Mapping[str, Any]) -> None:
         """Show the last lines of an attempt that is over; its logs are moved away after this."""
@@ -204,8 +211,8 @@ class Console:
     def _status(self, membership: Membership) -> str:
         running = membership.count(WorkerState.RUNNING)
         done = membership.count(WorkerState.DONE)
-        up = self._plan.world_size - membership.count(WorkerState.PLANNED)
+        up = len(membership.members) - membership.count(WorkerState.PLANNED)
         loss = newest_loss(Path(self._plan.workers[0].log_path))
         run_time_s = time.monotonic() - self._begin
-        text = f"{up} of {self._plan.world_size} up, {running} running, {done} done, {run_time_s:.0f} s"
+        text = f"{up} of {len(membership.members)} up, {running} running, {done} done, {run_time_s:.0f} s"
         return f"msrun: {text}{', loss ' + loss if loss else ''}"

@@ -19,25 +19,28 @@ _HELD = b"1"
 class Background:
     """The background launcher's side of a detached start."""
 
-    def __init__(self, foreground: int, log_dir: Path) -> None:
+    def __init__(self, foreground: int) -> None:
         self._foreground = foreground
-        self._log_dir = log_dir
 
-    def begin(self) -> None:
+    def begin(self, job_id: str, log_dir: Path) -> None:
         """Let the command in the foreground return: the job holds its directory. From here on words go to `msrun.log`.
+
+        Args:
+            job_id: of the job, which the scheduler of several hosts gives.
+            log_dir: of this host's part of it.
 
         Raises:
             UsageError: the log cannot be written.
             Interrupted: nobody waits any more for the job's id.
         """
-        path = self._log_dir / contract.LAUNCHER_LOG
+        path = log_dir / contract.LAUNCHER_LOG
         try:
             log = create_file(path)
         except OSError as error:
             raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.write(self._foreground, _HELD)
+            os.write(self._foreground, b"\0".join((_HELD, job_id.encode(), os.fsencode(log_dir))))
         except BrokenPipeError:
             raise Interrupted("the command that was to start it in the background was ended", signal.SIGTERM) from None
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -46,7 +49,7 @@ class Background:
             os.close(descriptor)
 
 
-def detach(job_id: str, log_dir: Path, *, quiet: bool = False) -> Background:
+def detach(*, quiet: bool = False) -> Background:
     """Return in a background process of its own session, which supervises its job as in the foreground.
 
     The calling process waits until the other holds the log directory (see `Background.begin`), says how to look after
@@ -58,18 +61,20 @@ def detach(job_id: str, log_dir: Path, *, quiet: bool = False) -> Background:
     pid = os.fork()
     if pid:
         os.close(writer)
-        os._exit(_wait_in_foreground(pid, reader, job_id, log_dir, quiet=quiet))
+        os._exit(_wait_in_foreground(pid, reader, quiet=quiet))
     os.setsid()
     os.close(reader)
-    return Background(writer, log_dir)
+    return Background(writer)
 
 
-def _wait_in_foreground(pid: int, reader: int, job_id: str, log_dir: Path, *, quiet: bool) -> int:
+def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
     """Return the exit status of the command that was typed."""
     try:
-        if os.read(reader, 1) == _HELD:
+        held, _, job = os.read(reader, 1 << 16).partition(b"\0")
+        if held == _HELD:
             if not quiet:
-                _say(_instructions(pid, job_id, log_dir))
+                job_id, _, log_dir = job.partition(b"\0")
+                _say(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
             return contract.EXIT_OK
     except KeyboardInterrupt:
         os.close(reader)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
 from msrun.cluster.membership import Member, WorkerState
-from msrun.errors import MsrunError, WorkerFailed
+from msrun.errors import HangTimeout, MsrunError, WorkerFailed
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import fold_ranks
+
+if TYPE_CHECKING:  # loaded when there are several hosts
+    from msrun.cluster.fleet import Verdict
 
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
 """What torch's backends say, in small letters, when another rank has gone."""
@@ -79,6 +83,40 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 
 
+def name_failure(plan: LaunchPlan, attempt: Attempt) -> Verdict:
+    """Return how an attempt failed on this host, for the others of a job of several."""
+    from msrun.cluster.fleet import Verdict
+
+    failure = build_failure(plan, HostResult((attempt,), ()))
+    assert failure is not None, "an attempt that has not failed"
+    host, first = plan.hosts[0], failure.first_failure
+    if first is None:
+        kind = "hang" if isinstance(attempt.fault, HangTimeout) else "fault"
+        return Verdict(host.node_rank, f"{host.where}: {failure.reason}", failure.exit_code, kind)
+    member = attempt.membership.first_failure
+    status = member.wait_status if member else None
+    return Verdict(host.node_rank, failure.reason, failure.exit_code, "worker", status, worker=asdict(first))
+
+
+def build_fleet_failure(plan: LaunchPlan, result: HostResult, verdict: Verdict | None) -> JobFailure | None:
+    """Return why a job of several hosts failed, in the same words on all of them; None when it did not.
+
+    Args:
+        verdict: the scheduler's; None when there is none: the job ended well, or the scheduler has gone.
+    """
+    own = build_failure(plan, result)
+    if verdict is None or own is None:
+        return own
+    failure = replace(own, reason=verdict.reason, exit_code=verdict.exit_code)
+    if verdict.node_rank == plan.hosts[0].node_rank or verdict.worker is None:
+        return failure
+    names = {item.name for item in fields(WorkerFailure)}
+    try:
+        return replace(failure, first_failure=WorkerFailure(**{name: verdict.worker[name] for name in names}))
+    except KeyError:  # another msrun said less; the reason has to do
+        return failure
+
+
 def _place_of(plan: LaunchPlan, global_rank: int) -> tuple[HostPlan, WorkerPlan]:
     return next((host, worker) for host in plan.hosts for worker in host.workers if worker.global_rank == global_rank)
 
@@ -90,7 +128,7 @@ def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
     return WorkerFailure(
         global_rank=member.global_rank,
         local_rank=worker.local_rank,
-        host=host.name,
+        host=host.where,
         pid=member.pid,
         exit_code=code if code is not None and code >= 0 else None,
         signal=signal_name(-code) if code is not None and code < 0 else None,

@@ -9,9 +9,9 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -25,15 +25,20 @@ from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import Console
+from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
-from msrun.launch.failure import JobFailure, build_failure, write_failure
+from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
+from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
+
+if TYPE_CHECKING:  # loaded when there are several hosts
+    from msrun.cluster.fleet import Verdict
+    from msrun.launch.gather import Gathering
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,15 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     facts = read_host_facts({**caller, **dict(spec.env)})
     run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
-    plan = build_plan(spec, facts, caller=caller, job_id="JOB", run_dir=run_dir, master_port=spec.master_port)
+    seating = None
+    if spec.is_several:
+        from msrun.launch.gather import assume_seating, local_part
+
+        seating = assume_seating(spec, facts)
+        spec = local_part(spec, seating)
+        facts = replace(facts, address=seating.own.address)
+    port = 0 if seating else spec.master_port  # of several hosts, the store's port is chosen at start
+    plan = build_plan(spec, facts, caller=caller, job_id="JOB", run_dir=run_dir, master_port=port, seating=seating)
     _check_given_table(spec, plan)
     return plan
 
@@ -72,19 +85,21 @@ def run_job(
     quiet: bool = False,
     is_last: bool = False,
     job_id: str = "",
-    on_directory: Callable[[], None] = lambda: None,
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
 ) -> JobResult:
-    """Run a one-host job to its end.
+    """Run a job, or this host's part of a job of several, to its end.
 
     Args:
         caller: the environment that workers inherit, usually the launcher's own.
         is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
             it cannot take the place of the job's own exit status.
-        job_id: from `new_job_id`; empty = a new one.
-        on_directory: called when the log directory is this job's: locked, and holding its plan and empty logs.
+        job_id: from `new_job_id`; empty = a new one. Of several hosts, that of the one with the scheduler counts.
+        on_directory: called with the job's id and its log directory when that is this job's: locked, and holding its
+            plan and empty logs.
 
     Raises:
         UsageError: something is wrong that was seen before any process started.
+        ClusterError: several hosts did not come together; nothing was started.
     """
     facts = read_host_facts({**caller, **dict(spec.env)})
     job_id = job_id or new_job_id()
@@ -92,27 +107,60 @@ def run_job(
     with contextlib.ExitStack() as stack:
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        gathering = meeting = None
+        if spec.is_several:
+            from msrun.launch.gather import Gathering, local_part
+
+            _check_part(spec, facts)
+            gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
+            meeting = stack.enter_context(gathering).meet()
+            spec, job_id = local_part(spec, meeting.seating), meeting.job_id
+            facts = replace(facts, address=meeting.seating.own.address)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
-        listener = stack.enter_context(listen(facts.address, spec.master_port))
-        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}"))  # made when the fork server is ready
+        listener = stack.enter_context(_store_listener(spec, facts, gathering))
+        part = f"-{meeting.seating.node_rank}" if meeting else ""
+        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{part}"))  # made when the fork server is ready
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
-        port = listener.getsockname()[1]
-        plan = build_plan(spec, facts, caller=caller, job_id=job_id, run_dir=run_dir, master_port=port)
+        plan = build_plan(
+            spec,
+            facts,
+            caller=caller,
+            job_id=job_id,
+            run_dir=run_dir,
+            master_port=meeting.store_port if meeting else listener.getsockname()[1],
+            seating=meeting.seating if meeting else None,
+        )
         _check_given_table(spec, plan)
         lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan)
-        on_directory()
+        on_directory(job_id, spec.log_dir)
         console = Console(plan, quiet=quiet)
-        result = _run(plan, caller, signals, listener, console, strangers, stack)
-        failure = build_failure(plan, result)
+        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering)
+        failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure:
             with contextlib.suppress(OSError):  # disk full: what is printed has to do
                 write_failure(plan, failure)
         restarts = len(result.attempts) - 1
-        summary = f"all {plan.world_size} workers ended well{f' after restart {restarts}' if restarts else ''}"
+        where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
+        summary = f"all {plan.world_size} workers{where} ended well{f' after restart {restarts}' if restarts else ''}"
         console.finish("" if failure else summary)
         return JobResult(plan, failure, result.survivors)
+
+
+def _check_part(spec: LaunchSpec, facts: HostFacts) -> None:
+    """Refuse before other hosts are bothered what can be seen here alone."""
+    own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
+    devices = place_devices(spec.device_target, spec.local_worker_num, facts, own)
+    if spec.rank_table_file:
+        check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
+
+
+def _store_listener(spec: LaunchSpec, facts: HostFacts, gathering: Gathering | None) -> socket.socket:
+    """Return the socket of the workers' store, or one that nobody uses on a host without it."""
+    if gathering is None:
+        return listen(facts.address, spec.master_port)
+    return gathering.store_listener.dup() if gathering.store_listener else socket.socket()
 
 
 def _check_given_table(spec: LaunchSpec, plan: LaunchPlan) -> None:
@@ -128,7 +176,8 @@ def _run(
     console: Console,
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
-) -> HostResult:
+    gathering: Gathering | None,
+) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
@@ -147,8 +196,16 @@ def _run(
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
     stack.callback(board.close)
-    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan), console]
-    return Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers).run(signals, scheduler)
+    has_store = gathering is None or gathering.store_listener is not None
+    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]
+    if gathering is None:
+        supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+        return supervisor.run(signals, scheduler), None
+    from msrun.agent.host_supervisor import HostSupervisor
+
+    member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+    member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
+    return member.run(signals, scheduler), member.verdict
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:
@@ -163,15 +220,22 @@ class SchedulerRecord:
 
     tick_s: float | None = None
 
-    def __init__(self, channel: Channel, plan: LaunchPlan) -> None:
+    def __init__(self, channel: Channel, plan: LaunchPlan, *, has_store: bool) -> None:
+        """`has_store`: the scheduler of this host serves the workers' store."""
         self._channel = channel
         self._plan = plan
+        self._has_store = has_store
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass one moment on."""
         if kind == "preparing":
-            host = self._plan.hosts[0].name
-            fields = {"job_id": self._plan.job_id, "world_size": self._plan.world_size, "host": host}
+            host = self._plan.hosts[0]
+            fields = {
+                "job_id": self._plan.job_id,
+                "world_size": len(host.workers),
+                "host": host.where,
+                "has_store": self._has_store,
+            }
             kind = "job"
         if not self._channel.is_closed:
             self._channel.send({"type": kind, **fields})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from ranktable import RankTable
 
 
 def write_rank_table(plan: LaunchPlan) -> None:
@@ -17,7 +21,9 @@ def write_rank_table(plan: LaunchPlan) -> None:
     """
     from ranktable import build_table, validate_table, write_table
 
-    table = build_table([(host.address, [w.device_id for w in host.workers]) for host in plan.hosts], order="given")
+    hosts = [(seat.address, seat.device_ids) for seat in plan.fleet]
+    hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
+    table = build_table(hosts, order="given")
     errors = [
         problem for problem in validate_table(table, device_target=plan.device_target) if problem.severity == "error"
     ]
@@ -27,18 +33,29 @@ def write_rank_table(plan: LaunchPlan) -> None:
     write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
 
 
+def read_given_table(path: Path) -> RankTable:
+    """Return the user's table, whatever it says.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    from ranktable import RankTableError, read_table
+
+    try:
+        return read_table(path)
+    except RankTableError as error:
+        raise UsageError(f"--rank_table_file {path}: {error}") from None
+
+
 def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
     """Refuse a table that is wrong or that is not of this job's size.
 
     Raises:
         UsageError: unreadable, breaks a rule, or names another number of ranks.
     """
-    from ranktable import RankTableError, read_table, validate_table
+    from ranktable import validate_table
 
-    try:
-        table = read_table(path)
-    except RankTableError as error:
-        raise UsageError(f"--rank_table_file {path}: {error}") from None
+    table = read_given_table(path)
     problems = [
         problem for problem in validate_table(table, device_target=device_target) if problem.severity == "error"
     ]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
-from msrun.planning.environment import common_environment, overridden_names, rank_environment
+from msrun.planning.environment import (
+    LOOPBACK_DEFAULTS,
+    common_environment,
+    interface_defaults,
+    overridden_names,
+    rank_environment,
+)
+from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.imports import read_preload
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
@@ -23,11 +31,19 @@ from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
 
 
 def build_plan(
-    spec: LaunchSpec, host: HostFacts, *, caller: Mapping[str, str], job_id: str, run_dir: str, master_port: int
+    spec: LaunchSpec,
+    host: HostFacts,
+    *,
+    caller: Mapping[str, str],
+    job_id: str,
+    run_dir: str,
+    master_port: int,
+    seating: Seating | None = None,
 ) -> LaunchPlan:
-    """Decide everything about a one-host job. Pure, but for reading the script's import lines.
+    """Decide everything about this host's part of a job. Pure, but for reading the script's import lines.
 
     Args:
+        seating: all hosts of a job of several; None = this is the only one.
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
@@ -35,7 +51,8 @@ def build_plan(
     Raises:
         UsageError: more workers than devices, or a binding that this host does not allow.
     """
-    devices = place_devices(spec.device_target, spec.local_worker_num, host)
+    seat = seating.own if seating else _only_seat(spec, host)
+    devices = place_devices(spec.device_target, spec.local_worker_num, host, seat.device_ids if seating else ())
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = threads_per_worker(topology, binding.workers)
@@ -45,25 +62,27 @@ def build_plan(
         job_id=job_id,
         world_size=spec.worker_num,
         local_world_size=spec.local_worker_num,
-        master_addr=host.address,
+        master_addr=seating.master_addr if seating else host.address,
         master_port=master_port,
         log_dir=str(spec.log_dir),
         rank_table_file=_rank_table(spec),
-        rendezvous=f"file://{run_dir}/store",
+        rendezvous="env://" if seating else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
         max_restarts=spec.max_restarts,
         device_target=devices.target,
         threads=min(threads),
+        group_world_size=len(seating.hosts) if seating else 1,
+        interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
     )
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
     workers = tuple(
-        _worker(spec, host, index, devices, binding, own_threads[index]) for index in range(spec.local_worker_num)
+        _worker(spec, host, seat, index, devices, binding, own_threads[index]) for index in range(spec.local_worker_num)
     )
     return LaunchPlan(
         job_id=job_id,
         world_size=spec.worker_num,
-        master_addr=host.address,
+        master_addr=seating.master_addr if seating else host.address,
         master_port=master_port,
         log_dir=str(spec.log_dir),
         run_dir=run_dir,
@@ -78,7 +97,13 @@ def build_plan(
         log_keep=spec.log_keep,
         tail_ranks=spec.tail_ranks,
         rank_table_file=_rank_table(spec),
-        hosts=(_host(spec, host, caller, common, workers, binding.scheduler_cpus),),
+        hosts=(
+            replace(
+                _host(spec, host, caller, common, workers, binding.scheduler_cpus),
+                node_rank=seat.node_rank,
+                place=seat.describe() if seating else "",
+            ),
+        ),
         settings=spec.settings,
         notes=(
             *settings_note(spec.settings),
@@ -86,8 +111,24 @@ def build_plan(
             *([] if has_threads else [thread_note(topology, binding.workers)]),
             *devices.notes,
             *binding.notes,
+            *_notes_of_several(spec, seating),
         ),
+        fleet=seating.hosts if seating else (),
     )
+
+
+def _only_seat(spec: LaunchSpec, host: HostFacts) -> HostSeat:
+    ranks = tuple(range(spec.local_worker_num))
+    return HostSeat(0, host.name, host.address, ranks, ranks)
+
+
+def _notes_of_several(spec: LaunchSpec, seating: Seating | None) -> list[str]:
+    if seating is None:
+        loopback_only = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
+        return [] if is_loopback(spec.master_addr) else [loopback_only]
+    if seating.is_assumed:
+        return ["the other hosts are not known before they register; here each is taken to run as many workers"]
+    return []
 
 
 def _rank_table(spec: LaunchSpec) -> str:
@@ -125,17 +166,23 @@ def _start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMethod:
 
 
 def _worker(
-    spec: LaunchSpec, host: HostFacts, index: int, devices: DevicePlacement, binding: HostBinding, own_threads: str
+    spec: LaunchSpec,
+    host: HostFacts,
+    seat: HostSeat,
+    index: int,
+    devices: DevicePlacement,
+    binding: HostBinding,
+    own_threads: str,
 ) -> WorkerPlan:
-    device_id, bound = devices.device_ids[index], binding.workers[index]
-    env = rank_environment(global_rank=index, local_rank=index, node_rank=0, device_id=device_id)
+    device_id, bound, rank = devices.device_ids[index], binding.workers[index], seat.ranks[index]
+    env = rank_environment(global_rank=rank, local_rank=index, node_rank=seat.node_rank, device_id=device_id)
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
     return WorkerPlan(
-        global_rank=index,
+        global_rank=rank,
         local_rank=index,
         device_id=device_id,
         env={**env, THREADS_VARIABLE: own_threads} if own_threads else env,
-        log_path=str(spec.log_dir / contract.worker_log_name(stem, index)),
+        log_path=str(spec.log_dir / contract.worker_log_name(stem, rank)),
         physical_device=devices.physical[index],
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,
@@ -170,6 +217,4 @@ def _notes(
     replaced = overridden_names(caller, {**common, **ranks})
     if replaced:
         notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")
-    if not is_loopback(spec.master_addr):
-        notes.append(f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only")
     return tuple(notes)

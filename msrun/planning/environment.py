@@ -19,6 +19,15 @@ LOOPBACK_DEFAULTS = {
 """Keeps the sockets of a one-host job on loopback; a value that the user set wins."""
 
 
+def interface_defaults(interface: str) -> dict[str, str]:
+    """Return what makes the workers of several hosts talk over the network on which the hosts have met.
+
+    gloo and TensorPipe would take the interface that the host's name resolves to, which is loopback on many systems.
+    NCCL and HCCL look for themselves, and may find a faster network.
+    """
+    return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} if interface else {}
+
+
 def common_environment(
     *,
     caller: Mapping[str, str],
@@ -35,9 +44,16 @@ def common_environment(
     max_restarts: int,
     device_target: str,
     threads: int,
+    group_world_size: int = 1,
+    interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
 ) -> dict[str, str]:
-    """Return what every worker of a host gets beside the caller's environment; equal for all of them."""
-    env = {name: value for name, value in LOOPBACK_DEFAULTS.items() if name not in caller}
+    """Return what every worker of a host gets beside the caller's environment; equal for all of them.
+
+    Args:
+        group_world_size: number of hosts.
+        interfaces: variables that choose network interfaces.
+    """
+    env = {name: value for name, value in interfaces.items() if name not in caller}
     env["PYTHONUNBUFFERED"] = "1"
     env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
     if "PYTHONFAULTHANDLER" not in caller:
@@ -49,7 +65,7 @@ def common_environment(
         {
             contract.WORLD_SIZE: str(world_size),
             contract.LOCAL_WORLD_SIZE: str(local_world_size),
-            contract.GROUP_WORLD_SIZE: "1",
+            contract.GROUP_WORLD_SIZE: str(group_world_size),
             contract.MASTER_ADDR: master_addr,
             contract.MASTER_PORT: str(master_port),
             contract.TORCHELASTIC_RUN_ID: job_id,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msrun.planning.environment import masked
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.masking import mask_words, secret_values
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
@@ -48,6 +49,13 @@ class HostPlan:
     workers: tuple[WorkerPlan, ...]
     scheduler_cpus: tuple[int, ...] = ()
     """Processors that the scheduler is bound to; empty = not bound."""
+    place: str = ""
+    """The host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one."""
+
+    @property
+    def where(self) -> str:
+        """Return the host as reports name it."""
+        return self.place or self.name
 
 
 @dataclass(frozen=True)
@@ -81,10 +89,12 @@ class LaunchPlan:
     """What the user has set, and where."""
     notes: tuple[str, ...] = field(default=())
     """What the user should know of these decisions, one line each."""
+    fleet: tuple[HostSeat, ...] = ()
+    """All hosts of a job of several, in the order of their node_rank; `hosts` then holds this one alone."""
 
     @property
     def workers(self) -> list[WorkerPlan]:
-        """All workers in rank order."""
+        """All workers of `hosts` in rank order."""
         return sorted((worker for host in self.hosts for worker in host.workers), key=lambda w: w.global_rank)
 
     @property
@@ -115,6 +125,7 @@ class LaunchPlan:
             "settings": [asdict(setting) for setting in self.settings],
             "notes": list(self.notes),
             "hosts": [_host_json(host) for host in self.hosts],
+            **({"fleet": [seat.to_json() for seat in self.fleet]} if self.fleet else {}),
         }
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from msrun.planning.environment import masked
+from msrun.planning.host_seat import render_seats
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
@@ -22,16 +23,19 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     host = plan.hosts[0]
     port = plan.master_port or "chosen at start"
     target = f"device target {plan.device_target} ({plan.device_reason})"
+    hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
+    store = "the scheduler's TCPStore" if plan.fleet else f"FileStore {plan.run_dir}/store"
     lines = [
-        f"job          {plan.world_size} workers on {len(plan.hosts)} host, {target}",
+        f"job          {plan.world_size} workers on {hosts}, {target}",
         f"command      {shlex.join(mask_words(host.program.argv()))}",
         f"directory    {host.working_directory}",
         f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",
-        f"rendezvous   FileStore {plan.run_dir}/store; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}",
+        f"rendezvous   {store}; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}",
         f"rank table   {plan.rank_table_file}",
         f"logs         {plan.log_dir}{_rotation_words(plan)}",
         f"limits       {_limits(plan)}",
         *render_settings(plan.settings),
+        *(["hosts", *(f"  {line}" for line in render_seats(plan.fleet))] if plan.fleet else []),
         "",
         f"host {host.node_rank}       {host.name} ({host.address})",
         "  environment of every worker:",

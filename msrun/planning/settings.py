@@ -15,6 +15,8 @@ from msrun.errors import UsageError, near_miss
 
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"
+TOKEN_VARIABLE = "MSRUN_TOKEN"  # noqa: S105 - the name of a variable, not a token
+"""The secret by which the hosts of a job meet. For msrun alone: workers do not get it."""
 MISSPELLED = 0.8
 """How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
 
@@ -79,7 +81,7 @@ def _refuse_misspelled(variable: str, known: list[str]) -> None:
 
 def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts."""
-    settings = {variable_name(name) for name in names}
+    settings = {TOKEN_VARIABLE, *(variable_name(name) for name in names)}
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
     return {name: value for name, value in environ.items() if name not in settings}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from msrun.errors import UsageError, near_miss
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -25,6 +26,9 @@ _LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
 _PLACEHOLDERS = ("{ip}", "{hostname}")
 MAX_PORT = 65535
 MAX_SECONDS = 1e9
+MEETING_PORT = 8118
+"""Where several hosts meet when no port is given: MindSpore's default."""
+MIN_HEARTBEAT_S = 1.0
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
@@ -44,7 +48,7 @@ class LaunchSpec:
     """Absolute; logs, plan and events of the job."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
-    """Port of the store on the master; 0 = a free one."""
+    """Port on the master, of the store or, with several hosts, of the scheduler; 0 = a free one, or MEETING_PORT."""
     node_rank: int = -1
     """Index of this host; -1 = not given."""
     cluster_time_out_s: int = 600
@@ -77,6 +81,22 @@ class LaunchSpec:
     """Which processors each worker gets; None = all."""
     bind_numa: bool = False
     """Whether each worker stays on one NUMA node, its memory included."""
+    token: str = field(default="", repr=False)
+    """What the hosts of a job of several know each other by; empty = none was given."""
+    heartbeat_time_out_s: float = 15.0
+    """How long a host of a job of several may give no sign of life."""
+    table_hosts: tuple[HostSeat, ...] = ()
+    """The hosts of a rank table with several servers, in the order of their node_rank."""
+
+    @property
+    def is_several(self) -> bool:
+        """Whether the job has other hosts than this one."""
+        return self.local_worker_num < self.worker_num
+
+    @property
+    def meeting_port(self) -> int:
+        """Port on which several hosts meet."""
+        return self.master_port or MEETING_PORT
 
 
 def check_spec(spec: LaunchSpec) -> None:
@@ -116,13 +136,25 @@ def _check_counts(spec: LaunchSpec) -> None:
             f"--local_worker_num {spec.local_worker_num}: more than --worker_num {spec.worker_num}; "
             "a host cannot run more workers than the job has"
         )
-    if spec.local_worker_num < spec.worker_num:
-        raise UsageError(
-            f"--local_worker_num {spec.local_worker_num}: less than --worker_num {spec.worker_num}, so the job needs "
-            "more hosts, and this version starts jobs on one; leave --local_worker_num out"
-        )
-    if spec.node_rank not in (-1, 0):
+    if spec.is_several:
+        _check_several(spec)
+    elif spec.node_rank not in (-1, 0):
         raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
+
+
+def _check_several(spec: LaunchSpec) -> None:
+    if is_loopback(spec.master_addr):
+        raise UsageError(
+            f"--local_worker_num {spec.local_worker_num}: less than --worker_num {spec.worker_num}, so the job has "
+            f"several hosts, and others cannot reach --master_addr {spec.master_addr}; give the address of the host "
+            "with the scheduler, or leave --local_worker_num out to use one host"
+        )
+    if spec.node_rank < -1:
+        raise UsageError(f"--node_rank {spec.node_rank}: must be 0 or more; leave it out to number hosts by address")
+    if not MIN_HEARTBEAT_S <= spec.heartbeat_time_out_s < MAX_SECONDS:
+        raise UsageError(
+            f"--heartbeat_time_out {spec.heartbeat_time_out_s:g}: must be {MIN_HEARTBEAT_S:g} or more seconds"
+        )
 
 
 def _check_address(spec: LaunchSpec) -> None:

@@ -86,8 +86,8 @@ def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
     if status != contract.EXIT_OK:
         from msrun.agent.processes.last_resort import sweep_job
 
-        store = os.environ[contract.MSRUN_RENDEZVOUS].removeprefix("file://")
-        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(Path(store).parent))
+        run_dir = Path(os.environ[contract.MSRUN_PROGRESS]).parent
+        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))
     os._exit(status)
 
 

@@ -161,10 +161,28 @@ def _look_at_shared_memory(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Fin
 
 
 def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    if spec.is_several:
+        return _look_at_meeting(spec)
     if spec.master_port == 0:
         return Finding("ok", "master_port", "a free one is taken")
     check_port(spec.master_port)
     return Finding("ok", "master_port", f"{spec.master_port} is free on {LOOPBACK}")
+
+
+def _look_at_meeting(spec: LaunchSpec) -> Finding:
+    """Of several hosts, the one with the scheduler needs the port."""
+    from msrun.cluster.addresses import UnresolvedName, resolve_address
+    from msrun.launch.gather import has_scheduler
+
+    try:
+        address = resolve_address(spec.master_addr)
+    except UnresolvedName as error:
+        return Finding("warn", "master_port", f"{error}; a run waits for it as long as for a host")
+    place = f"{address}:{spec.meeting_port}"
+    if not has_scheduler(spec, address):
+        return Finding("ok", "master_port", f"the scheduler is on another host, at {place}")
+    listen(address, spec.meeting_port, "end who uses it, or give another --master_port on all hosts").close()
+    return Finding("ok", "master_port", f"{place} is free for the scheduler")
 
 
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:

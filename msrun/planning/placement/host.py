@@ -50,8 +50,13 @@ class DevicePlacement:
     """What the user should know of it, one line each."""
 
 
-def place_devices(target: DeviceTarget, local_worker_num: int, host: HostFacts) -> DevicePlacement:
+def place_devices(
+    target: DeviceTarget, local_worker_num: int, host: HostFacts, wanted: tuple[int, ...] = ()
+) -> DevicePlacement:
     """Give every local worker one device; on a CPU host the device is only a number.
+
+    Args:
+        wanted: device index per local worker, as a rank table gives it; empty = 0, 1, 2, ...
 
     Raises:
         UsageError: more workers than devices (CPU excepted), or no such device on the host.
@@ -60,16 +65,21 @@ def place_devices(target: DeviceTarget, local_worker_num: int, host: HostFacts) 
         target, reason = _best_target(host)
     else:
         reason = "--device_target"
-    ids = tuple(range(local_worker_num))
+    ids = wanted or tuple(range(local_worker_num))
     if target == "cpu":
         return DevicePlacement(target, ids, tuple(map(str, ids)), reason, _why_no_accelerator(host, reason))
     devices, why = (host.gpus, host.gpus_reason) if target == "gpu" else (host.npus, host.npus_reason)
+    if wanted and max(wanted) >= len(devices):
+        raise UsageError(
+            f"--rank_table_file: gives {host.name} the device {max(wanted)}, but {len(devices)} {target} devices are "
+            f"visible there{f' ({why})' if why else ''}: correct the table or give --device_target cpu"
+        )
     if len(devices) < local_worker_num:
         raise UsageError(
             f"{local_worker_num} workers but {len(devices)} {target} devices visible on {host.name}"
             f"{f' ({why})' if why else ''}: start fewer workers or give --device_target cpu"
         )
-    return DevicePlacement(target, ids, devices[:local_worker_num], reason, (why,) if why else ())
+    return DevicePlacement(target, ids, tuple(devices[index] for index in ids), reason, (why,) if why else ())
 
 
 def _best_target(host: HostFacts) -> tuple[DeviceTarget, str]:

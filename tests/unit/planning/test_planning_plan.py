@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from msrun.errors import UsageError
 from msrun.planning.build import build_plan
+from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
@@ -20,7 +22,9 @@ from msrun.planning.spec import LaunchSpec
 HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 
 
-def plan_for(caller: dict[str, str] | None = None, host: HostFacts = HOST, **changes: Any) -> LaunchPlan:
+def plan_for(
+    caller: dict[str, str] | None = None, host: HostFacts = HOST, seating: Seating | None = None, **changes: Any
+) -> LaunchPlan:
     settings: dict[str, Any] = {
         "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's")),
         "worker_num": 3,
@@ -29,7 +33,8 @@ def plan_for(caller: dict[str, str] | None = None, host: HostFacts = HOST, **cha
         "log_dir": Path("/my jobs/log_output"),
     }
     spec = LaunchSpec(**{**settings, **changes})
-    return build_plan(spec, host, caller=caller or {}, job_id="JOB", run_dir="/tmp/msrun-JOB", master_port=0)
+    where = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB"}
+    return build_plan(spec, host, caller=caller or {}, **where, master_port=0, seating=seating)
 
 
 def full_plan() -> LaunchPlan:
@@ -50,6 +55,53 @@ def test_plan_as_json_is_the_frozen_one(golden: Callable[[str, str], None]) -> N
 
 def test_plan_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
     golden("plan.txt", render_plan(full_plan(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
+
+
+def plan_of_several() -> LaunchPlan:
+    """Return the plan of the second of two unequal hosts."""
+    seats = (
+        HostSeat(0, "node-b", "10.0.0.1", (0, 1, 2, 3), (0, 1, 2, 3)),
+        HostSeat(1, "node-a", "10.0.0.2", (4, 6), (0, 1)),
+        HostSeat(2, "node-c", "10.0.0.3", (5,), (7,)),
+    )
+    host = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
+    seating = Seating(1, seats, "10.0.0.1", "eth1")
+    return plan_for({}, host, worker_num=7, local_worker_num=2, node_rank=1, seating=seating)
+
+
+def test_plan_of_several_hosts_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
+    golden("plan_several.txt", render_plan(plan_of_several(), as_json=False).replace(sys.executable, "PYTHON") + "\n")
+
+
+def test_plan_of_several_hosts_holds_the_whole_fleet_and_the_own_host() -> None:
+    told = json.loads(render_plan(plan_of_several(), as_json=True))
+    assert [HostSeat.from_json(seat).ranks for seat in told["fleet"]] == [(0, 1, 2, 3), (4, 6), (5,)]
+    (own,) = told["hosts"]
+    assert (own["node_rank"], [worker["global_rank"] for worker in own["workers"]]) == (1, [4, 6])
+    env = {**own["env"], **own["workers"][1]["env"]}
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MSRUN_RENDEZVOUS")
+    assert [env[name] for name in names] == ["6", "1", "1", "3", "10.0.0.1", "env://"]
+    assert (env["GLOO_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth1", "eth1")
+    assert "NCCL_SOCKET_IFNAME" not in env
+
+
+def test_interface_that_the_user_chose_stays() -> None:
+    seats = (HostSeat(0, "a", "10.0.0.1", (0,), (0,)), HostSeat(1, "b", "10.0.0.2", (1,), (0,)))
+    seating = Seating(0, seats, "10.0.0.1", "eth1")
+    caller = {"GLOO_SOCKET_IFNAME": "ib0"}
+    plan = plan_for(caller, worker_num=2, local_worker_num=1, seating=seating)
+    assert "GLOO_SOCKET_IFNAME" not in plan.hosts[0].common_env
+    assert plan.hosts[0].common_env["TP_SOCKET_IFNAME"] == "eth1"
+
+
+def test_device_of_a_table_that_the_host_has_not_is_refused() -> None:
+    seats = (HostSeat(0, "a", "10.0.0.1", (0,), (2,)), HostSeat(1, "b", "10.0.0.2", (1,), (0,)))
+    seating = Seating(0, seats, "10.0.0.1", "eth1")
+    settings = {"worker_num": 2, "local_worker_num": 1, "seating": seating, "device_target": "gpu"}
+    with pytest.raises(UsageError, match="gives node-a the device 2, but 2 gpu devices are visible"):
+        plan_for({}, HostFacts("node-a", "10.0.0.1", (0,), gpus=("0", "1")), **settings)
+    plan = plan_for({}, HostFacts("node-a", "10.0.0.1", (0,), gpus=("0", "1", "5")), **settings)
+    assert (plan.workers[0].device_id, plan.workers[0].physical_device) == (2, "5")
 
 
 def test_plan_is_json_and_hides_secrets() -> None:

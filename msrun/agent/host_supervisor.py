@@ -1,0 +1,159 @@
+"""The agent's event loop on one of several hosts: what happens here is told to the others, and theirs is obeyed.
+
+A host that has failed stops its own workers at once and does not wait to be told. How the job failed, whether it starts
+again and when it is over, the scheduler says, to all hosts the same.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+
+from msrun.agent.attempt import Attempt
+from msrun.agent.supervisor import Supervisor
+from msrun.agent.watch.stacks import STACK_WAIT_S
+from msrun.cluster.fleet import Verdict
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.membership import WorkerState
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, HangTimeout, PeerFailed
+
+OTHERS_LINE_S = 2.0
+"""How long the other hosts may take to end before that is worth a line."""
+ELSEWHERE_S = 10.0
+"""How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
+
+
+class HostSupervisor(Supervisor):
+    """Runs one HostPlan of several to the end of the whole job. Use once; `join_fleet` first."""
+
+    verdict: Verdict | None = None
+    """How the last attempt failed, as the scheduler has it; None when it did not fail, or nobody could say."""
+
+    def join_fleet(
+        self, node_rank: int, inbox: Inbox, send: Callable[[Message], None], describe: Callable[[Attempt], Verdict]
+    ) -> None:
+        """Take part in a job of several hosts.
+
+        Args:
+            inbox: what the scheduler says.
+            send: tells the scheduler.
+            describe: how an attempt failed on this host, for the others; leaves out whether it may be repeated.
+        """
+        self._node_rank = node_rank
+        self._inbox = inbox
+        self._send = send
+        self._describe = describe
+        self._is_alone = False
+        """The scheduler has gone."""
+        self._has_ended = False
+        """The others know that nothing runs here any more in this attempt."""
+        self._reported = -1
+        """The attempt whose failure was reported last."""
+
+    # -- to the others ----------------------------------------------------------------------------------------------
+
+    def _register_more(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._inbox, selectors.EVENT_READ, self._on_inbox)
+
+    def _report_failure(self) -> None:
+        attempt = self._attempt
+        if self._reported == attempt.number or isinstance(attempt.fault, PeerFailed):
+            return
+        self._reported = attempt.number
+        verdict = {**self._describe(attempt).to_json(), "can_restart": self._attempts.can_restart}
+        self._send({"type": "failed", "attempt": attempt.number, "verdict": verdict})
+
+    def _end_attempt(self) -> None:
+        self._watch.stop()
+        self._timers.cancel("start", "stop", "stacks", "elsewhere")
+        self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
+
+    def _end_here(self) -> None:
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart")
+        self._attempts.is_last = True
+        self._tell_end(can_continue=False)
+
+    def _tell_end(self, *, can_continue: bool) -> None:
+        if self._is_alone:
+            self._over = True
+            return
+        if not self._has_ended and not self._attempt.has_failed:
+            text = "all workers here have ended well; waiting for those of the other hosts"
+            self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
+        self._has_ended = True
+        self._send({"type": "ended", "attempt": self._attempt.number, "can_continue": can_continue})
+
+    def _start_again(self) -> None:
+        self._send({"type": "ready", "attempt": self._attempt.number})
+
+    def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
+        """Where all ranks wait in a collective, the one that they wait for is on another host, which can name it."""
+        end_stuck = super()._end_stuck
+        running = self._attempt.membership.running()
+        if isinstance(error, HangTimeout) and all(self._board.read(rank).is_waiting for rank in running):
+            self._watch.stop()
+            patience_s = min(self._plan.hang_time_out_s / 2, ELSEWHERE_S)
+            self._timers.after("elsewhere", patience_s, lambda: end_stuck(error, lagging))
+        else:
+            end_stuck(error, lagging)
+
+    # -- from the others --------------------------------------------------------------------------------------------
+
+    def _on_inbox(self) -> None:
+        for message in self._inbox.take():
+            kind = message["type"]
+            if kind == "note":
+                self._tell("note", text=message["text"])
+            elif kind == "stop" and message["attempt"] == self._attempt.number:
+                self._on_verdict(Verdict.from_json(message["verdict"]))
+            elif kind == "restart":
+                self._has_ended, self.verdict = False, None
+                self._begin_again(message["delay_s"])
+            elif kind == "start" and message["attempt"] == self._attempt.number and not self._attempt.has_failed:
+                super()._start_again()
+            elif kind == "over":
+                self._on_over(Verdict.from_json(message["verdict"]) if message["verdict"] else None)
+            elif kind == "lost":
+                self._on_lost(ClusterError(message["reason"]))
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self._timers.cancel("others", "elsewhere")
+        if verdict.node_rank == self._node_rank:
+            return
+        attempt = self._attempt
+        if not attempt.has_failed:
+            attempt.doing = self._watch.doing(attempt.membership)
+        attempt.fault = PeerFailed(verdict.reason, verdict.exit_code)
+        if self._has_ended or self._timers.is_set("stacks"):
+            return
+        if verdict.kind == "hang" and attempt.membership.count(WorkerState.RUNNING):
+            self._watch.stop()
+            attempt.membership.is_stopping = True
+            self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
+            self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(verdict.reason))
+        else:
+            self._stop(verdict.reason)
+
+    def _on_over(self, verdict: Verdict | None) -> None:
+        self.verdict = verdict
+        if verdict is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
+            self._attempt.fault = None
+        self._over = True
+
+    def _on_lost(self, error: ClusterError) -> None:
+        self._is_alone = True
+        if self._has_ended:
+            if not self._attempt.has_failed:
+                self._attempt.fault = error
+            self._over = True
+        else:
+            self._attempts.is_last = True
+            self._fail(error)
+
+    def _on_signal(self, signum: int) -> None:
+        if self._has_ended and self._attempts.is_last and signum not in self._plan.forward_signals:
+            self._over = True  # told twice: the other hosts are not waited for
+            return
+        super()._on_signal(signum)

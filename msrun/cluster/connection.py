@@ -1,0 +1,87 @@
+"""One connection between a host and the scheduler: messages over TCP, and nobody ever waits for the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
+
+MAX_GREETING_BYTES = 16 * 1024
+"""Of a message from somebody who has not proved anything."""
+READ_BYTES = 1 << 16
+
+
+class Connection:
+    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
+
+    def __init__(self, stream: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """`max_bytes`: of a message from the other side, as long as it is not trusted."""
+        stream.settimeout(0.0)
+        with contextlib.suppress(OSError):
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = stream
+        self._buffer = MessageBuffer(max_bytes)
+        self._unsent = bytearray()
+        self.is_closed = False
+        """The other side is gone, or `close` was called."""
+        self.heard_at = time.monotonic()
+        """When the other side last gave a sign of life."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` is to be called when the socket can be written."""
+        return bool(self._unsent) and not self.is_closed
+
+    def trust(self) -> None:
+        """Take long messages from now on: the other side has proved who it is."""
+        self._buffer.max_bytes = MAX_MESSAGE_BYTES
+
+    def send(self, message: Message) -> None:
+        """Send a message, or as much of it as can be sent now."""
+        self.send_bytes(encode_message(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message that was encoded before, for many."""
+        self._unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left, as far as it goes."""
+        while self._unsent and not self.is_closed:
+            try:
+                count = self._socket.send(self._unsent[: 1 << 20])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.is_closed = True
+                return
+            del self._unsent[:count]
+
+    def receive(self) -> list[Message]:
+        """Return whole messages that have come; sets `is_closed` at the end of the stream.
+
+        Raises:
+            ValueError: what came is no message, or too long.
+        """
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_closed = True
+            return []
+        self.heard_at = time.monotonic()
+        return self._buffer.feed(data)
+
+    def close(self) -> None:
+        """Close the connection; what was not sent is lost."""
+        self.is_closed = True
+        self._socket.close()

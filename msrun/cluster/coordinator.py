@@ -1,0 +1,294 @@
+"""Where the hosts of a job meet: registration, heartbeats, what all are told when one fails.
+
+A thread of the launcher whose host has the master address. It decides nothing itself: `hosts.Registry` says who may
+take part, `fleet.Fleet` what becomes of the job. Its socket is bound to the master address alone, nothing that a
+stranger sends is more than a refused greeting, and it waits for no host: a slow one holds up nobody.
+
+Messages, JSON with a length in front (`cluster.messages`):
+    scheduler -> host   hello {protocol, nonce}     accepted {proof, beat_s, silence_s}     refused {reason}
+                        waiting {text}              called_off {reason, exit_code}
+                        fleet {hosts}               seated {job_id, store_port, node_rank}
+                        stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
+                        over {verdict}              beat {}
+    host -> scheduler   register {request, nonce, proof}
+                        failed {attempt, verdict}   ended {attempt, can_continue}
+                        ready {attempt}             beat {}
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from msrun import contract
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
+from msrun.cluster.fleet import Fleet, Verdict
+from msrun.cluster.guest import Guest, MeetingTerms
+from msrun.cluster.hosts import Refused, Registry
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.restart import RestartPolicy
+
+GREETING_S = 10.0
+"""How long somebody who has connected may take to register."""
+MAX_STRANGERS = 4096
+"""Connections of which nobody has registered yet; more are closed at once."""
+MAX_NOTES = 100
+"""Refusals that are told; a flood of them must not fill a disk."""
+WAITING_LINE_S = 5.0
+LEAVE_S = 5.0
+"""How long hosts may take to close their connection when the job is over."""
+
+
+class Coordinator(threading.Thread):
+    """Serves one job. `close` it when the launcher is done."""
+
+    def __init__(
+        self, listener: socket.socket, registry: Registry, terms: MeetingTerms, note: Callable[[str], None]
+    ) -> None:
+        """`note`: told of what is worth a line in the record; called from this thread."""
+        super().__init__(name="msrun-coordinator", daemon=True)
+        listener.settimeout(0.0)
+        self._listener = listener
+        self._registry = registry
+        self._terms = terms
+        self._note = note
+        self._notes_left = MAX_NOTES
+        self._wake = Inbox()
+        self._selector = selectors.DefaultSelector()
+        self._guests: dict[int, Guest] = {}
+        """By id of the guest, in the order of their coming."""
+        self._strangers = 0
+        self._fleet: Fleet | None = None
+        self._begin = time.monotonic()
+        self._next_beat = self._next_line = 0.0
+        self._ends_at: float | None = None
+        self._is_listening = True
+
+    # -- loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the job is over and everybody has left, or `close` is called."""
+        self._next_line = self._begin + WAITING_LINE_S
+        try:
+            with self._selector:
+                self._serve_all()
+        finally:  # nobody must wait for one that has gone
+            for guest in self._guests.values():
+                guest.connection.close()
+            self._listener.close()
+
+    def _serve_all(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        while not self._is_done():
+            for key, _ in self._selector.select(self._time_left()):
+                if key.fileobj is self._listener:
+                    self._welcome()
+                elif key.fileobj is self._wake:
+                    for wish in self._wake.take():
+                        self._leave(wish)
+                else:
+                    self._serve(key.data)
+            self._look_at_clock()
+
+    def close(self, reason: str = "", exit_code: int = 0) -> None:
+        """Let the hosts leave, if the job is over, and end the thread.
+
+        Args:
+            reason: why a job that has not begun will not; told to the hosts that have come.
+        """
+        self._wake.post({"reason": reason, "exit_code": exit_code})
+        self.join(LEAVE_S + 1.0)
+        self._wake.close()
+
+    def _leave(self, wish: Message) -> None:
+        if self._fleet is None and wish["reason"]:
+            self._call_off(wish["reason"], wish["exit_code"])
+        else:
+            is_over = self._fleet is not None and self._fleet.is_over
+            self._ends_at = time.monotonic() + (LEAVE_S if is_over else 0.0)
+
+    def _is_done(self) -> bool:
+        if self._ends_at is None:
+            return False
+        return time.monotonic() >= self._ends_at or not any(guest.request for guest in self._guests.values())
+
+    def _time_left(self) -> float:
+        moments = [self._next_beat]
+        if self._fleet is None:
+            moments.append(self._next_line)
+            if self._terms.cluster_time_out_s >= 0:
+                moments.append(self._begin + self._terms.cluster_time_out_s)
+        if self._ends_at is not None:
+            moments.append(self._ends_at)
+        return max(0.0, min(moments) - time.monotonic())
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._terms.beat_s
+            self._beat(now)
+            if not self._is_listening:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._is_listening = True
+        if self._fleet is not None or self._ends_at is not None:
+            return
+        if now >= self._next_line:
+            self._next_line = now + WAITING_LINE_S
+            self._tell_all({"type": "waiting", "text": self._registry.describe()})
+        limit_s = self._terms.cluster_time_out_s
+        if 0 <= limit_s <= now - self._begin:
+            came = self._registry.describe_present()
+            reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"
+            self._call_off(reason, contract.EXIT_TIMEOUT)
+
+    def _call_off(self, reason: str, exit_code: int) -> None:
+        """End a job that has not begun."""
+        self._tell_all({"type": "called_off", "reason": reason, "exit_code": exit_code})
+        self._ends_at = time.monotonic() + LEAVE_S
+
+    def _beat(self, now: float) -> None:
+        beat = encode_message({"type": "beat"})
+        for guest in list(self._guests.values()):
+            silent_s = now - guest.connection.heard_at
+            if guest.request is None and now - guest.since > GREETING_S:
+                self._refuse(guest, f"nothing that makes it a host of this job within {GREETING_S:g} s")
+            elif guest.request is not None and silent_s > self._terms.silence_s:
+                self._part(guest, f"has given no sign of life for {silent_s:.0f} s: the host or the network is down")
+            elif guest.request is not None:
+                guest.connection.send_bytes(beat)
+                self._watch(guest)
+
+    # -- guests ---------------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> None:
+        try:
+            stream, address = self._listener.accept()
+        except OSError:  # gone again, or no descriptor left: then whoever waits has to wait for the next beat
+            self._selector.unregister(self._listener)
+            self._is_listening = False
+            return
+        if self._strangers >= MAX_STRANGERS:
+            stream.close()
+            return
+        guest = Guest(Connection(stream, MAX_GREETING_BYTES), f"{address[0]}:{address[1]}")
+        self._guests[id(guest)] = guest
+        self._strangers += 1
+        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
+        guest.greet()
+
+    def _serve(self, guest: Guest) -> None:
+        if id(guest) not in self._guests:  # parted from a moment ago
+            return
+        guest.connection.flush()
+        try:
+            messages = guest.connection.receive()
+        except ValueError as error:
+            self._refuse(guest, f"no msrun host: {error}")
+            return
+        for message in messages:
+            if id(guest) not in self._guests:
+                return
+            if guest.request is None:
+                self._register(guest, message)
+            else:
+                self._hear(guest, message)
+        if guest.connection.is_closed:
+            self._part(guest, "has closed its connection: msrun was killed there, or the host went down")
+        else:
+            self._watch(guest)
+
+    def _watch(self, guest: Guest) -> None:
+        if id(guest) in self._guests:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.connection.has_unsent else 0)
+            self._selector.modify(guest.connection, wanted, guest)
+
+    def _register(self, guest: Guest, message: Message) -> None:
+        try:
+            request = guest.read_request(message, self._terms.token)
+            self._registry.add(id(guest), request)
+        except Refused as refusal:
+            self._refuse(guest, str(refusal))
+            return
+        self._strangers -= 1
+        guest.accept(request, message, self._terms)
+        self._note(f"{request.describe()} registered with {request.local_worker_num} workers")
+        if self._registry.is_complete:
+            self._seat_all()
+
+    def _refuse(self, guest: Guest, reason: str) -> None:
+        """Send somebody away, and say so."""
+        guest.connection.send({"type": "refused", "reason": reason})
+        self._forget(guest)
+        self._notes_left -= 1
+        if self._notes_left >= 0:
+            self._note(f"refused {guest.address}: {reason}")
+        if self._notes_left == 0:
+            self._note(f"{MAX_NOTES} were refused; no more are told")
+
+    def _part(self, guest: Guest, reason: str) -> None:
+        """A connection has ended."""
+        request, seat = guest.request, guest.seat
+        self._forget(guest)
+        if request is None or self._ends_at is not None:
+            return
+        if seat is None or self._fleet is None:
+            self._registry.remove(id(guest))
+            self._note(f"{request.describe()} {reason}; it may register again")
+            return
+        if not self._fleet.is_over:
+            self._note(f"{seat.describe()} {reason}")
+        self._order(self._fleet.lost(seat.node_rank, f"lost {seat.describe()}, which {reason}"))
+
+    def _forget(self, guest: Guest) -> None:
+        if self._guests.pop(id(guest), None) is not None:
+            self._strangers -= guest.request is None
+            self._selector.unregister(guest.connection)
+            guest.connection.close()
+
+    # -- the job --------------------------------------------------------------------------------------------------
+
+    def _seat_all(self) -> None:
+        seats = self._registry.seats()
+        hosts = [seat.to_json() for seat in sorted(seats.values(), key=lambda seat: seat.node_rank)]
+        self._fleet = Fleet((seat.node_rank for seat in seats.values()), RestartPolicy(self._terms.max_restarts))
+        common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
+        fleet = encode_message({"type": "fleet", "hosts": hosts})  # long, and the same for all
+        for guest in list(self._guests.values()):
+            if guest.request is not None:
+                guest.seat = seats[id(guest)]
+                guest.connection.send_bytes(fleet)
+                guest.connection.send({**common, "node_rank": guest.seat.node_rank})
+                self._watch(guest)
+
+    def _hear(self, guest: Guest, message: Message) -> None:
+        if self._fleet is None or guest.seat is None:
+            return
+        kind, attempt = message.get("type"), message.get("attempt")
+        if type(attempt) is not int:
+            return
+        node_rank = guest.seat.node_rank
+        if kind == "failed":
+            self._order(self._fleet.failed(attempt, Verdict.from_json(message.get("verdict"))))
+        elif kind == "ended":
+            can_continue = message.get("can_continue") is True
+            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue))
+        elif kind == "ready":
+            self._order(self._fleet.ready(node_rank, attempt))
+
+    def _order(self, orders: list[Message]) -> None:
+        for order in orders:
+            self._tell_all(order)
+            if order["type"] == "over":
+                self._ends_at = time.monotonic() + LEAVE_S
+
+    def _tell_all(self, message: Message) -> None:
+        data = encode_message(message)
+        for guest in list(self._guests.values()):
+            if guest.request is not None:
+                guest.connection.send_bytes(data)
+                self._watch(guest)

@@ -1,0 +1,216 @@
+"""A host's end of its connection to the scheduler: registers, gives signs of life, and passes on what it hears.
+
+A thread, so that a launcher whose terminal is held up is not taken for dead. What it hears lands in the launcher's
+inbox: the scheduler's messages as they are (see `cluster.coordinator`), and of its own
+    waiting {text}      what it waits for, every few seconds
+    refused {reason}    it cannot take part
+    absent {reason}     nobody was there in time
+    lost {reason}       the scheduler has gone
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from msrun.cluster.connection import Connection
+from msrun.cluster.hosts import HostRequest
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message
+from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
+
+CONNECT_S = 3.0
+RETRY_S = 0.5
+FIRST_LINE_S = 2.0
+LINE_S = 5.0
+GREETING_S = 15.0
+"""How long the scheduler may take to answer."""
+CLOSE_S = 2.0
+MAX_REASON = 1000
+
+
+class HostLink(threading.Thread):
+    """Serves one job. `close` it when the launcher is done."""
+
+    def __init__(
+        self,
+        place: tuple[str, int],
+        token: bytes,
+        request: Callable[[str], HostRequest],
+        inbox: Inbox,
+        *,
+        limit_s: float,
+    ) -> None:
+        """
+        Args:
+            place: numeric address and port of the scheduler.
+            request: what to say, from this host's address towards the scheduler.
+            limit_s: how long the scheduler may be absent; negative = for ever.
+        """
+        super().__init__(name="msrun-host-link", daemon=True)
+        self._place = place
+        self._token = token
+        self._request = request
+        self._inbox = inbox
+        self._limit_s = limit_s
+        self._outbox = Inbox()
+        self._nonce = new_nonce()
+        self._scheduler_nonce = ""
+        self._is_registered = False
+        self._is_over = False
+        """Nothing more will come, and nobody has to be told so."""
+        self._beat_s = self._silence_s = GREETING_S
+
+    def send(self, message: Message) -> None:
+        """Send the scheduler a message, as soon as that can be done."""
+        self._outbox.post(message)
+
+    def close(self) -> None:
+        """Send what is waiting and end the thread."""
+        self._outbox.post({"type": "close"})
+        self.join(CLOSE_S + CONNECT_S)
+        self._outbox.close()
+
+    def run(self) -> None:
+        """Connect, register and serve until the job is over, the scheduler is gone or `close` is called."""
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must not wait for ever
+            self._finish("lost", f"lost the scheduler: {type(error).__name__} in msrun: {error}")
+
+    def _run(self) -> None:
+        begin = time.monotonic()
+        next_line = begin + FIRST_LINE_S
+        while not self._is_over:
+            why = self._connect()
+            if self._is_over or self._is_told_to_close():
+                return
+            now = time.monotonic()
+            what = f"no scheduler at {self._place[0]}:{self._place[1]} ({why})"
+            if 0 <= self._limit_s <= now - begin:
+                self._finish("absent", what)
+                return
+            if now >= next_line:
+                next_line = now + LINE_S
+                self._inbox.post({"type": "waiting", "text": what})
+            time.sleep(RETRY_S)
+
+    def _is_told_to_close(self) -> bool:
+        """Before there is a connection only the wish to end can be waiting."""
+        return bool(self._outbox.take())
+
+    def _connect(self) -> str:
+        """Return why there was no connection, or none that got as far as an answer."""
+        try:
+            stream = socket.create_connection(self._place, timeout=CONNECT_S)
+        except OSError as error:
+            return error.strerror or str(error) or type(error).__name__
+        connection = Connection(stream)
+        try:
+            self._serve(connection, stream.getsockname()[0].partition("%")[0])
+        finally:
+            connection.close()
+        return "it closed the connection"
+
+    def _serve(self, connection: Connection, own_address: str) -> None:
+        next_beat = time.monotonic() + self._beat_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._outbox, selectors.EVENT_READ)
+            selector.register(connection, selectors.EVENT_READ)
+            while not self._is_over and not connection.is_closed:
+                selector.select(max(0.0, min(next_beat, connection.heard_at + self._silence_s) - time.monotonic()))
+                self._receive(connection, own_address)
+                for message in self._outbox.take():
+                    self._is_over |= message["type"] == "close"
+                    if self._is_registered and message["type"] != "close":
+                        connection.send(message)
+                now = time.monotonic()
+                next_beat = min(next_beat, now + self._beat_s)  # it is known only once the scheduler has answered
+                if now >= next_beat:
+                    next_beat = now + self._beat_s
+                    if self._is_registered:
+                        connection.send({"type": "beat"})
+                silent_s = now - connection.heard_at
+                if silent_s > self._silence_s and not self._is_over:
+                    self._lose(f"has given no sign of life for {silent_s:.0f} s: its host or the network is down")
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
+                selector.modify(connection, wanted)
+                connection.flush()
+        self._send_rest(connection)
+        if connection.is_closed and self._is_registered and not self._is_over:
+            self._lose("has closed its connection: msrun was killed there, or the host went down")
+
+    def _send_rest(self, connection: Connection) -> None:
+        end = time.monotonic() + CLOSE_S
+        while connection.has_unsent and time.monotonic() < end:
+            with selectors.DefaultSelector() as selector:
+                selector.register(connection, selectors.EVENT_WRITE)
+                selector.select(end - time.monotonic())
+            connection.flush()
+
+    def _receive(self, connection: Connection, own_address: str) -> None:
+        try:
+            messages = connection.receive()
+        except ValueError as error:
+            self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler: {error}")
+            return
+        for message in messages:
+            if self._is_over:
+                return
+            if self._is_registered:
+                self._hear(message)
+            else:
+                self._greet(connection, own_address, message)
+
+    def _hear(self, message: Message) -> None:
+        if message.get("type") == "beat":
+            return
+        if message.get("type") in ("over", "called_off"):
+            self._is_over = True
+        self._inbox.post(message)
+
+    def _greet(self, connection: Connection, own_address: str, message: Message) -> None:
+        kind = message.get("type")
+        if kind == "hello":
+            if message.get("protocol") != PROTOCOL:
+                spoken = str(message.get("protocol"))[:20]
+                remedy = "install the same version on all hosts"
+                self._finish(
+                    "refused", f"the scheduler's msrun speaks protocol {spoken}, this one {PROTOCOL}: {remedy}"
+                )
+                return
+            self._scheduler_nonce = str(message.get("nonce"))
+            said = self._request(own_address).to_json()
+            proof = host_proof(self._token, self._scheduler_nonce, self._nonce, said)
+            connection.send({"type": "register", "request": said, "nonce": self._nonce, "proof": proof})
+        elif kind == "refused":
+            self._finish("refused", f"the scheduler has refused this host: {_plain(message.get('reason'))}")
+        elif kind == "accepted":
+            expected = scheduler_proof(self._token, self._scheduler_nonce, self._nonce)
+            if not is_same_proof(expected, message.get("proof")):
+                self._finish("refused", "the scheduler does not know this job's token: is it another job's?")
+                return
+            self._beat_s, self._silence_s = float(message["beat_s"]), float(message["silence_s"])
+            self._is_registered = True
+            self._inbox.post({"type": "registered"})
+        else:
+            self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler")
+
+    def _lose(self, reason: str) -> None:
+        where = f"the scheduler at {self._place[0]}:{self._place[1]}"
+        if self._is_registered:
+            self._finish("lost", f"lost {where}, which {reason}")
+        else:
+            self._finish("refused", f"{where} does not answer: is it another program?")
+
+    def _finish(self, kind: str, reason: str) -> None:
+        self._is_over = True
+        self._inbox.post({"type": kind, "reason": reason})
+
+
+def _plain(value: object) -> str:
+    """Return what somebody unknown has sent as text that cannot do anything to a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:MAX_REASON])

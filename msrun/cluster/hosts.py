@@ -1,0 +1,227 @@
+"""Who has come to a job of several hosts, who is refused, and who gets which ranks. Pure: no socket, no clock."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from msrun.cluster.proof import PROTOCOL
+from msrun.planning.host_seat import HostSeat
+from msrun.planning.ranks import fold_ranks
+
+MAX_NAME = 255
+MAX_WORKERS = 1 << 24
+"""More than any job has; a number beyond it is a mistake or a trick."""
+SHOWN_HOSTS = 8
+
+
+class Refused(Exception):
+    """A host cannot take part. The message is for the refused host and for the record."""
+
+
+@dataclass(frozen=True)
+class HostRequest:
+    """What a host says of itself when it registers."""
+
+    protocol: int
+    worker_num: int
+    local_worker_num: int
+    node_rank: int
+    """-1 = by address."""
+    name: str
+    address: str
+    """Numeric, towards the master."""
+    max_restarts: int
+    table: str = ""
+    """Digest of the rank table that the host was given; empty without one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> HostRequest:
+        """Return the request in a message.
+
+        Raises:
+            Refused: it is none.
+        """
+        if not isinstance(value, Mapping):
+            raise Refused("it does not say who it is")
+        if value.get("protocol") != PROTOCOL:
+            raise Refused(
+                f"its msrun speaks protocol {str(value.get('protocol'))[:20]}, this one {PROTOCOL}: "
+                "install the same version on all hosts"
+            )
+        numbers = [value.get(name) for name in ("worker_num", "local_worker_num", "node_rank", "max_restarts")]
+        texts = [value.get(name) for name in ("name", "address", "table")]
+        if not all(type(number) is int and -1 <= number <= MAX_WORKERS for number in numbers):
+            raise Refused("its numbers are none")
+        if not all(isinstance(text, str) and len(text) <= MAX_NAME and text.isprintable() for text in texts):
+            raise Refused("its name or address is none")
+        request = cls(**{name: value[name] for name in cls.__dataclass_fields__})
+        if request.local_worker_num < 1:
+            raise Refused(f"--local_worker_num {request.local_worker_num}: must be 1 or more")
+        try:
+            ipaddress.ip_address(request.address)
+        except ValueError:
+            raise Refused(f"{request.address!r} is no address") from None
+        return request
+
+    def describe(self) -> str:
+        """Return the host in words."""
+        node = f"node {self.node_rank} " if self.node_rank >= 0 else ""
+        return f"{node}({self.name}, {self.address})"
+
+
+class Registry:
+    """The hosts that have come so far. Keys are the caller's: a connection, for example."""
+
+    def __init__(self, worker_num: int, max_restarts: int, expected: Sequence[HostSeat] = (), table: str = "") -> None:
+        """`expected`: the hosts of a rank table; then nobody else may come. `table`: its digest."""
+        self._worker_num = worker_num
+        self._max_restarts = max_restarts
+        self._expected = {seat.node_rank: seat for seat in expected}
+        self._table = table
+        self._requests: dict[Hashable, HostRequest] = {}
+        self._by_node: dict[int, HostRequest] = {}
+        self._by_address: dict[str, HostRequest] = {}
+        self.registered = 0
+        """How many workers the hosts that came will run."""
+
+    def add(self, key: Hashable, request: HostRequest) -> None:
+        """Let a host in.
+
+        Raises:
+            Refused: it does not fit this job.
+        """
+        self._check_settings(request)
+        if self.is_complete:
+            raise Refused(
+                f"an extra host: the job is complete with {self._worker_num} workers on {len(self._requests)} hosts"
+            )
+        self._check_beside(request)
+        if self._expected:
+            self._check_expected(request)
+        missing = self._worker_num - self.registered
+        if request.local_worker_num > missing:
+            raise Refused(
+                f"--local_worker_num {request.local_worker_num}: only {missing} of {self._worker_num} workers are "
+                "missing; the numbers of all hosts must add up to --worker_num"
+            )
+        self._check_gap(request, missing)
+        self._requests[key] = self._by_node[request.node_rank] = self._by_address[request.address] = request
+        self.registered += request.local_worker_num
+
+    def remove(self, key: Hashable) -> HostRequest | None:
+        """Forget a host that has gone before everybody had come; it may come again."""
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self._by_node.pop(request.node_rank, None)
+            self._by_address.pop(request.address, None)
+            self.registered -= request.local_worker_num
+        return request
+
+    def _check_settings(self, request: HostRequest) -> None:
+        for name, given, here in (
+            ("worker_num", request.worker_num, self._worker_num),
+            ("max_restarts", request.max_restarts, self._max_restarts),
+        ):
+            if given != here:
+                raise Refused(f"--{name} {given}, but {here} at the scheduler: give all hosts the same")
+        if request.table != self._table:
+            what = "another" if request.table and self._table else "a" if request.table else "no"
+            raise Refused(f"{what} --rank_table_file than the scheduler: give all hosts the same table, or none")
+
+    def _check_beside(self, request: HostRequest) -> None:
+        first = next(iter(self._requests.values()), request)
+        if (request.node_rank < 0) != (first.node_rank < 0):
+            has, has_not = (first, request) if request.node_rank < 0 else (request, first)
+            raise Refused(
+                f"{has_not.describe()} gave no --node_rank, {has.describe()} did: give it on all hosts or on none"
+            )
+        if request.node_rank >= 0 and request.node_rank in self._by_node:
+            other = self._by_node[request.node_rank]
+            raise Refused(f"--node_rank {request.node_rank} is taken by {other.describe()}: give each host its own")
+        if request.address in self._by_address:
+            other = self._by_address[request.address]
+            raise Refused(
+                f"address {request.address} is taken by {other.describe()}: one msrun starts all workers of a host"
+            )
+
+    def _check_expected(self, request: HostRequest) -> None:
+        seat = self._expected.get(request.node_rank)
+        if seat is None or len(seat.ranks) != request.local_worker_num:
+            raise Refused(f"--node_rank {request.node_rank} with {request.local_worker_num} workers: not in the table")
+
+    def _check_gap(self, request: HostRequest, missing: int) -> None:
+        """The last host must not leave an index without a host."""
+        if request.node_rank < 0 or request.local_worker_num < missing:
+            return
+        nodes = sorted([request.node_rank, *(other.node_rank for other in self._requests.values())])
+        if nodes != list(range(len(nodes))):
+            raise Refused(
+                f"--node_rank {request.node_rank}: with it all {self._worker_num} workers are there, but the hosts are "
+                f"{fold_ranks(nodes)}; {len(nodes)} hosts have the node_ranks 0 to {len(nodes) - 1}"
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nobody is missing."""
+        return self.registered == self._worker_num
+
+    def seats(self) -> dict[Hashable, HostSeat]:
+        """Return the seat of every host, once all have come: by node_rank, or by numeric address without it.
+
+        Source: MindSpore numbers nodes without a given rank by their address as a number.
+        """
+        order = sorted(self._requests.items(), key=lambda item: _place(item[1]))
+        found: dict[Hashable, HostSeat] = {}
+        first = 0
+        for index, (key, request) in enumerate(order):
+            seat = self._expected.get(index)
+            count = request.local_worker_num
+            ranks = seat.ranks if seat else tuple(range(first, first + count))
+            devices = seat.device_ids if seat else tuple(range(count))
+            found[key] = HostSeat(index, request.name, request.address, ranks, devices)
+            first += count
+        return found
+
+    def describe(self) -> str:
+        """Return who has come and who is missing: "8 of 16 registered, missing: node 1 (10.0.0.7) ranks 8-15"."""
+        return f"{self.registered} of {self._worker_num} registered, missing: {self._missing()}"
+
+    def describe_present(self) -> str:
+        """Return the hosts that have come, in words."""
+        requests = sorted(self._requests.values(), key=_place)
+        words = [f"{request.describe()} with {request.local_worker_num}" for request in requests[:SHOWN_HOSTS]]
+        return _shortened(words, len(requests))
+
+    def _missing(self) -> str:
+        nodes = {request.node_rank for request in self._requests.values()}
+        if self._expected:
+            absent = [seat for node, seat in sorted(self._expected.items()) if node not in nodes]
+            words = [f"node {s.node_rank} ({s.address}) {_words(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
+            return _shortened(words, len(absent))
+        left = self._worker_num - self.registered
+        if nodes and -1 not in nodes:
+            gaps = sorted(set(range(max(nodes))) - nodes)
+            if not gaps:
+                return f"{_words(range(self.registered, self._worker_num))}, from node {max(nodes) + 1} on"
+            return f"{left} workers, among them those of node {fold_ranks(gaps)}"
+        return f"{left} workers"
+
+
+def _place(request: HostRequest) -> tuple[int, int, int]:
+    address = ipaddress.ip_address(request.address)
+    return request.node_rank, address.version, int(address)
+
+
+def _words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
+
+
+def _shortened(words: list[str], count: int) -> str:
+    return ", ".join([*words, *([f"{count - len(words)} more hosts"] if count > len(words) else [])])

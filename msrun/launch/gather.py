@@ -1,0 +1,287 @@
+"""How this host comes to the other hosts of its job: the scheduler's place, registration, and what it is told there."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from msrun.agent.processes.wait_status import signal_name
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
+from msrun.cluster.coordinator import Coordinator
+from msrun.cluster.fleet import Verdict
+from msrun.cluster.guest import MeetingTerms
+from msrun.cluster.host_link import HostLink
+from msrun.cluster.hosts import HostRequest, Registry
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message
+from msrun.cluster.proof import PROTOCOL, derived_token
+from msrun.cluster.rendezvous import listen
+from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
+from msrun.launch.table_hosts import table_digest
+from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.spec import LaunchSpec, is_loopback
+
+UNKNOWN = "?"
+"""Name and address of a host that a dry run cannot know."""
+NAME_RETRY_S = 1.0
+NAME_LINE_S = 5.0
+GIVE_UP_S = 15.0
+"""How long the other hosts are waited for when this one fails before it has started anything."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all hosts of a job have agreed on."""
+
+    job_id: str
+    seating: Seating
+    store_port: int
+
+
+def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
+    """Return whether the scheduler runs on this host: node_rank 0, or without node_rank the one with the address.
+
+    Raises:
+        UsageError: this is node 0, but the address is another host's.
+    """
+    is_own = master_addr in own_addresses()
+    if spec.node_rank == 0 and not is_own:
+        raise UsageError(
+            f"--master_addr {spec.master_addr}: not an address of this host, which is --node_rank 0 and so runs the "
+            f"scheduler; give one of {', '.join(sorted(own_addresses()))}"
+        )
+    return is_own if spec.node_rank < 0 else spec.node_rank == 0
+
+
+class Gathering:
+    """This host's place among the others, from its registration to the end of the job. A context."""
+
+    def __init__(
+        self, spec: LaunchSpec, host_name: str, signals: SignalPipe, say: Callable[[str], None], job_id: str
+    ) -> None:
+        """`job_id`: of the job, if this host runs the scheduler."""
+        self._spec = spec
+        self._host_name = host_name
+        self._signals = signals
+        self._say = say
+        self._job_id = job_id
+        self._coordinator: Coordinator | None = None
+        self._link: HostLink | None = None
+        self._meeting: Meeting | None = None
+        self.inbox = Inbox()
+        """What the scheduler says from now on."""
+        self.store_listener: socket.socket | None = None
+        """Where the workers' store will be served; None on hosts without the scheduler."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if error is not None and self._meeting is not None:
+            self._give_up(error)
+        if self._link is not None:
+            self._link.close()
+        if self._coordinator is not None:
+            reason = f"the scheduler's host gave up: {error}" if error else ""
+            self._coordinator.close(reason, error.exit_code if isinstance(error, MsrunError) else 1)
+        if self.store_listener is not None:
+            self.store_listener.close()
+        self.inbox.close()
+
+    def meet(self) -> Meeting:
+        """Register and wait until all hosts have come.
+
+        Raises:
+            UsageError: the scheduler cannot be served here, or its name stands for loopback.
+            ClusterError: this host was refused, or the scheduler has gone.
+            RendezvousTimeout: not everybody came in time; says who is missing.
+            Interrupted: a signal came.
+        """
+        spec, begin = self._spec, time.monotonic()
+        master_addr = self._resolve_master()
+        token = spec.token.encode() or derived_token(spec.meeting_port)
+        if has_scheduler(spec, master_addr):
+            self._serve(master_addr, token)
+            self._say(
+                f"waiting for {spec.worker_num - spec.local_worker_num} of {spec.worker_num} workers from other hosts "
+                f"at {master_addr}:{spec.meeting_port}"
+            )
+        limit_s = float(spec.cluster_time_out_s)
+        if limit_s > 0:
+            limit_s = max(0.0, limit_s - (time.monotonic() - begin))
+        place = (master_addr, spec.meeting_port)
+        self._link = HostLink(place, token, self._request, self.inbox, limit_s=limit_s)
+        self._link.start()
+        self._meeting = self._await_meeting(master_addr)
+        return self._meeting
+
+    def _resolve_master(self) -> str:
+        """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
+        limit_s = self._spec.cluster_time_out_s
+        begin = next_line = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            while True:
+                try:
+                    return resolve_address(self._spec.master_addr)
+                except UnresolvedName as error:
+                    now = time.monotonic()
+                    if 0 <= limit_s <= now - begin:
+                        raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {error}") from None
+                    if now >= next_line:
+                        next_line = now + NAME_LINE_S
+                        self._say(f"{error}; trying again")
+                if selector.select(NAME_RETRY_S):
+                    self._heed_signals()
+
+    def _heed_signals(self) -> None:
+        for signum in self._signals.read():
+            if signum not in self._spec.forward_signals:
+                raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
+
+    def send(self, message: Message) -> None:
+        """Tell the scheduler."""
+        assert self._link is not None
+        self._link.send(message)
+
+    def _serve(self, master_addr: str, token: bytes) -> None:
+        spec = self._spec
+        remedy = "end who uses it, or give another --master_port on all hosts"
+        listener = listen(master_addr, spec.meeting_port, remedy)
+        try:
+            self.store_listener = listen(master_addr, 0)
+        except UsageError:
+            listener.close()
+            raise
+        terms = MeetingTerms(
+            token,
+            self._job_id,
+            self.store_listener.getsockname()[1],
+            spec.cluster_time_out_s,
+            spec.heartbeat_time_out_s,
+            spec.max_restarts,
+        )
+        registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
+        inbox = self.inbox
+        self._coordinator = Coordinator(
+            listener, registry, terms, lambda text: inbox.post({"type": "note", "text": text})
+        )
+        self._coordinator.start()
+
+    def _request(self, address: str) -> HostRequest:
+        spec = self._spec
+        return HostRequest(
+            PROTOCOL,
+            spec.worker_num,
+            spec.local_worker_num,
+            spec.node_rank,
+            self._host_name,
+            address,
+            spec.max_restarts,
+            table_digest(spec.table_hosts),
+        )
+
+    def _await_meeting(self, master_addr: str) -> Meeting:
+        hosts: tuple[HostSeat, ...] = ()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            selector.register(self.inbox, selectors.EVENT_READ)
+            while True:
+                selector.select()
+                self._heed_signals()
+                messages = self.inbox.take()
+                for index, message in enumerate(messages):
+                    if message["type"] == "fleet":
+                        hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
+                    elif message["type"] == "seated":
+                        for later in messages[index + 1 :]:
+                            self.inbox.post(later)
+                        return self._read_meeting(message, hosts, master_addr)
+                    self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        kind, reason = message["type"], message.get("reason", "")
+        if kind in ("waiting", "note"):
+            self._say(message["text"])
+        elif kind == "registered":
+            self._say("registered with the scheduler")
+        elif kind == "refused":
+            raise ClusterError(reason)
+        elif kind == "lost":
+            raise ClusterError(f"{reason}, before all hosts had come")
+        elif kind == "absent":
+            raise RendezvousTimeout(
+                f"--cluster_time_out {self._spec.cluster_time_out_s}: {reason}; start msrun there, and check "
+                "--master_addr, --master_port and firewalls"
+            )
+        elif kind == "called_off":
+            raise PeerFailed(reason, message["exit_code"])
+
+    def _read_meeting(self, message: Message, hosts: tuple[HostSeat, ...], master_addr: str) -> Meeting:
+        own = next(seat for seat in hosts if seat.node_rank == message["node_rank"])
+        interface = own_addresses().get(own.address, "")
+        seating = Seating(own.node_rank, hosts, master_addr, interface)
+        self._say(f"all {len(hosts)} hosts have come; this is {own.describe()}")
+        return Meeting(message["job_id"], seating, message["store_port"])
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell the others that this host cannot do its part, and let them end before the scheduler goes."""
+        assert self._meeting is not None
+        own = self._meeting.seating.own
+        exit_code = error.exit_code if isinstance(error, MsrunError) else 1
+        verdict = Verdict(own.node_rank, f"{own.describe()}: {error}", exit_code)
+        self.send({"type": "failed", "attempt": 0, "verdict": verdict.to_json()})
+        self.send({"type": "ended", "attempt": 0, "can_continue": False})
+        end = time.monotonic() + GIVE_UP_S
+        with selectors.DefaultSelector() as selector, contextlib.suppress(KeyboardInterrupt):
+            selector.register(self.inbox, selectors.EVENT_READ)
+            while (left_s := end - time.monotonic()) > 0:
+                selector.select(left_s)
+                if any(message["type"] in ("over", "lost") for message in self.inbox.take()):
+                    return
+
+
+def local_part(spec: LaunchSpec, seating: Seating) -> LaunchSpec:
+    """Return what is asked of this host alone.
+
+    Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
+    overwrites another's files.
+    """
+    folder = spec.log_dir / f"node_{seating.node_rank}" if seating.node_rank else spec.log_dir
+    return replace(spec, node_rank=seating.node_rank, log_dir=folder)
+
+
+def assume_seating(spec: LaunchSpec, facts: HostFacts) -> Seating:
+    """Return the hosts of a job for a dry run, which asks nobody: of its table, else as many as are like this one."""
+    addresses = own_addresses()
+    is_master = spec.master_addr in addresses
+    if spec.table_hosts:
+        own = spec.table_hosts[spec.node_rank]
+        return Seating(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
+    node_rank = spec.node_rank if spec.node_rank >= 0 else 0 if is_master else 1
+    outward = (address for address in addresses if not is_loopback(address))
+    address = spec.master_addr if is_master else next(outward, UNKNOWN)
+    hosts, first = [], 0
+    for index, count in enumerate(assume_counts(spec.worker_num, spec.local_worker_num, node_rank)):
+        known = (facts.name, address) if index == node_rank else (UNKNOWN, UNKNOWN)
+        hosts.append(HostSeat(index, *known, tuple(range(first, first + count)), tuple(range(count))))
+        first += count
+    return Seating(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
+
+
+def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> list[int]:
+    """Return how many workers each host has if all are like this one, as far as the numbers allow it."""
+    before = min(node_rank * local_worker_num, worker_num - local_worker_num)
+    counts = [before // node_rank + (index < before % node_rank) for index in range(node_rank)]
+    counts.append(local_worker_num)
+    while (left := worker_num - sum(counts)) > 0:
+        counts.append(min(local_worker_num, left))
+    return counts

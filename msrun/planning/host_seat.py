@@ -1,0 +1,95 @@
+"""Who is where in a job of several hosts: the seat of each host, once everybody has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msrun.planning.ranks import fold_ranks
+
+
+@dataclass(frozen=True)
+class HostSeat:
+    """One host of a job: its index, where it is, and the ranks that run there."""
+
+    node_rank: int
+    name: str
+    address: str
+    """Towards the master."""
+    ranks: tuple[int, ...]
+    """Global ranks in the order of their local ones."""
+    device_ids: tuple[int, ...]
+    """Of the same workers."""
+
+    def describe(self) -> str:
+        """Return the host in words: "node 1 (worker-1, 10.0.0.7)"."""
+        return f"node {self.node_rank} ({self.name}, {self.address})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict; ranks and devices are short however many they are."""
+        return {
+            "node_rank": self.node_rank,
+            "name": self.name,
+            "address": self.address,
+            "ranks": _runs(self.ranks),
+            "device_ids": _runs(self.device_ids),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HostSeat:
+        """Inverse of `to_json`."""
+        return cls(
+            value["node_rank"],
+            value["name"],
+            value["address"],
+            _numbers(value["ranks"]),
+            _numbers(value["device_ids"]),
+        )
+
+
+@dataclass(frozen=True)
+class Seating:
+    """All hosts of a job, as one of them sees it."""
+
+    node_rank: int
+    """Its own index."""
+    hosts: tuple[HostSeat, ...]
+    """In the order of their node_rank."""
+    master_addr: str
+    """Numeric address of the scheduler and its store."""
+    interface: str
+    """Name of this host's network interface towards the master; empty when it is not known."""
+    is_assumed: bool = False
+    """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
+
+    @property
+    def own(self) -> HostSeat:
+        """The seat of this host."""
+        return next(seat for seat in self.hosts if seat.node_rank == self.node_rank)
+
+
+def render_seats(hosts: Sequence[HostSeat]) -> list[str]:
+    """Return one line for each host, in columns."""
+    rows = [("node", "name", "address", "ranks", "devices")]
+    rows += [
+        (str(seat.node_rank), seat.name, seat.address, fold_ranks(seat.ranks), fold_ranks(seat.device_ids))
+        for seat in hosts
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers as runs [first, count], in their order."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+def _numbers(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(number for first, count in runs for number in range(first, first + count))

@@ -1,0 +1,243 @@
+"""The place where hosts meet, over real sockets: who proves nothing gets nothing, and costs the job nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from job_runner import wait_until
+
+from msrun.cluster import coordinator as module
+from msrun.cluster.coordinator import Coordinator
+from msrun.cluster.guest import MeetingTerms
+from msrun.cluster.host_link import HostLink
+from msrun.cluster.hosts import HostRequest, Registry
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import HEADER, MessageBuffer, encode_message
+from msrun.cluster.proof import PROTOCOL, derived_token, host_proof, is_same_proof, new_nonce, scheduler_proof
+from msrun.cluster.rendezvous import listen
+
+TOKEN = b"secret"
+
+
+def request(node_rank: int) -> HostRequest:
+    return HostRequest(PROTOCOL, 2, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
+
+
+class Meeting:
+    """A coordinator for two hosts of a worker each."""
+
+    def __init__(self, silence_s: float = 30.0, cluster_time_out_s: float = 60.0) -> None:
+        listener = listen("127.0.0.1", 0)
+        self.port = listener.getsockname()[1]
+        self.notes: list[str] = []
+        self.inboxes: list[Inbox] = []
+        self.links: list[HostLink] = []
+        terms = MeetingTerms(TOKEN, "JOB", 4711, cluster_time_out_s, silence_s, 0)
+        self.coordinator = Coordinator(listener, Registry(2, 0), terms, self.notes.append)
+        self.coordinator.start()
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.coordinator.close()
+        for inbox in self.inboxes:
+            inbox.close()
+        assert not self.coordinator.is_alive() and not any(link.is_alive() for link in self.links)
+
+    def join(self, node_rank: int, token: bytes = TOKEN) -> tuple[HostLink, Callable[[str], dict[str, Any]]]:
+        """Start a link; the second value waits for a message of a kind."""
+        inbox = Inbox()
+        link = HostLink(("127.0.0.1", self.port), token, lambda _: request(node_rank), inbox, limit_s=20)
+        self.inboxes.append(inbox)
+        self.links.append(link)
+        link.start()
+        seen: list[dict[str, Any]] = []
+
+        def await_kind(kind: str) -> dict[str, Any]:
+            def find() -> dict[str, Any] | None:
+                seen.extend(inbox.take())
+                return next((message for message in seen if message["type"] == kind), None)
+
+            return dict(wait_until(find, f"message {kind}"))
+
+        return link, await_kind
+
+    def stranger(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    found = Meeting()
+    yield found
+    found.close()
+
+
+class Reader:
+    """Reads messages one by one."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._buffer = MessageBuffer()
+        self._read: list[dict[str, Any]] = []
+
+    def read(self) -> dict[str, Any]:
+        """Return the next message; {} at the end of the stream."""
+        while not self._read:
+            data = self._stream.recv(4096)
+            if not data:
+                return {}
+            self._read += self._buffer.feed(data)
+        return self._read.pop(0)
+
+
+def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> None:
+    (first, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
+    seated = [hear("seated") for hear in (hear_first, hear_second)]
+    assert [message["node_rank"] for message in seated] == [0, 1]
+    assert {(message["job_id"], message["store_port"]) for message in seated} == {("JOB", 4711)}
+    for hear in (hear_first, hear_second):
+        assert [host["ranks"] for host in hear("fleet")["hosts"]] == [[[0, 1]], [[1, 1]]]
+    second.send({"type": "failed", "attempt": 0, "verdict": {"node_rank": 1, "reason": "r", "exit_code": 9}})
+    assert hear_first("stop")["verdict"]["exit_code"] == 9
+    for link in (first, second):
+        link.send({"type": "ended", "attempt": 0, "can_continue": True})
+    assert [hear("over")["verdict"]["reason"] for hear in (hear_first, hear_second)] == ["r", "r"]
+
+
+def test_host_that_goes_is_told_to_the_others(meeting: Meeting) -> None:
+    (_, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
+    hear_second("seated")
+    second.close()
+    meeting.links.remove(second)
+    assert "lost node 1 (h1, 10.0.0.1), which has closed" in hear_first("stop")["verdict"]["reason"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEADER.pack(1 << 31) + b"x",
+        encode_message({"type": "ended", "attempt": 0}),
+        encode_message({"type": "register"}),
+        encode_message({"type": "register", "nonce": "n", "request": request(0).to_json(), "proof": "00"}),
+        encode_message({"type": "register", "nonce": "n", "request": {"protocol": 99}, "proof": None}),
+        HEADER.pack(9000) + b"[" * 9000,
+        HEADER.pack(2) + b"\xff\xfe",
+    ],
+)
+def test_stranger_is_refused_and_the_job_goes_on(meeting: Meeting, said: bytes) -> None:
+    with meeting.stranger() as stream:
+        reader = Reader(stream)
+        assert reader.read()["type"] == "hello"
+        stream.sendall(said)
+        with contextlib.suppress(ConnectionResetError):  # what it sent was not read to the end
+            assert reader.read().get("type") in ("refused", None)
+    wait_until(lambda: any(note.startswith("refused 127.0.0.1:") for note in meeting.notes), "the refusal is told")
+    (_, hear), _ = meeting.join(0), meeting.join(1)
+    hear("seated")
+
+
+def test_proof_of_another_connection_is_worth_nothing(meeting: Meeting) -> None:
+    """What a host once sent cannot be sent again by somebody who listened."""
+    with meeting.stranger() as stream:
+        said, reader = request(0).to_json(), Reader(stream)
+        assert reader.read()["type"] == "hello"
+        proof = host_proof(TOKEN, new_nonce(), "n", said)
+        stream.sendall(encode_message({"type": "register", "nonce": "n", "request": said, "proof": proof}))
+        assert "wrong token" in reader.read()["reason"]
+
+
+def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
+    _, hear = meeting.join(0, b"left")
+    assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
+    assert any("wrong token" in note for note in meeting.notes)
+
+
+def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_S", 0.0)
+    with meeting.stranger() as stream:
+        reader = Reader(stream)
+        assert reader.read()["type"] == "hello"
+        assert "nothing that makes it a host" in reader.read()["reason"]
+
+
+def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting.coordinator, "_notes_left", 2)
+    for _ in range(4):
+        with meeting.stranger() as stream:
+            stream.sendall(b"garbage!")
+            while stream.recv(4096):
+                pass
+    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "100"]
+
+
+def test_time_limit_is_told_with_who_came() -> None:
+    found = Meeting(cluster_time_out_s=0.2)
+    try:
+        _, hear = found.join(0)
+        called_off = hear("called_off")
+        assert called_off["exit_code"] == 124
+        assert called_off["reason"] == (
+            "--cluster_time_out 0.2: 1 of 2 registered, missing: rank 1, from node 1 on; "
+            "came: node 0 (h0, 10.0.0.0) with 1"
+        )
+    finally:
+        found.close()
+
+
+def test_host_without_a_sign_of_life_is_lost() -> None:
+    """It keeps its connection, as one does whose cable is out."""
+    found = Meeting(silence_s=0.3)
+    try:
+        with found.stranger() as stream:
+            reader = Reader(stream)
+            nonce = reader.read()["nonce"]
+            said = request(1).to_json()
+            proof = host_proof(TOKEN, nonce, "n", said)
+            stream.sendall(encode_message({"type": "register", "nonce": "n", "request": said, "proof": proof}))
+            accepted = reader.read()
+            assert is_same_proof(scheduler_proof(TOKEN, nonce, "n"), accepted["proof"])
+            _, hear = found.join(0)
+            reason = hear("stop")["verdict"]["reason"] if hear("seated") else ""
+            assert "lost node 1 (h1, 10.0.0.1), which has given no sign of life" in reason
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
+        (encode_message({"type": "hello", "protocol": 99}), "speaks protocol 99, this one"),
+        (
+            encode_message({"type": "hello", "protocol": PROTOCOL, "nonce": "n"})
+            + encode_message({"type": "accepted", "proof": "00", "beat_s": 1, "silence_s": 1}),
+            "does not know this job's token",
+        ),
+        (encode_message({"type": "refused", "reason": "\x1b[2J\n"}), "refused this host: ?[2J?"),
+        (encode_message({"type": "seated", "hosts": []}), "is no msrun scheduler"),
+    ],
+)
+def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
+    inbox = Inbox()
+    with listen("127.0.0.1", 0) as listener:
+        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
+        link.start()
+        stream, _ = listener.accept()
+        with stream:
+            stream.sendall(answer)
+            (message,) = wait_until(inbox.take, "an answer")
+            assert message["type"] == "refused" and reason in message["reason"]
+            link.close()
+    inbox.close()
+
+
+def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
+    assert derived_token(8118) == derived_token(8118) != derived_token(8119)
+    assert json.dumps(new_nonce()) != json.dumps(new_nonce())

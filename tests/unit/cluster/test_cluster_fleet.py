@@ -1,0 +1,135 @@
+"""What becomes of a job of several hosts: the first report counts, and nobody is left waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun import contract
+from msrun.cluster.fleet import Fleet, Verdict
+from msrun.cluster.restart import RestartPolicy
+
+
+def fleet(count: int = 2, restarts: int = 0) -> Fleet:
+    return Fleet(range(count), RestartPolicy(restarts))
+
+
+def verdict(node_rank: int = 0, *, can_restart: bool = True, exit_code: int = 7) -> Verdict:
+    return Verdict(node_rank, f"rank of node {node_rank} failed", exit_code, "worker", exit_code << 8, can_restart)
+
+
+def kinds(orders: list[dict[str, Any]]) -> list[str]:
+    return [order["type"] for order in orders]
+
+
+def test_job_is_over_when_the_last_host_has_ended() -> None:
+    job = fleet()
+    assert job.ended(1, 0, can_continue=True) == []
+    assert job.ended(1, 0, can_continue=True) == []
+    assert job.ended(0, 0, can_continue=True) == [{"type": "over", "verdict": None}]
+    assert job.is_over
+
+
+def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
+    job = fleet()
+    (stop,) = job.failed(0, verdict(1))
+    assert stop == {"type": "stop", "attempt": 0, "verdict": verdict(1).to_json()}
+    assert job.failed(0, verdict(0)) == []
+    assert job.ended(0, 0, can_continue=True) == []
+    (over,) = job.ended(1, 0, can_continue=True)
+    assert over == {"type": "over", "verdict": verdict(1).to_json()}
+
+
+def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:
+    job = fleet(3, restarts=5)
+    (stop,) = job.lost(2, "lost node 2")
+    assert (stop["verdict"]["reason"], stop["verdict"]["exit_code"]) == ("lost node 2", contract.EXIT_CLUSTER)
+    assert job.lost(2, "again") == []
+    job.ended(0, 0, can_continue=True)
+    assert kinds(job.ended(1, 0, can_continue=True)) == ["over"]
+
+
+def test_all_hosts_start_again_together() -> None:
+    job = fleet(2, restarts=1)
+    job.failed(0, verdict(0))
+    job.ended(0, 0, can_continue=True)
+    assert job.ended(1, 0, can_continue=True) == [{"type": "restart", "attempt": 1, "delay_s": 1.0}]
+    assert job.failed(0, verdict(1)) == [] and job.ended(0, 0, can_continue=True) == []  # words of the last attempt
+    assert job.ready(1, 1) == [] and job.ready(1, 1) == []
+    assert job.ready(0, 1) == [{"type": "start", "attempt": 1}]
+    job.failed(1, verdict(1))
+    job.ended(0, 1, can_continue=True)
+    assert kinds(job.ended(1, 1, can_continue=True)) == ["over"]
+
+
+@pytest.mark.parametrize("why", ["cannot be repeated", "a host cannot go on", "a host is lost", "ended well"])
+def test_job_does_not_start_again_when(why: str) -> None:
+    job = fleet(2, restarts=3)
+    if why != "ended well":
+        job.failed(0, verdict(0, can_restart=why != "cannot be repeated"))
+    job.ended(0, 0, can_continue=why != "a host cannot go on")
+    last = job.lost(1, "gone") if why == "a host is lost" else job.ended(1, 0, can_continue=True)
+    assert kinds(last)[-1] == "over"
+
+
+def test_failure_while_hosts_wait_to_start_again_ends_the_job() -> None:
+    job = fleet(2, restarts=3)
+    job.failed(0, verdict(0))
+    job.ended(0, 0, can_continue=True)
+    job.ended(1, 0, can_continue=True)
+    job.ready(0, 1)
+    assert kinds(job.failed(1, verdict(1, can_restart=False, exit_code=130))) == ["stop"]
+    job.ended(0, 1, can_continue=False)
+    (over,) = job.ended(1, 1, can_continue=False)
+    assert over["verdict"]["exit_code"] == 130
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {"exit_code": 0},
+        {"exit_code": 1000, "wait_status": "9", "worker": [], "node_rank": -7},
+        {"reason": "x" * 10**5, "worker": {str(number): 0 for number in range(99)}},
+    ],
+)
+def test_verdict_of_any_shape_is_one_that_a_host_can_end_with(value: object) -> None:
+    read = Verdict.from_json(value)
+    assert 0 < read.exit_code < 256 and len(read.reason) <= 4096 and read.wait_status is None and read.worker is None
+    assert Verdict.from_json(read.to_json()) == read
+
+
+def test_verdict_survives_the_wire() -> None:
+    assert Verdict.from_json(verdict(3).to_json()) == verdict(3)
+
+
+EVENTS = st.tuples(st.sampled_from(["failed", "ended", "lost", "ready"]), st.integers(0, 3), st.booleans())
+
+
+@settings(max_examples=150)
+@given(st.lists(EVENTS, max_size=40), st.integers(0, 2))
+def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], restarts: int) -> None:
+    job = fleet(4, restarts)
+    orders: list[dict[str, Any]] = []
+    for kind, node, flag in events:
+        if kind == "failed":
+            orders += job.failed(job.attempt, verdict(node, can_restart=flag))
+        elif kind == "ended":
+            orders += job.ended(node, job.attempt, can_continue=flag)
+        elif kind == "lost":
+            orders += job.lost(node, f"lost {node}")
+        else:
+            orders += job.ready(node, job.attempt)
+    for attempt in range(job.attempt, restarts + 1):  # then all hosts end what they do
+        for node in range(4):
+            orders += job.ended(node, attempt, can_continue=True)
+    assert job.is_over
+    told = kinds(orders)
+    assert told.count("over") == 1 and told[-1] == "over"
+    assert told.count("restart") <= restarts
+    attempts = [order["attempt"] for order in orders if order["type"] == "stop"]
+    assert attempts == sorted(set(attempts))

@@ -1,0 +1,141 @@
+"""Who may take part in a job of several hosts, and who gets which ranks."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.proof import PROTOCOL
+from msrun.planning.host_seat import HostSeat
+
+
+def request(node_rank: int = -1, workers: int = 4, total: int = 12, **changes: Any) -> HostRequest:
+    settings: dict[str, Any] = {"name": "h", "address": f"10.0.0.{node_rank + 2}", "max_restarts": 0}
+    return HostRequest(PROTOCOL, total, workers, node_rank, **{**settings, **changes})
+
+
+def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Registry:
+    found = Registry(total, 0, **settings)
+    for number, one in enumerate(requests):
+        found.add(number, one)
+    return found
+
+
+def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_node_rank() -> None:
+    complete = registry(request(1, 4), request(0, 8))
+    assert complete.is_complete
+    seats = complete.seats()
+    assert (seats[1].node_rank, seats[1].ranks, seats[1].device_ids) == (0, tuple(range(8)), tuple(range(8)))
+    assert (seats[0].node_rank, seats[0].ranks, seats[0].device_ids) == (1, (8, 9, 10, 11), (0, 1, 2, 3))
+
+
+def test_hosts_without_node_rank_are_numbered_by_address_as_a_number() -> None:
+    addresses = ["10.0.0.10", "fd00::1", "10.0.0.9"]
+    seats = registry(*(request(address=address) for address in addresses)).seats()
+    assert [seats[number].node_rank for number in range(3)] == [1, 2, 0]
+    assert [seats[number].ranks[0] for number in range(3)] == [4, 8, 0]
+
+
+@pytest.mark.parametrize(
+    ("came", "newcomer", "reason"),
+    [
+        ([request(0)], request(0, address="10.0.0.9"), "--node_rank 0 is taken by node 0 (h, 10.0.0.2)"),
+        ([request(0)], request(1, address="10.0.0.2"), "address 10.0.0.2 is taken by node 0"),
+        ([request(0)], request(-1), r"(h, 10.0.0.1) gave no --node_rank, node 0 (h, 10.0.0.2) did"),
+        ([request(-1)], request(2), "gave no --node_rank, node 2"),
+        ([request(0)], request(1, total=16), "--worker_num 16, but 12 at the scheduler"),
+        ([request(0)], request(1, max_restarts=2), "--max_restarts 2, but 0 at the scheduler"),
+        ([request(0)], request(1, table="abc"), "a --rank_table_file than the scheduler"),
+        ([request(0)], request(1, workers=9), "only 8 of 12 workers are missing"),
+        ([request(0)], request(2, workers=8), "with it all 12 workers are there, but the hosts are 0, 2"),
+        ([request(0), request(1, 8)], request(2), "an extra host: the job is complete with 12 workers on 2 hosts"),
+    ],
+)
+def test_host_that_does_not_fit_is_refused_and_changes_nothing(
+    came: list[HostRequest], newcomer: HostRequest, reason: str
+) -> None:
+    found = registry(*came)
+    before = found.registered, found.describe_present()
+    with pytest.raises(Refused) as refusal:
+        found.add("new", newcomer)
+    assert reason in str(refusal.value)
+    assert (found.registered, found.describe_present()) == before
+
+
+@pytest.mark.parametrize(
+    ("came", "missing"),
+    [
+        ([request(0)], "4 of 12 registered, missing: ranks 4-11, from node 1 on"),
+        ([request(0), request(2)], "8 of 12 registered, missing: 4 workers, among them those of node 1"),
+        ([request(-1)], "4 of 12 registered, missing: 8 workers"),
+    ],
+)
+def test_missing_hosts_are_told_as_far_as_they_are_known(came: list[HostRequest], missing: str) -> None:
+    assert registry(*came).describe() == missing
+
+
+def test_hosts_of_a_table_are_missing_by_name_and_others_are_refused() -> None:
+    table = (HostSeat(0, "a", "10.0.0.2", (1, 2), (0, 1)), HostSeat(1, "b", "10.0.0.7", (0, 3), (4, 5)))
+    found = registry(request(0, 2, 4), total=4, expected=table)
+    assert found.describe() == "2 of 4 registered, missing: node 1 (10.0.0.7) ranks 0, 3"
+    with pytest.raises(Refused, match="not in the table"):
+        found.add("x", request(2, 2, 4))
+    found.add("y", request(1, 2, 4))
+    assert [(seat.ranks, seat.device_ids) for seat in found.seats().values()] == [((1, 2), (0, 1)), ((0, 3), (4, 5))]
+
+
+def test_host_that_went_may_come_again() -> None:
+    found = registry(request(0), request(1))
+    assert found.remove(1) == request(1) and found.remove(1) is None
+    found.add("again", request(1, 8))
+    assert found.is_complete
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 0}, "speaks protocol 0, this one"),
+        ({"node_rank": True}, "its numbers are none"),
+        ({"worker_num": 1 << 40}, "its numbers are none"),
+        ({"local_worker_num": "4"}, "its numbers are none"),
+        ({"local_worker_num": 0}, "--local_worker_num 0"),
+        ({"name": "a\x1b[2J"}, "its name or address is none"),
+        ({"name": "a" * 1000}, "its name or address is none"),
+        ({"address": "a.example"}, "is no address"),
+        ({"table": None}, "its name or address is none"),
+    ],
+)
+def test_request_that_is_none_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        HostRequest.from_json({**request().to_json(), **changes})
+
+
+@pytest.mark.parametrize("value", [None, [], "x", {}])
+def test_anything_else_is_no_request(value: object) -> None:
+    with pytest.raises(Refused):
+        HostRequest.from_json(value)
+
+
+def test_request_survives_the_wire() -> None:
+    assert HostRequest.from_json(request(3).to_json()) == request(3)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans(), st.randoms(use_true_random=False))
+def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts: list[int], is_numbered: bool, luck: Any) -> None:
+    total = sum(counts)
+    hosts = [
+        request(node if is_numbered else -1, count, total, address=str(ipaddress.ip_address(7 + node)))
+        for node, count in enumerate(counts)
+    ]
+    luck.shuffle(hosts)
+    found = registry(*hosts, total=total)
+    seats = sorted(found.seats().values(), key=lambda seat: seat.node_rank)
+    assert [rank for seat in seats for rank in seat.ranks] == list(range(total))
+    assert [len(seat.ranks) for seat in seats] == counts
+    assert [HostSeat.from_json(seat.to_json()) for seat in seats] == seats

@@ -1,0 +1,163 @@
+"""What a host decides of several before it talks to any: who has the scheduler, where logs go, what a dry run shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.agent.signals import SignalPipe
+from msrun.cluster import addresses
+from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
+from msrun.errors import Interrupted, RendezvousTimeout, UsageError
+from msrun.launch import gather
+from msrun.launch.gather import UNKNOWN, Gathering, assume_seating, has_scheduler, local_part
+from msrun.launch.preflight.checks import inspect_host
+from msrun.planning.host_seat import HostSeat, Seating, render_seats
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+FACTS = HostFacts("here", "127.0.0.1", (0, 1))
+
+
+def spec_for(**changes: Any) -> LaunchSpec:
+    settings: dict[str, Any] = {
+        "program": Program("script", "/t.py", ()),
+        "worker_num": 4,
+        "local_worker_num": 2,
+        "working_directory": Path("/"),
+        "log_dir": Path("/logs"),
+        "master_addr": "10.0.0.7",
+    }
+    return LaunchSpec(**{**settings, **changes})
+
+
+@pytest.fixture(autouse=True)
+def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "address", "has"),
+    [(0, "10.0.0.7", True), (1, "10.0.0.7", False), (-1, "10.0.0.7", True), (-1, "10.0.0.8", False)],
+)
+def test_scheduler_is_on_node_0_or_where_the_address_is(node_rank: int, address: str, has: bool) -> None:
+    assert has_scheduler(spec_for(node_rank=node_rank), address) is has
+
+
+def test_node_0_without_the_address_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--master_addr 10.0.0.7: not an address of this host.* 10.0.0.7, 127.0.0.1"):
+        has_scheduler(spec_for(node_rank=0), "10.0.0.8")
+
+
+def test_hosts_that_share_a_disk_write_different_files() -> None:
+    seats = tuple(HostSeat(node, "h", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
+    folders = [local_part(spec_for(), Seating(node, seats, "10.0.0.0", "eth0")).log_dir for node in range(2)]
+    assert folders == [Path("/logs"), Path("/logs/node_1")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "node_rank", "ranks"),
+    [
+        ({}, 0, [(0, 1), (2, 3)]),
+        ({"node_rank": 1}, 1, [(0, 1), (2, 3)]),
+        ({"master_addr": "10.0.0.8"}, 1, [(0, 1), (2, 3)]),
+        ({"worker_num": 5}, 0, [(0, 1), (2, 3), (4,)]),
+        ({"worker_num": 3, "node_rank": 1}, 1, [(0,), (1, 2)]),
+        ({"worker_num": 5, "node_rank": 2}, 2, [(0, 1), (2,), (3, 4)]),
+    ],
+)
+def test_dry_run_without_a_table_assumes_equal_hosts(
+    changes: dict[str, Any], node_rank: int, ranks: list[tuple[int, ...]]
+) -> None:
+    seating = assume_seating(spec_for(**changes), FACTS)
+    assert seating.is_assumed and seating.node_rank == node_rank
+    assert [seat.ranks for seat in seating.hosts] == ranks
+    assert (seating.own.name, seating.own.address, seating.interface) == ("here", "10.0.0.7", "eth0")
+    assert {seat.name for seat in seating.hosts if seat.node_rank != node_rank} == {UNKNOWN}
+
+
+def test_dry_run_with_a_table_shows_its_hosts() -> None:
+    table = (HostSeat(0, "a", "10.0.0.8", (0, 1), (0, 1)), HostSeat(1, "b", "10.0.0.7", (2, 3), (4, 5)))
+    seating = assume_seating(spec_for(node_rank=1, table_hosts=table), FACTS)
+    assert not seating.is_assumed and seating.own is table[1]
+    assert render_seats(seating.hosts) == [
+        "node  name  address   ranks  devices",
+        "0     a     10.0.0.8  0-1    0-1",
+        "1     b     10.0.0.7  2-3    4-5",
+    ]
+
+
+def test_name_that_stands_for_loopback_here_is_refused() -> None:
+    """Debian and its kin write their own name into /etc/hosts as 127.0.1.1."""
+    with pytest.raises(UsageError, match=r"--master_addr localhost: is .* which no other can reach"):
+        resolve_address("localhost")
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a" * 300, ".."])
+def test_name_that_nobody_knows_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise addresses.socket.gaierror(-2, "Name or service not known")
+
+    if name.endswith("invalid"):  # no name server is asked
+        monkeypatch.setattr(addresses.socket, "getaddrinfo", fail)
+    with pytest.raises(UnresolvedName, match="cannot be resolved"):
+        resolve_address(name)
+
+
+def gathering(signals: SignalPipe, told: list[str], **changes: Any) -> Gathering:
+    return Gathering(spec_for(master_addr="train-0.train", **changes), "here", signals, told.append, "JOB")
+
+
+def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str] = []
+
+    def resolve(name: str) -> str:
+        answers.append(name)
+        if len(answers) < 3:
+            raise UnresolvedName(f"{name}: not known")
+        return "10.0.0.8"
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    monkeypatch.setattr(gather, "NAME_RETRY_S", 0.0)
+    told: list[str] = []
+    with SignalPipe() as signals, gathering(signals, told) as here:
+        assert here._resolve_master() == "10.0.0.8"
+    assert told == ["train-0.train: not known; trying again"]
+
+
+def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    limit = pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known")
+    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=0) as here, limit:
+        here._resolve_master()
+
+
+def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(gather, "resolve_address", resolve)
+    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=-1) as here, pytest.raises(Interrupted):
+        here._resolve_master()
+
+
+def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        raise UnresolvedName(f"{name}: not known")
+
+    monkeypatch.setattr(addresses, "resolve_address", resolve)
+    (port,) = [finding for finding in inspect_host(spec_for(), {}) if finding.name == "master_port"]
+    assert (port.status, port.text) == ("warn", "10.0.0.7: not known; a run waits for it as long as for a host")
+
+
+def test_own_addresses_hold_loopback_with_its_interface() -> None:
+    assert own_addresses()["127.0.0.1"] == "lo"

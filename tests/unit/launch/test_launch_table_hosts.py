@@ -1,0 +1,115 @@
+"""A rank table of several servers as the list of a job's hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.errors import UsageError
+from msrun.launch import table_hosts
+from msrun.launch.table_hosts import HostList, find_own_server, read_host_list, table_digest
+from msrun.planning.host_seat import HostSeat
+from ranktable import Device, Server
+
+
+def write(path: Path, servers: Sequence[Mapping[str, Any]]) -> Path:
+    listed = [
+        {**server, "device": [{"device_id": str(d), "rank_id": str(r)} for d, r in server["device"]]}
+        for server in servers
+    ]
+    table = {"version": "1.0", "server_count": str(len(listed)), "server_list": listed, "status": "completed"}
+    path.write_text(json.dumps(table))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_hosts, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
+    monkeypatch.setattr(table_hosts.socket, "gethostname", lambda: "trainer-7.cluster")
+
+
+def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.json",
+        [{"server_id": "10.0.0.7", "device": [(4, 3), (6, 1)]}, {"server_id": "10.0.0.8", "device": [(0, 2), (1, 0)]}],
+    )
+    found = read_host_list(path)
+    assert found == HostList(
+        path,
+        (
+            HostSeat(0, "10.0.0.8", "10.0.0.8", (0, 2), (1, 0)),
+            HostSeat(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
+        ),
+        HostSeat(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
+    )
+    defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "x": 5}
+    assert found.apply(defaults, set()) == {
+        "worker_num": 4,
+        "local_worker_num": 2,
+        "node_rank": 1,
+        "master_addr": "10.0.0.8",
+        "x": 5,
+    }
+    assert found.apply({**defaults, "master_addr": "m"}, {"master_addr"})["master_addr"] == "m"
+    assert found.apply({**defaults, "worker_num": 4}, {"worker_num"})["worker_num"] == 4
+    for name, value in (("worker_num", 8), ("local_worker_num", 4), ("node_rank", 0)):
+        with pytest.raises(UsageError, match=f"--{name} {value}: --rank_table_file .* says . for node 1"):
+            found.apply({**defaults, name: value}, {name})
+
+
+def test_table_of_one_server_is_no_host_list(tmp_path: Path) -> None:
+    assert read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(0, 0)]}])) is None
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 2), (1, 2)])
+def test_ranks_that_leave_a_doubt_are_refused(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    servers = [{"server_id": f"10.0.0.{7 + i}", "device": [(0, rank)]} for i, rank in enumerate(ranks)]
+    with pytest.raises(UsageError, match="rank_ids are not 0 to 1, each once"):
+        read_host_list(write(tmp_path / "t.json", servers))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"version": "1.0"}'])
+def test_file_that_is_no_table_is_left_to_the_checks(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    assert read_host_list(tmp_path / "t.json") is None
+
+
+DEVICE = (Device(0, 0),)
+PATH = Path("t.json")
+
+
+@pytest.mark.parametrize(
+    ("servers", "index"),
+    [
+        ([Server("10.0.0.8", DEVICE), Server("10.0.0.7", DEVICE)], 1),
+        ([Server("a", DEVICE, host_ip="10.0.0.7"), Server("b", DEVICE, host_ip="10.0.0.8")], 0),
+        ([Server("a", DEVICE, pod_ip="10.0.0.8"), Server("b", DEVICE, pod_ip="10.0.0.7")], 1),
+        ([Server("trainer-6", DEVICE), Server("trainer-7", DEVICE)], 1),
+        ([Server("trainer-7.cluster", DEVICE), Server("trainer-6", DEVICE)], 0),
+        ([Server("trainer-7", DEVICE, host_ip="10.0.0.8"), Server("x", DEVICE, host_ip="10.0.0.7")], 1),
+        ([Server("a", DEVICE, pod_ip="fd00:0:0::7"), Server("b", DEVICE)], 0),
+    ],
+)
+def test_host_finds_itself_by_address_and_else_by_name(servers: list[Server], index: int) -> None:
+    own = {"10.0.0.7": "eth0", "fd00::7": "eth0"}
+    assert find_own_server(servers, own, "trainer-7.cluster", PATH) == index
+
+
+def test_host_that_is_in_no_server_or_in_two_is_refused() -> None:
+    servers = [Server(f"10.0.1.{index}", DEVICE) for index in range(6)]
+    with pytest.raises(UsageError) as error:
+        find_own_server(servers, {"127.0.0.1": "lo", "10.0.0.7": "eth0"}, "here", PATH)
+    assert "this host (here, 10.0.0.7) is none of its servers (10.0.1.0, " in str(error.value)
+    assert "10.0.1.3 and 2 more)" in str(error.value)
+    with pytest.raises(UsageError, match=r"2 servers of it are this host \(10.0.1.0, 10.0.1.1\)"):
+        find_own_server(servers, {"10.0.1.0": "a", "10.0.1.1": "b"}, "here", PATH)
+
+
+def test_tables_that_say_the_same_have_the_same_digest() -> None:
+    seats = [HostSeat(0, "a", "10.0.0.1", (0, 1), (0, 1)), HostSeat(1, "b", "10.0.0.2", (2, 3), (0, 1))]
+    assert table_digest(seats) == table_digest(tuple(seats)) != table_digest(seats[:1])
+    assert table_digest([]) == ""

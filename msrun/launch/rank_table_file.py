@@ -63,8 +63,22 @@ def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
         first = problems[0]
         more = f" ({len(problems) - 1} more; see ranktable validate {path})" if len(problems) > 1 else ""
         raise UsageError(f"--rank_table_file {path}: {first.path}: {first.message}; {first.remedy}{more}")
+    check_ranks(table, path)
     if table.world_size != world_size:
         raise UsageError(
             f"--rank_table_file {path}: holds {table.world_size} ranks but --worker_num is {world_size}; "
             "make them equal"
+        )
+
+
+def check_ranks(table: RankTable, path: Path) -> None:
+    """Refuse a table in which it is open to doubt which rank runs where; so is one of several services (MindIE).
+
+    Raises:
+        UsageError: the ranks are not 0 to n-1, each once.
+    """
+    ranks = sorted(device.rank_id for _, device in table.placements)
+    if ranks != list(range(len(ranks))):
+        raise UsageError(
+            f"--rank_table_file {path}: its rank_ids are not 0 to {len(ranks) - 1}, each once; see ranktable validate"
         )

@@ -1,4 +1,4 @@
-"""A rank table of several servers as the list of a job's hosts: which of them this one is, and what it runs."""
+"""A rank table as the list of a job's hosts: which of them this one is, and what it runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
-from msrun.launch.rank_table_file import read_given_table
+from msrun.launch.rank_table_file import check_ranks, read_given_table
 from msrun.planning.host_seat import HostSeat
 
 if TYPE_CHECKING:
-    from ranktable import RankTable, Server
+    from ranktable import Server
 
 SHOWN_SERVERS = 4
 
 
 @dataclass(frozen=True)
 class HostList:
-    """The hosts of a rank table with several servers."""
+    """The hosts of a rank table."""
 
     path: Path
     hosts: tuple[HostSeat, ...]
@@ -41,25 +41,29 @@ class HostList:
         Raises:
             UsageError: an option contradicts the table.
         """
-        told = {
+        told: dict[str, Any] = {
             "worker_num": sum(len(seat.ranks) for seat in self.hosts),
             "local_worker_num": len(self.own.ranks),
             "node_rank": self.own.node_rank,
         }
+        if len(self.hosts) == 1:
+            del told["node_rank"]
         for name, value in told.items():
             if name in given and options[name] != value:
                 raise UsageError(
                     f"--{name} {options[name]}: --rank_table_file {self.path} says {value} for {self.own.describe()}; "
                     "make them equal, or leave the option out"
                 )
-        master = options["master_addr"] if "master_addr" in given else self.hosts[0].address
-        return {**options, **told, "master_addr": master}
+        if len(self.hosts) > 1 and "master_addr" not in given:
+            told["master_addr"] = self.hosts[0].address
+        return {**options, **told}
 
 
 def read_host_list(path: Path) -> HostList | None:
-    """Return the hosts of a rank table, if it has several servers with devices.
+    """Return the hosts of a rank table: its servers with devices.
 
-    None when it has one server, and when it cannot be read: that is found, and refused, with the other checks.
+    None when it cannot be read, or one server's ranks are wrong: that is found, and refused, with the other checks. One
+    server alone is this host, whatever its server_id.
 
     The ranks are those of the table; node 0, which runs the scheduler, is the server of rank 0.
     Source: the table's `rank_id` decides, as in MindSpore, which re-orders ranks by a table with `pod_ip`.
@@ -72,11 +76,13 @@ def read_host_list(path: Path) -> HostList | None:
     except UsageError:
         return None
     servers = [server for server in table.servers_by_rank if server.devices]
-    if len(servers) < 2:
+    if not servers:
         return None
-    _check_ranks(table, path)
-    index = find_own_server(servers, own_addresses(), socket.gethostname(), path)
     hosts = tuple(_seat(node_rank, server) for node_rank, server in enumerate(servers))
+    if len(servers) == 1:
+        return HostList(path, hosts, hosts[0]) if hosts[0].ranks == tuple(range(len(hosts[0].ranks))) else None
+    check_ranks(table, path)
+    index = find_own_server(servers, own_addresses(), socket.gethostname(), path)
     return HostList(path, hosts, hosts[index])
 
 
@@ -136,12 +142,3 @@ def _seat(node_rank: int, server: Server) -> HostSeat:
         tuple(device.rank_id for device in devices),
         tuple(device.device_id for device in devices),
     )
-
-
-def _check_ranks(table: RankTable, path: Path) -> None:
-    """Which rank runs where must be beyond doubt before anything else is checked."""
-    ranks = sorted(device.rank_id for _, device in table.placements)
-    if ranks != list(range(len(ranks))):
-        raise UsageError(
-            f"--rank_table_file {path}: its rank_ids are not 0 to {len(ranks) - 1}, each once; see ranktable validate"
-        )

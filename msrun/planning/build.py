@@ -52,7 +52,8 @@ def build_plan(
         UsageError: more workers than devices, or a binding that this host does not allow.
     """
     seat = seating.own if seating else _only_seat(spec, host)
-    devices = place_devices(spec.device_target, spec.local_worker_num, host, seat.device_ids if seating else ())
+    wanted = seat.device_ids if seating or spec.table_hosts else ()
+    devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = threads_per_worker(topology, binding.workers)
@@ -119,7 +120,8 @@ def build_plan(
 
 def _only_seat(spec: LaunchSpec, host: HostFacts) -> HostSeat:
     ranks = tuple(range(spec.local_worker_num))
-    return HostSeat(0, host.name, host.address, ranks, ranks)
+    device_ids = spec.table_hosts[0].device_ids if spec.table_hosts else ranks
+    return HostSeat(0, host.name, host.address, ranks, device_ids)
 
 
 def _notes_of_several(spec: LaunchSpec, seating: Seating | None) -> list[str]:

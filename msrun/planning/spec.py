@@ -86,7 +86,7 @@ class LaunchSpec:
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
     table_hosts: tuple[HostSeat, ...] = ()
-    """The hosts of a rank table with several servers, in the order of their node_rank."""
+    """The hosts of a rank table, in the order of their node_rank; one is this host."""
 
     @property
     def is_several(self) -> bool:

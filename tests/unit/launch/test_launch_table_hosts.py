@@ -1,4 +1,4 @@
-"""A rank table of several servers as the list of a job's hosts."""
+"""A rank table as the list of a job's hosts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,18 @@ def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_pa
             found.apply({**defaults, name: value}, {name})
 
 
-def test_table_of_one_server_is_no_host_list(tmp_path: Path) -> None:
-    assert read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(0, 0)]}])) is None
+def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:
+    found = read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(6, 1), (4, 0)]}]))
+    assert found is not None
+    assert found.hosts == (HostSeat(0, "10.0.0.99", "10.0.0.99", (0, 1), (4, 6)),)
+    defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1"}
+    assert found.apply(defaults, set()) == {**defaults, "worker_num": 2, "local_worker_num": 2}
+    with pytest.raises(UsageError, match=r"--worker_num 8: --rank_table_file .* says 2"):
+        found.apply(defaults, {"worker_num"})
+
+
+def test_one_server_with_wrong_ranks_is_left_to_the_checks_of_the_table(tmp_path: Path) -> None:
+    assert read_host_list(write(tmp_path / "t.json", [{"server_id": "a", "device": [(0, 0), (1, 0)]}])) is None
 
 
 @pytest.mark.parametrize("ranks", [(0, 0), (0, 2), (1, 2)])

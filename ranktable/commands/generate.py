@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +116,7 @@ def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     from ranktable.codec import encode_table
     from ranktable.write import write_table
 
-    with _without_collector():
-        table, notes = _build(**options)
+    table, notes = _build(**options)
     if output == "-":
         return Outcome(encode_table(table), notes)
     target = output or default_file_name(table)
@@ -128,18 +125,6 @@ def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     write_table(target, table)
     size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
     return Outcome(notes=(f"wrote {target}: {size}", *notes))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep the garbage collector out: a large table makes a million objects and no garbage, and it doubles the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _build(

@@ -17,16 +17,18 @@ from ranktable.problem import Position
 from ranktable.reading.document import Document, parse_document
 from ranktable.reading.positions import Lines
 
-_COMMENT = r"//[^\n]*+|\#[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/"
+# No possessive quantifiers: Python 3.11.2 matches groups under them wrongly. Each piece can match in one way only, so that
+# nothing is tried again and again.
+_COMMENT = r"//[^\n]*(?=\n|\Z)|\#[^\n]*(?=\n|\Z)|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/"
 _TOKEN = re.compile(
     rf"""
-    (?P<string>"(?:[^"\\]++|\\.)*+(?:"|\\?\Z))
+    (?P<string>"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z))
     |(?P<comment>{_COMMENT})
     |(?P<open_comment>/\*.*)
-    |(?P<last_comma>,(?=(?:\s++|{_COMMENT})*+[}}\]]))
-    |'(?P<single>(?:[^'\\\n]++|\\[^\n])*+)(?P<closed>'?)
-    |\u201c(?P<double_typographic>[^"\u201c\u201d\n]*+)\u201d
-    |\u2018(?P<single_typographic>[^'\u2018\u2019\n]*+)\u2019
+    |(?P<last_comma>,(?=\s*(?:(?:{_COMMENT})\s*)*[}}\]]))
+    |'(?P<single>[^'\\\n]*(?:\\[^\n][^'\\\n]*)*)(?P<closed>'?)
+    |\u201c(?P<double_typographic>[^"\u201c\u201d\n]*)\u201d
+    |\u2018(?P<single_typographic>[^'\u2018\u2019\n]*)\u2019
     |(?<!\w)(?P<word>True|False|None)\b
     """,
     re.DOTALL | re.VERBOSE,

@@ -7,24 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ranktable.cli import main
 from ranktable.codec import encode_table
 from ranktable.generate import build_table
 
 CATALOGUE = Path(__file__).parent / "catalogue" / "concise"
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """Run the command in an empty folder; return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def test_generate_writes_the_default_file_and_says_so(run):

@@ -6,20 +6,6 @@ from pathlib import Path
 import pytest
 
 from ranktable import build_table, encode_table, read_table
-from ranktable.cli import main
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """Run the command in an empty folder; return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def write(name, hosts, **options):

@@ -17,8 +17,8 @@ from ranktable.problem import Position
 from ranktable.reading.document import Document, parse_document
 from ranktable.reading.positions import Lines
 
-# No possessive quantifiers: Python 3.11.2 matches groups under them wrongly. Each piece can match in one way only, so that
-# nothing is tried again and again.
+# No possessive quantifiers: Python 3.11.2 matches groups under them wrongly. Each piece can match in one way only, so
+# that nothing is tried again and again.
 _COMMENT = r"//[^\n]*(?=\n|\Z)|\#[^\n]*(?=\n|\Z)|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/"
 _TOKEN = re.compile(
     rf"""

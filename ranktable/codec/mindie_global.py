@@ -80,6 +80,8 @@ def _check_group_id(group: Mapping[str, object], path: str, seen: dict[object, s
 def _check_server(server: Mapping[str, object], path: str, is_control: bool) -> Iterator[Problem]:
     if is_control:
         yield from check_shape(server, path, _CONTROL_KEYS, _CONTROL_EXTRAS)
+        for device_path, device in objects_of(server, path, "device"):
+            yield from check_shape(device, device_path, _SERVERS.device_keys, _SERVERS.device_extras)
     else:
         if "server_ip" not in server:
             yield from check_shape({}, path, _INSTANCE_KEYS, ())

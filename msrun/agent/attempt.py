@@ -28,6 +28,8 @@ class Attempt:
     """Why msrun itself ended the attempt; None when the workers ended it."""
     doing: Mapping[int, str] = field(default_factory=dict)
     """What each running worker was doing when the attempt failed, as far as it is known."""
+    left: frozenset[int] = frozenset()
+    """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
     lagging: tuple[int, ...] = ()
     """Ranks that the others waited for when msrun ended a hanging attempt."""
     peak_bytes: dict[int, float] = field(default_factory=dict)

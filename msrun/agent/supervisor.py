@@ -241,7 +241,7 @@ class Supervisor:
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = self._memory_kills.explain(member.pid)
         if member is membership.first_failure:
-            self._attempt.doing = self._watch.doing(membership)
+            self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
         if decision is Decision.STOP:

@@ -22,8 +22,21 @@ from msrun.planning.ranks import fold_ranks
 if TYPE_CHECKING:  # loaded when there are several hosts
     from msrun.cluster.fleet import Verdict
 
-LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "connection was likely closed",
+    "peer closed the connection",
+    "socket closed",
+    "socket unexpectedly closed",
+    "remote worker crashing",
+    "broken pipe",
+    "socket timeout",
+)
 """What torch's backends say, in small letters, when another rank has gone."""
+LATE_S = 0.5
+"""How long after a failure a rank's good end may be reported and have come before it all the same."""
 SHOWN_LAGGING = 3
 
 
@@ -152,17 +165,24 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     """Return who had ended well while the failed worker still needed them, if that is what its last words tell.
 
-    The kernel closes a process's connections before it reports its end: on a busy machine whoever waited at the other
-    side may be reported first.
+    A process closes its connections before its end is reported, and on a busy machine long before: whoever waited at
+    the other side may end first, and msrun then ends the one that had left.
     """
+    members = attempt.membership.members
     done = [
         member
-        for member in attempt.membership.members.values()
-        if member.state is WorkerState.DONE and member.ended_itself
+        for member in members.values()
+        if member.state is WorkerState.DONE and (member.ended_itself or member.ended_at - first.ended_at < LATE_S)
+    ]
+    left = [
+        rank for rank in attempt.left if members[rank] not in done and members[rank].state is not WorkerState.FAILED
     ]
     text = "\n".join(excerpt).lower()
-    if not done or not any(words in text for words in LOST_PEER):
+    if not (done or left) or not any(words in text for words in LOST_PEER):
         return ""
+    if left:
+        ranks = fold_ranks([*left, *(member.global_rank for member in done)])
+        return f"waiting for rank {ranks} that had left the job"
     before_s = max(0.0, first.ended_at - max(member.ended_at for member in done))
     ranks = fold_ranks(member.global_rank for member in done)
     return f"waiting for rank {ranks} that had ended with exit code 0 {before_s:.1f} s before"

@@ -254,10 +254,12 @@ def release() -> None:
     global _spec
     for forget in _forgetters:
         forget()
+    if _spec is not None:
+        progress.enter_phase(
+            contract.PHASE_LEFT
+        )  # before the connections close, which ends whoever waits for this rank
     if dist.is_initialized():
         dist.destroy_process_group()
-    if _spec is not None:
-        progress.enter_phase(contract.PHASE_LEFT)
     _spec = None
 
 

@@ -89,7 +89,17 @@ def test_rank_that_ends_well_while_others_need_it_is_named_and_not_called_a_hang
     finished = run_stuck(msrun, workers, tmp_path, "leave")
     assert finished.code == 1, finished.stderr
     assert re.search(
-        r"rank [023] on \S+ failed first: exit code 1, waiting for rank 1 that had ended", finished.errors[0]
+        r"rank [023] on \S+ failed first: exit code 1, waiting for rank 1 that had (ended|left)", finished.errors[0]
+    )
+
+
+def test_rank_that_leaves_the_world_while_others_need_it_is_named(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    finished = run_stuck(msrun, workers, tmp_path, "release")
+    assert finished.code == 1, finished.stderr
+    assert re.search(
+        r"rank [023] on \S+ failed first: exit code 1, waiting for rank 1 that had left the job", finished.errors[0]
     )
 
 

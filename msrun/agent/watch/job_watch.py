@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from msrun import contract
 from msrun.agent.timers import Timers
 from msrun.agent.watch.meeting import MeetingWatch
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -62,6 +63,10 @@ class JobWatch:
         records = {rank: self._board.read(rank) for rank in running}
         words = describe_all(records, running, time.monotonic())
         return {rank: text for rank, text in words.items() if records[rank].is_reported or "stopped" in text}
+
+    def left(self, membership: Membership) -> frozenset[int]:
+        """Return the running workers that have left the world."""
+        return frozenset(rank for rank in membership.running() if self._board.read(rank).phase == contract.PHASE_LEFT)
 
     def request_stacks(self, membership: Membership, headline: str) -> None:
         """Have every running worker write its stacks into its log."""

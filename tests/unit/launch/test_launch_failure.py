@@ -191,6 +191,43 @@ def test_rank_that_had_ended_well_before_a_lost_connection_is_named(plan: Launch
     assert "waiting for rank 1 that had ended with exit code 0 0.5 s before" in failure.reason
 
 
+@pytest.mark.parametrize(("late_s", "is_named"), [(0.2, True), (3.0, False)])
+def test_good_end_that_is_reported_just_after_the_failure_came_before_it(
+    plan: LaunchPlan, late_s: float, is_named: bool
+) -> None:
+    Path(plan.workers[0].log_path).write_text("RuntimeError: Connection reset by peer\n")
+    membership = Membership(range(4))
+    for rank in range(4):
+        membership.started(rank, 100 + rank, 10.0)
+    membership.exited(0, 1 << 8, 12.5)
+    membership.told()
+    membership.exited(1, 0, 12.5 + late_s)
+    failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
+    assert failure is not None
+    assert ("waiting for rank 1 that had ended with exit code 0 0.0 s before" in failure.reason) is is_named
+
+
+@pytest.mark.parametrize(
+    ("status", "is_named"), [(None, True), (int(signal.SIGTERM), True), (0, True), (3 << 8, False)], ids=str
+)
+def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(
+    plan: LaunchPlan, status: int | None, is_named: bool
+) -> None:
+    Path(plan.workers[0].log_path).write_text("RuntimeError: Socket closed\n")
+    membership = Membership(range(4))
+    for rank in range(4):
+        membership.started(rank, 100 + rank, 10.0)
+    membership.exited(0, 1 << 8, 12.5)
+    if status == 3 << 8:
+        membership.exited(1, status, 13.0)
+    membership.told()
+    if status in (0, signal.SIGTERM):
+        membership.exited(1, status, 20.0)
+    failure = build_failure(plan, HostResult((Attempt(0, membership, left=frozenset({1})),), ()))
+    assert failure is not None
+    assert ("waiting for rank 1 that had left the job" in failure.reason) is is_named
+
+
 def test_failure_of_its_own_blames_nobody_who_ended_well(plan: LaunchPlan) -> None:
     Path(plan.workers[0].log_path).write_text("ValueError: no such file\n")
     failure = build_failure(plan, result(plan, {1: 0, 0: 1 << 8, 2: signal.SIGTERM, 3: signal.SIGTERM}))

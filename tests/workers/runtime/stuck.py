@@ -1,7 +1,7 @@
 """stuck.py HOW: four ranks train with the runtime; from the third step on rank 1 does as HOW says.
 
-HOW: sleep, spin, stop (stops itself), leave (ends with exit code 0), absent (rank 1 never calls init),
-gone (rank 1 ends with exit code 0 before init).
+HOW: sleep, spin, stop (stops itself), leave (ends with exit code 0), release (leaves the world and goes on),
+absent (rank 1 never calls init), gone (rank 1 ends with exit code 0 before init).
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 import torch
 from torch import nn
 
-from msrun.runtime import AutoParallel, init
+from msrun.runtime import AutoParallel, init, release
 
 HOW = sys.argv[1]
 RANK = int(os.environ["RANK"])
@@ -39,6 +39,8 @@ for step in range(1, 10):
     if RANK == 1 and step == 3:
         if HOW == "leave":
             os._exit(0)
+        if HOW == "release":
+            release()
         hold_the_others_up()
     net(torch.ones(4, 8)).sum().backward()
     print(f"step {step}", flush=True)

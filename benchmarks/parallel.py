@@ -110,7 +110,11 @@ COMPARISONS = {
     ),
 }
 COPIES_CASES = (Case("4 blocks of 768, 8 x 32 tokens", (768, 4, 12, 8, 32), 16, 2),)
-PIPELINE_CASES = tuple(Case(f"8 blocks of 512, {m} micro batches of 32", (512, 8, 32 * m, m), 12, 2) for m in (4, 8))
+PIPELINE_CASES = tuple(
+    Case(f"8 blocks of {width}, {m} micro batches of {rows}", (width, 8, rows * m, m), 12, 2)
+    for width, rows in ((512, 32), (1024, 64))
+    for m in (4, 8)
+)
 MEMORY_SMALL = (64, 2, 8)
 
 

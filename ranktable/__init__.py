@@ -16,10 +16,12 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers take it for True; importing typing would be most of the cost of this package
 
 if TYPE_CHECKING:
+    from ranktable.assembly.generate import build_table, default_file_name
+    from ranktable.assembly.inventory import FoundDevice, HostInventory
     from ranktable.codec import encode_table
+    from ranktable.compare.diff import Change, diff_tables
+    from ranktable.compare.digest import FileDigest, digest_file, digest_table
     from ranktable.detection import FileKind, detect_file
-    from ranktable.diff import Change, diff_tables
-    from ranktable.digest import FileDigest, digest_file, digest_table
     from ranktable.edit.convert import Converted, ConvertWishes, convert_table
     from ranktable.edit.fix import Fixed, fix_table
     from ranktable.edit.global_table import ClusterPart, merge_clusters
@@ -52,12 +54,10 @@ if TYPE_CHECKING:
         WriteError,
     )
     from ranktable.export.exporter import Export, export_table
-    from ranktable.generate import build_table, default_file_name
-    from ranktable.inventory import FoundDevice, HostInventory
-    from ranktable.local_report import LocalReport, check_file
+    from ranktable.local.report import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
-    from ranktable.reading.read import parse_table, read_table
+    from ranktable.read import parse_table, read_table
     from ranktable.report.picture import draw_table
     from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
     from ranktable.sources.hostfile import read_hostfile
@@ -74,11 +74,11 @@ _HOMES = {
         "FileKind",
         "detect_file",
     ),
-    "diff": (
+    "compare.diff": (
         "Change",
         "diff_tables",
     ),
-    "digest": (
+    "compare.digest": (
         "FileDigest",
         "digest_file",
         "digest_table",
@@ -140,15 +140,15 @@ _HOMES = {
         "Export",
         "export_table",
     ),
-    "generate": (
+    "assembly.generate": (
         "build_table",
         "default_file_name",
     ),
-    "inventory": (
+    "assembly.inventory": (
         "FoundDevice",
         "HostInventory",
     ),
-    "local_report": (
+    "local.report": (
         "LocalReport",
         "check_file",
     ),
@@ -164,7 +164,7 @@ _HOMES = {
         "Position",
         "Problem",
     ),
-    "reading.read": (
+    "read": (
         "parse_table",
         "read_table",
     ),

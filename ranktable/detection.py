@@ -11,7 +11,7 @@ from ranktable.codec.compressed import name_compression
 from ranktable.codec.detect import COMPRESSED, Detection, detect_dialect
 from ranktable.errors import EXIT_PROBLEMS, EXIT_VALID
 from ranktable.reading.document import parse_document
-from ranktable.reading.read import read_source
+from ranktable.reading.source import read_source
 
 
 @dataclass(frozen=True, slots=True)

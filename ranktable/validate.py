@@ -12,7 +12,7 @@ from ranktable.problem import Position, Problem
 from ranktable.profile import Profile, build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
-from ranktable.reading.read import STDIN_NAME, read_document
+from ranktable.reading.source import STDIN_NAME, read_document
 from ranktable.rules import heterogeneous, registered_rules
 from ranktable.rules.mindie_llm import check_file_mode
 from ranktable.survey import Survey

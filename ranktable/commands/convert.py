@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from ranktable.commands.outcome import Outcome
 from ranktable.edit.convert import Converted, ConvertWishes, convert_table, dialect_names, refused_names
 from ranktable.edit.convert_template2 import BOARD_IDS, CHIP_INFOS
-from ranktable.edit.super_pods import SuperPodWishes, parse_super_pod, read_super_device_ids
+from ranktable.edit.super_pods import SuperPodWishes
 from ranktable.errors import EXIT_PROBLEMS
 from ranktable.export.exporter import Export, export_names, export_table
 from ranktable.export.nodes import ADDRESSES, Address
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TEMPLATE2 = ("template2-cloud", "template2-lab")
 _BELONGS_TO = {
-    "super_pod": ("1.2",),
+    "super_pods": ("1.2",),
     "super_device_ids": ("1.2",),
     "group_name": _TEMPLATE2,
     "board_id": ("template2-lab",),
@@ -51,7 +51,7 @@ _BELONGS_TO = {
 @click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
 @click.option("--renumber", is_flag=True, help="Number the ranks anew where the format counts them itself.")
 @click.option(
-    "--super_pod", multiple=True, metavar="ID=SERVERS", help="Servers of a super pod, for 1.2: 0=node[1-4]. Repeatable."
+    "--super_pods", multiple=True, metavar="ID=SERVERS", help="For 1.2: the servers of a super pod: 0=node[1-4]."
 )
 @click.option("--super_device_ids", metavar="FILE", help="YAML of lists, for 1.2: the SDIDs of each server's devices.")
 @click.option("--group_name", metavar="NAME", help="Name of the group, for template 2.  [default: hccl_world_group]")
@@ -79,7 +79,7 @@ def convert(
     output: str,
     strict: bool,
     renumber: bool,
-    super_pod: tuple[str, ...],
+    super_pods: tuple[str, ...],
     super_device_ids: str | None,
     group_name: str | None,
     board_id: str | None,
@@ -93,7 +93,9 @@ def convert(
 
     Says on standard error what the form cannot hold and what had to be made up for it.
     """
-    from ranktable.reading.read import read_table
+    from ranktable.read import read_table
+    from ranktable.sources.device_ips import read_super_device_ids
+    from ranktable.sources.super_pod_list import parse_super_pods
 
     _refuse_strange_options(context, to)
     table = read_table(file)
@@ -111,7 +113,7 @@ def convert(
         )
     else:
         numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
-        pods = SuperPodWishes([parse_super_pod(text) for text in super_pod], numbers)
+        pods = SuperPodWishes(list(parse_super_pods(super_pods).items()), numbers)
         result = convert_table(table, to, ConvertWishes(renumber, pods, group_name, board_id, chip_info))
     notes = (*_notes_on(result, to), *_check(result, device_target))
     if strict and result.lost:

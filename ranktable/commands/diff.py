@@ -19,8 +19,8 @@ def diff(first: str, second: str, form: str) -> Outcome:
     """
     from ranktable.codec import decode_table
     from ranktable.codec.layout import render_json
-    from ranktable.diff import diff_tables
-    from ranktable.reading.read import read_document
+    from ranktable.compare.diff import diff_tables
+    from ranktable.reading.source import read_document
     from ranktable.report.differences import changes_as_json, render_changes
 
     if first == second == "-":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from ranktable.commands.outcome import Outcome
-from ranktable.digest import DIGEST_KINDS, DigestKind, FileDigest, digest_file
+from ranktable.compare.digest import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_VALID
 from ranktable.report.words import plain
 

@@ -63,7 +63,7 @@ def fix(
     from ranktable.edit.fix import fix_table
     from ranktable.profile import build_profile
     from ranktable.reading.document import parse_document
-    from ranktable.reading.read import STDIN_NAME, read_source
+    from ranktable.reading.source import STDIN_NAME, read_source
     from ranktable.validate import validate_document
 
     target = _choose_target(file, output, in_place=in_place, backup=backup)

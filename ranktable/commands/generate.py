@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from ranktable.assembly.generate import SERVER_ORDERS, VERSIONS, ServerOrder, assemble_table, default_file_name
+from ranktable.assembly.hold import find_problems, hold_to_rules
+from ranktable.assembly.inventory import HostInventory
 from ranktable.commands.outcome import Outcome
-from ranktable.generate import SERVER_ORDERS, VERSIONS, ServerOrder, assemble_table, default_file_name
-from ranktable.hold import find_problems, hold_to_rules
-from ranktable.inventory import HostInventory
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import CHIPS, DEVICE_TARGETS, Profile, build_profile

@@ -72,7 +72,7 @@ def merge(
 def _read(name: str) -> RankTable:
     """Return the table whatever its status: whether that matters is for the merge to say."""
     from ranktable.codec import decode_table
-    from ranktable.reading.read import read_document
+    from ranktable.reading.source import read_document
 
     return decode_table(read_document(name))
 

@@ -24,7 +24,7 @@ def select(
     Super pods, clusters and groups are cut down too; the ranks are counted anew from 0 in the order that they had.
     """
     from ranktable.edit.select import parse_ranges, select_devices
-    from ranktable.reading.read import read_table
+    from ranktable.read import read_table
 
     if ranks is None and servers is None and devices is None:
         raise click.UsageError("nothing is chosen; give --ranks, --servers or --devices")

@@ -25,7 +25,7 @@ from ranktable.report.listing import render_table
 def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str, svg: str | None) -> Outcome:
     """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin."""
     from ranktable.codec import decode_table
-    from ranktable.reading.read import read_document
+    from ranktable.reading.source import read_document
 
     if (rank is not None) + ranks + (svg is not None) + show_all > 1:
         raise click.UsageError("--ranks, --rank, --all and --svg exclude each other; give one of them")

@@ -56,7 +56,7 @@ def split(
 def _write_parts(file: str, by: SplitUnit | int, keep_ranks: bool, folder: Path) -> Outcome:
     from ranktable.codec import encode_table
     from ranktable.edit.split import split_table
-    from ranktable.reading.read import read_table
+    from ranktable.read import read_table
     from ranktable.write_folder import write_folder
 
     found = split_table(read_table(file), by, keep_ranks=keep_ranks)
@@ -70,7 +70,7 @@ def _write_shards(file: str, max_bytes: str, compress: Compression, folder: Path
     from ranktable.codec import decode_table
     from ranktable.edit.shards import parse_size, shard_bytes, write_shards
     from ranktable.reading.document import parse_document
-    from ranktable.reading.read import read_source
+    from ranktable.reading.source import read_source
 
     size = parse_size(max_bytes)
     name, data = read_source(file)

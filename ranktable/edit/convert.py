@@ -140,7 +140,7 @@ def _read_raw_super_pods(table: RankTable) -> RankTable:
         return table
     from ranktable.codec import encode_document
     from ranktable.codec.layout import render_json
-    from ranktable.reading.read import parse_table
+    from ranktable.read import parse_table
 
     value = {**encode_document(table), "version": "1.2"}
     return parse_table(render_json(value), "the table with its super pods")

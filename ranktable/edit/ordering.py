@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from ranktable.assembly.generate import numeric_key
 from ranktable.errors import EditError
-from ranktable.generate import numeric_key
 from ranktable.model import RankTable, Server
 from ranktable.report.words import count_noun, plain
 

@@ -20,7 +20,7 @@ from ranktable.codec.layout import render_json
 from ranktable.errors import EditError, ShardError
 from ranktable.model import COMPLETED
 from ranktable.reading.document import parse_document
-from ranktable.reading.read import MAX_BYTES, read_bytes
+from ranktable.reading.source import MAX_BYTES, read_bytes
 from ranktable.write_folder import write_folder
 
 Compression = Literal["none", "gzip"]

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ranktable.assembly.super_pods import is_super_device_id
 from ranktable.errors import BuildError
 from ranktable.model import RankTable, Server, SuperPod
-from ranktable.reading.read import read_source
 from ranktable.report.words import count_noun
-from ranktable.sources.hosts import HostList
-
-_HIGHEST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +21,6 @@ class SuperPodWishes:
 
     pods: Sequence[tuple[str, Sequence[str]]] = ()
     device_ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-
-def parse_super_pod(text: str) -> tuple[str, list[str]]:
-    """Return id and servers of `0=node1,node2` or `0=node[1-4]`; raises BuildError, HostListError."""
-    pod_id, sign, hosts = text.partition("=")
-    if not sign or not pod_id.strip():
-        raise BuildError(f"super pod {text!r} is not written as ID=SERVERS", "write 0=node1,node2 or 0=node[1-4]")
-    return pod_id.strip(), [host.name for host in HostList.parse(hosts)]
-
-
-def read_super_device_ids(path: str) -> dict[str, list[str]]:
-    """Return the ids in a YAML or JSON file that maps server ids to lists of numbers; raises ReadError, BuildError."""
-    import yaml  # not needed by those who convert to other dialects
-
-    source, data = read_source(path)
-    try:
-        loaded = yaml.safe_load(data.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BuildError(
-            f"{source} is not YAML: {reason}", "write lines such as  node1: [37748736, 37814273]"
-        ) from error
-    if not isinstance(loaded, dict) or not all(isinstance(ids, list) for ids in loaded.values()):
-        message = f"{source} does not map server ids to lists of numbers"
-        raise BuildError(message, "write lines such as  node1: [37748736, 37814273]")
-    return {
-        str(server_id): [_check_number(number, str(server_id)) for number in ids] for server_id, ids in loaded.items()
-    }
 
 
 def add_super_pods(table: RankTable, wishes: SuperPodWishes) -> RankTable:
@@ -72,12 +41,12 @@ def add_super_pods(table: RankTable, wishes: SuperPodWishes) -> RankTable:
 
 def _choose_pods(table: RankTable, wished: Sequence[tuple[str, Sequence[str]]]) -> tuple[SuperPod, ...]:
     if table.super_pods and wished:
-        raise BuildError("the table has super pods of its own", "leave --super_pod out")
+        raise BuildError("the table has super pods of its own", "leave --super_pods out")
     if table.super_pods:
         return table.super_pods
     if not wished:
         message = "the table does not say which servers make a super pod, which version 1.2 is for"
-        raise BuildError(message, "give --super_pod ID=SERVER,SERVER once for each")
+        raise BuildError(message, "give --super_pods ID=SERVERS for each")
     server_ids = {server.server_id for server in table.servers}
     owners: dict[str, str] = {}
     for pod_id, members in wished:
@@ -110,15 +79,11 @@ def _give(server: Server, numbers: Sequence[str]) -> Server:
     if len(numbers) != len(server.devices):
         found = f"{count_noun(len(server.devices), 'device')} and {count_noun(len(numbers), 'super device id')}"
         raise BuildError(f"server {server.server_id!r} has {found}", "give one per device, in the order of the table")
+    wrong = next((number for number in numbers if not is_super_device_id(number)), None)
+    if wrong is not None:
+        message = f"super device id {wrong!r} of server {server.server_id!r} is no decimal number of 32 bits"
+        raise BuildError(message, "write what npu-smi info -t spod-info says")
     if len(set(numbers)) < len(numbers):
         raise BuildError(f"server {server.server_id!r} has a super device id twice", "each device has its own")
     pairs = zip(server.devices, numbers, strict=True)
     return replace(server, devices=tuple(replace(device, super_device_id=number) for device, number in pairs))
-
-
-def _check_number(value: object, server_id: str) -> str:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not (text.isdecimal() and text.isascii() and len(text) <= 10 and int(text) <= _HIGHEST):
-        message = f"super device id {value!r} of server {server_id!r} is no decimal number of 32 bits"
-        raise BuildError(message, "write what npu-smi info -t spod-info says")
-    return str(int(text))

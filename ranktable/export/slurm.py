@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ranktable.assembly.generate import numeric_key
 from ranktable.export.exporter import Exporter
 from ranktable.export.nodes import Job, refuse_colons
-from ranktable.generate import numeric_key
 
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 

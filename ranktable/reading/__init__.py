@@ -1,1 +1,1 @@
-"""Bytes to JSON, strictly, and where each of its members stands. Knows nothing of rank tables but how to read one."""
+"""Files to bytes to JSON, strictly, and where each member stands. Knows nothing of rank tables."""

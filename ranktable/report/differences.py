@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from ranktable.diff import Change
-from ranktable.facts import Subject
+from ranktable.compare.diff import Change
+from ranktable.compare.facts import Subject
 from ranktable.report.words import count_noun, plain
 
 _SHOWN_REPEATS = 3

@@ -1,4 +1,4 @@
-"""Rules L1 to L7: a table against the host that it is read on, looked after by `ranktable.local_check`.
+"""Rules L1 to L7: a table against the host that it is read on, looked after by `ranktable.local.check`.
 
 Source: the checks that HCCL makes at start-up (the local device id and the address of the port must be those of the
 table), the RANK_TABLE_FILE page of torch_npu (no link, readable; without the file it goes on without a table,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ranktable.assembly.inventory import FoundDevice
 from ranktable.errors import SourceError
-from ranktable.inventory import FoundDevice
 from ranktable.placeholder import name_placeholder
 from ranktable.rules.addresses import Address, parse_address
 

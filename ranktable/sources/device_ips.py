@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ranktable.errors import BuildError
-from ranktable.reading.read import read_bytes
+from ranktable.reading.source import read_bytes
 
 _FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ranktable.assembly.generate import ServerOrder, take_hosts
+from ranktable.assembly.inventory import HostInventory
 from ranktable.errors import BuildError, SourceError
-from ranktable.generate import ServerOrder, take_hosts
-from ranktable.inventory import HostInventory
 from ranktable.sources.answer import HostAnswers, found_devices
 from ranktable.sources.device_ips import expand_pattern, is_pattern, read_device_ips, read_super_device_ids
 from ranktable.sources.hccn_folder import find_host_files, read_answers, read_host_answers

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ranktable.errors import ReadError, SourceError
-from ranktable.reading.read import read_bytes
+from ranktable.reading.source import read_bytes
 from ranktable.sources.answer import HostAnswers, join_answers
 from ranktable.sources.hccn_conf import parse_hccn_conf
 from ranktable.sources.transcript import parse_transcript

@@ -6,7 +6,7 @@ Only the order is read: what follows the name (`slots=8`, `:8`) says how many pr
 from __future__ import annotations
 
 from ranktable.errors import HostListError
-from ranktable.reading.read import read_source
+from ranktable.reading.source import read_source
 from ranktable.sources.hosts import HostList
 
 

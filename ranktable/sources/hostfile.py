@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable.errors import HostListError, SourceError
-from ranktable.reading.read import read_source
+from ranktable.reading.source import read_source
 from ranktable.rules.addresses import parse_address
 from ranktable.sources.hosts import MAX_HOSTS, HostList
 

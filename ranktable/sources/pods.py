@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.codec.shape import parse_number
 from ranktable.errors import SourceError
-from ranktable.inventory import FoundDevice, HostInventory
-from ranktable.reading.read import read_source
+from ranktable.reading.source import read_source
 
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 RANK_INDEX = "hccl/rankIndex"

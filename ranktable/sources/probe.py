@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.errors import BuildError, SourceError
-from ranktable.inventory import FoundDevice, HostInventory
 from ranktable.sources.answer import HostAnswers, found_devices, join_answers
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.hccn_folder import read_answers

@@ -35,7 +35,6 @@ from ranktable import (
 from ranktable.cli import main
 from ranktable.codec.codec import codec_names
 from ranktable.edit.convert import dialect_names, refused_names
-from ranktable.edit.super_pods import parse_super_pod, read_super_device_ids
 from ranktable.export.exporter import export_names
 from ranktable.report.overview import overview_as_json
 
@@ -250,7 +249,7 @@ def test_a_taken_pod_name_and_a_second_group_name_are_refused():
     with pytest.raises(BuildError, match="leave --group_name out"):
         convert_table(cloud, "template2-lab", replace(BOARD, group_name="g"))
     job = replace(convert_table(build_table([("a", 2), ("b", 2)]), "1.2", PODS).table, dialect="volcano-job")
-    with pytest.raises(BuildError, match="leave --super_pod out"):
+    with pytest.raises(BuildError, match="leave --super_pods out"):
         convert_table(job, "1.2", PODS)
 
 
@@ -279,28 +278,11 @@ def test_every_good_table_of_the_catalogue_is_shown_and_converted_or_refused_in_
             assert converted.is_renumbered or placements(read) == placements(table)
 
 
-def test_super_pods_are_written_as_host_lists():
-    assert parse_super_pod("7=node[1-2],x") == ("7", ["node1", "node2", "x"])
-    for text in ("node1", "=node1"):
-        with pytest.raises(BuildError, match="not written as ID=SERVERS"):
-            parse_super_pod(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a: [x]", "super device id 'x' of server 'a'"),
-        ("a: [4294967296]", "no decimal number of 32 bits"),
-        ("a: [true]", "no decimal number of 32 bits"),
-        ("a: 1", "does not map server ids to lists"),
-        ("[", "is not YAML"),
-        ("", "does not map"),
-    ],
-)
-def test_wrong_super_device_ids_are_refused(tmp_path, text, says):
-    (tmp_path / "ids.yaml").write_text(text)
-    with pytest.raises(BuildError, match=says):
-        read_super_device_ids(str(tmp_path / "ids.yaml"))
+@pytest.mark.parametrize("number", ["x", "4294967296", "-1", "007", ""])
+def test_wrong_super_device_ids_are_refused(number):
+    table = build_table([("a", 1)])
+    with pytest.raises(BuildError, match="no decimal number of 32 bits"):
+        convert_table(table, "1.2", ConvertWishes(super_pods=SuperPodWishes([("0", ["a"])], {"a": [number]})))
 
 
 @pytest.fixture
@@ -318,7 +300,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 def test_the_command_writes_another_dialect_and_says_what_changed(run):
     Path("ids.yaml").write_text("a: [4294967295, 0]\nb: [2, 3]\n")
-    words = ["t.json", "--to", "1.2", "--super_pod", "0=a,b", "--super-device-ids", "ids.yaml"]
+    words = ["t.json", "--to", "1.2", "--super_pods", "0=a,b", "--super-device-ids", "ids.yaml"]
     assert run(*words, "--device_target", "cpu", "-o", "u.json") == (
         0,
         "",
@@ -338,7 +320,7 @@ def test_the_command_writes_another_dialect_and_says_what_changed(run):
 
 def test_the_command_says_which_rules_the_new_table_breaks(run):
     Path("ids.yaml").write_text("a: [0, 1]\nb: [2, 3]\n")
-    words = ["t.json", "--to", "1.2", "--super_pod", "0=a", "--super_pod", "1=b", "--super_device_ids", "ids.yaml"]
+    words = ["t.json", "--to", "1.2", "--super_pods", "0=a", "--super_pods", "1=b", "--super_device_ids", "ids.yaml"]
     status, _, err = run(*words, "-o", "u.json")
     assert status == 0
     assert "the new table has 4 errors (R16), first server_list[0].device[0].device_ip: " in err
@@ -363,7 +345,7 @@ def test_the_command_writes_files_of_other_launchers(run):
         (["--to", "torchrun", "--script", "'"], "cannot be split into words"),
         (["--to", "torchrun", "--script", ""], "--script is empty"),
         (["--to", "nothing"], "'nothing' is not one of"),
-        (["--to", "1.2", "--super_pod", "a"], "not written as ID=SERVERS"),
+        (["--to", "1.2", "--super_pods", "a"], "has no id before its hosts"),
         (["--to", "env", "-o", "."], "cannot write .: the folder is not empty"),
         (["--to", "slurm", "-o", "no/where"], "create the folder no first"),
     ],

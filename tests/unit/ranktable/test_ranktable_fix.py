@@ -21,7 +21,7 @@ from ranktable.cli import main
 from ranktable.edit.fix import fix_table
 from ranktable.edit.repair import find_holder
 from ranktable.edit.spelling import TABLE, find_misspelt
-from ranktable.reading.read import read_document
+from ranktable.reading.source import read_document
 from ranktable.validate import validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ranktable import BuildError, SourceError, build_table, write_table
+from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.cli import main
-from ranktable.inventory import FoundDevice, HostInventory
 from ranktable.rules.local import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import find_device_ids, read_local_host

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ranktable.errors import BuildError
-from ranktable.inventory import HostInventory
+from ranktable.assembly.inventory import HostInventory
 from ranktable.model import SuperPod
 from ranktable.placeholder import name_placeholder
 
@@ -35,6 +35,11 @@ def build_super_pods(
         _check_pod_id(pod_id)
         _check_super_device_ids(pod_id, inside)
     return tuple(SuperPod(pod_id, tuple(host.server_id for host in inside)) for pod_id, inside in members.items())
+
+
+def is_super_device_id(text: str) -> bool:
+    """Return whether a text is a decimal number of 32 bits, as `npu-smi info -t spod-info` prints an SDID."""
+    return _DECIMAL.fullmatch(text) is not None and int(text) <= _MAX_SUPER_DEVICE_ID
 
 
 def _pods_of(hosts: Iterable[HostInventory]) -> dict[str, str]:
@@ -87,7 +92,7 @@ def _check_super_device_ids(pod_id: str, hosts: Iterable[HostInventory]) -> None
                 message = f"the super_device_id of {owner} is not known, which version 1.2 needs (R24)"
                 remedy = "give --super_device_ids, or captures of npu-smi info -t spod-info; none can be made up"
                 raise BuildError(message, remedy)
-            if not _DECIMAL.fullmatch(number) or int(number) > _MAX_SUPER_DEVICE_ID:
+            if not is_super_device_id(number):
                 message = f"super_device_id {number!r} of {owner} is no decimal number of 32 bits (R24)"
                 raise BuildError(message, "give the SDID that npu-smi info -t spod-info says")
             if number in owners:

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Literal
 
 from ranktable.errors import BuildError
-from ranktable.inventory import FoundDevice, HostInventory
+from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.placeholder import name_placeholder
 from ranktable.profile import Profile, build_profile
 from ranktable.rules.addresses import parse_address
 from ranktable.rules.identity import MAX_SERVER_ID_LENGTH
-from ranktable.super_pods import build_super_pods
+from ranktable.assembly.super_pods import build_super_pods
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
 SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
@@ -65,7 +65,7 @@ def build_table(
     profile = None if device_target is None and chip is None else build_profile(device_target or "ascend", chip)
     table = assemble_table(hosts, order=order, version=version, profile=profile, super_pods=super_pods)
     if profile is not None:
-        from ranktable.hold import hold_to_rules
+        from ranktable.assembly.hold import hold_to_rules
 
         hold_to_rules(table, profile)
     return table

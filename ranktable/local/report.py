@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ranktable.codec import find_codec
 from ranktable.errors import JsonTextError, UnknownDialectError
-from ranktable.local_check import LocalFacts, check_local, find_local_servers
+from ranktable.local.check import LocalFacts, check_local, find_local_servers
 from ranktable.problem import Problem
 from ranktable.profile import build_profile
 from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
-from ranktable.reading.read import read_document
+from ranktable.reading.source import read_document
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.hccn_folder import read_answers
 from ranktable.sources.local_host import find_device_ids, read_local_host

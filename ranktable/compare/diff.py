@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ranktable.facts import Facts, Fields, Subject, collect_facts
+from ranktable.compare.facts import Facts, Fields, Subject, collect_facts
 from ranktable.model import RankTable
 
 ChangeKind = Literal["added", "removed", "changed"]

@@ -1,4 +1,4 @@
-"""Reads rank tables from files and from standard input; the only place of the package that opens files to read."""
+"""Reads files and standard input; the only place of the package that opens files to read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ranktable.codec import decode_table
-from ranktable.errors import NotReadyError, ReadError
-from ranktable.model import INITIALIZING, RankTable
+from ranktable.errors import ReadError
 from ranktable.reading.document import Document, parse_document
 from ranktable.reading.pipe import read_at_most
 
@@ -19,25 +17,6 @@ MAX_BYTES = 64 * 1024 * 1024
 
 STDIN_NAME = "<stdin>"
 _MAX_NAME = 255
-
-
-def read_table(path: str | os.PathLike[str]) -> RankTable:
-    """Return the table of the file at `path`; `-` is standard input.
-
-    Its structure is right, its values may break rules: pass it to `validate_table`.
-    Raises ReadError, JsonTextError, UnsupportedDialectError, UnknownDialectError, InvalidTableError, NotReadyError.
-    """
-    document = read_document(path)
-    table = decode_table(document)
-    if table.status == INITIALIZING:
-        raise NotReadyError(document.source)
-    return table
-
-
-def parse_table(data: bytes | str, source: str = "<text>") -> RankTable:
-    """Return the table in `data`, whatever its status. Raises what `read_table` does, ReadError apart."""
-    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    return decode_table(parse_document(encoded, source))
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:

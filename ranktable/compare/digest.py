@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable.codec import decode_table
-from ranktable.facts import canonical, collect_facts
+from ranktable.compare.facts import canonical, collect_facts
 from ranktable.model import RankTable
 from ranktable.reading.document import parse_document
-from ranktable.reading.read import read_source
+from ranktable.reading.source import read_source
 
 DigestKind = Literal["bytes", "json", "meaning"]
 DIGEST_KINDS: tuple[DigestKind, ...] = ("bytes", "json", "meaning")

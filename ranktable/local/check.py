@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranktable.problem import Problem, Severity, join_key
-from ranktable.reading.read import STDIN_NAME
+from ranktable.reading.source import STDIN_NAME
 from ranktable.rules.addresses import parse_address, read_device_addresses
 from ranktable.sources.answer import HostAnswers, Said
 from ranktable.sources.local_host import LocalHost

@@ -1,0 +1,1 @@
+"""A table against the host that it is read on."""

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ranktable.errors import BuildError
 from ranktable.assembly.inventory import FoundDevice, HostInventory
+from ranktable.assembly.super_pods import build_super_pods
+from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.placeholder import name_placeholder
 from ranktable.profile import Profile, build_profile
 from ranktable.rules.addresses import parse_address
 from ranktable.rules.identity import MAX_SERVER_ID_LENGTH
-from ranktable.assembly.super_pods import build_super_pods
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
 SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ranktable.errors import BuildError
 from ranktable.assembly.inventory import HostInventory
+from ranktable.errors import BuildError
 from ranktable.model import SuperPod
 from ranktable.placeholder import name_placeholder
 

@@ -97,7 +97,7 @@ class Executor:
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
         self._give(copies)
-        step = Step(self, copies, gathered or self.begin())
+        step = Step(copies, gathered or self.begin())
         # Autograd may keep what a segment read, and the module's buffer is written when all is done.
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,9 +10,6 @@ from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.gradients import StepParameters
 from msrun.runtime.graph.replay import SavedResults
 from msrun.runtime.graph.segments import Name
-
-if TYPE_CHECKING:
-    from msrun.runtime.graph.execute import Executor
 
 
 @dataclass
@@ -48,7 +44,6 @@ class ValueOnItsWay(Pending):
 class Step:
     """One forward pass, waiting for its backward pass."""
 
-    executor: Executor
     copies: list[Copy]
     parameters: StepParameters
     buffers: dict[Name, Tensor] = field(default_factory=dict)

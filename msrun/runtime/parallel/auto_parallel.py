@@ -26,6 +26,7 @@ from msrun.runtime.parallel.compilation.call_signature import describe_batch, de
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.function_key import FunctionKey
+from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
@@ -304,7 +305,7 @@ class AutoParallel:
             self._compilations[id(target.root)] = compilation
         compilation.target = target
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
-        compiled, self._plan = compilation.compile(args, kwargs)
+        compiled, self._plan = compile_call(compilation, args, kwargs)
         if world.get_rank() == 0:
             announce(self._plan)
             if (count := len(self._compiled) + 1) in (8, 64, 512):

@@ -22,14 +22,11 @@ from msrun.runtime.graph.strategies import entry_numbers
 from msrun.runtime.graph.wanted import entry_layout
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout, choose_mesh
-from msrun.runtime.parallel.batch.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
-from msrun.runtime.parallel.pipeline.compilation import compile_pipeline
-from msrun.runtime.parallel.pipeline.pipeline import Pipeline
-from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recompute import recomputed_in
@@ -53,10 +50,18 @@ class Compilation:
     layouts: list[Layout] = field(default_factory=list)
     """Named layouts that the user gave, in order: their names are those of the plan."""
 
+    def find_wrappers(self) -> list[DividedBatch]:
+        """Return the wrappers of the network that divide its batch, outermost first. All ranks call it together."""
+        with self.failing_together():
+            return find_wrappers(self.target.root)
+
     def compile(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CompiledCall | PipelinedCall, ParallelPlan]:
+        self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CompiledCall, ParallelPlan]:
         """Return the program for arguments of these shapes, and what was decided.
+
+        Args:
+            wrappers: those of the network that divide its batch.
 
         Raises:
             CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
@@ -64,12 +69,8 @@ class Compilation:
         """
         tensors = find_tensors(args, kwargs)
         with self.failing_together():
-            wrappers = find_wrappers(self.target.root)
             parts = find_parts(wrappers)
             recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
-        if self.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
-            return compile_pipeline(self, wrappers, args, kwargs)
-        with self.failing_together():
             captured, program = self.capture_program(args, kwargs, parts, Tracing(wrappers))
         self.check_ranks_agree(self.describe(program, tensors, parts, recompute))
         program.notes += self.settings.notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -21,6 +21,7 @@ from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
@@ -33,9 +34,6 @@ from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.compilation.compilation import Compilation
 
 
 def compile_pipeline(
@@ -52,8 +50,8 @@ def compile_pipeline(
     """
     settings, root = compilation.settings, compilation.target.root
     tensors = find_tensors(args, kwargs)
-    parts = find_parts(wrappers)
     with compilation.failing_together():
+        parts = find_parts(wrappers)
         pipeline = find_pipeline(wrappers, settings.pipeline.stages)
         schedule = _schedule(compilation, pipeline, parts)
         recompute = recomputed_in(root)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -86,12 +87,19 @@ class LaunchSpec:
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
     table_hosts: tuple[HostSeat, ...] = ()
-    """The hosts of a rank table, in the order of their node_rank; one is this host."""
+    """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`."""
+    host_entries: tuple[HostEntry, ...] = ()
+    """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether this command starts agents on hosts and runs no worker itself; `local_worker_num` is 0 then."""
+        return bool(self.host_entries)
 
     @property
     def is_several(self) -> bool:
-        """Whether the job has other hosts than this one."""
-        return self.local_worker_num < self.worker_num
+        """Whether this host is one of several, on each of which msrun is started."""
+        return not self.is_remote and self.local_worker_num < self.worker_num
 
     @property
     def meeting_port(self) -> int:

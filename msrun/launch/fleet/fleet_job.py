@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -181,19 +182,21 @@ class FleetRun:
             self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
         )
         try:
-            write_private(self._spec.log_dir / contract.PLAN_JSON, plan.to_text())
+            write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         self._console = Console(plan, quiet=self._quiet)
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
-        for note in plan.notes:
+        for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
 
     def _on_event(self, node_rank: int, message: Message) -> None:
         kind = str(message["kind"])
+        if kind == "restarting" and self._fault is None:
+            self._give_up_at = None
         if kind == "stopping":
             self._stop_at = None
             self._limit_end()

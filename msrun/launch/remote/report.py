@@ -22,7 +22,8 @@ class LauncherReport:
         self._logs = logs
         self._is_between = False
         """An attempt is over, and no worker of the next has started."""
-        link.send("planned", host=encode_record(plan.hosts[0]), notes=list(plan.notes), target=plan.device_target)
+        host, names = encode_record(plan.hosts[0]), logs.names
+        link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass a moment on."""

@@ -185,7 +185,7 @@ def _worker(
         local_rank=index,
         device_id=device_id,
         env={**env, THREADS_VARIABLE: own_threads} if own_threads else env,
-        log_path=str(spec.log_dir / contract.worker_log_name(stem, rank)),
+        log_path=str((spec.worker_log_dir or spec.log_dir) / contract.worker_log_name(stem, rank)),
         physical_device=devices.physical[index],
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,

@@ -90,6 +90,8 @@ class LaunchSpec:
     table_hosts: tuple[HostSeat, ...] = ()
     """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
     Of an ordinary job on one host also that host, when it was given with its devices."""
+    worker_log_dir: Path | None = None
+    """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
     host_entries: tuple[HostEntry, ...] = ()
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
     forward_env: tuple[str, ...] = ()

@@ -69,7 +69,7 @@ def _decode(hint: Any, value: Any) -> Any:
     return _checked(type(value) is hint, value, hint)
 
 
-def _checked(is_right: bool, value: Any, hint: Any) -> Any:  # noqa: FBT001 - the condition is all there is to it
+def _checked(is_right: bool, value: Any, hint: Any) -> Any:
     if not is_right:
         raise ValueError(f"{str(value)[:80]!r} is not {getattr(hint, '__name__', hint)}")
     return value

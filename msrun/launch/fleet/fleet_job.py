@@ -13,7 +13,6 @@ from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
@@ -22,13 +21,14 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import JobFailure, write_failure
 from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import assemble_plan, seats_of
+from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.outcome import combine_failures, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
@@ -126,7 +126,7 @@ class FleetRun:
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
-        ranks = {seat.node_rank: seat.ranks for seat in seats_of(spec)}
+        ranks = {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
         self._record = FleetRecord(ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
 
     @property
@@ -194,7 +194,7 @@ class FleetRun:
         self._on_directory()
 
     def _on_event(self, node_rank: int, message: Message) -> None:
-        kind = str(message["kind"])
+        kind = str(message["moment"])
         if kind == "restarting" and self._fault is None:
             self._give_up_at = None
         if kind == "stopping":

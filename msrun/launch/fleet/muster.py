@@ -15,9 +15,9 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet.agent_link import AgentCode, AgentLink
+from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import seats_of, spec_of_host
+from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.preflight.agent_end import explain_agent_end
@@ -31,6 +31,7 @@ from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import PROTOCOL, HostJob
 from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 
@@ -150,7 +151,7 @@ class Muster:
 
     def _connect(self, shown: Mapping[str, str]) -> None:
         spec, token = self._spec, secrets.token_hex(32)
-        seats = seats_of(spec)
+        seats = seat_hosts(spec.host_entries, spec.table_hosts)
         environment = forwarded_environment(self._caller, spec.forward_env)
         table = spec.rank_table_file.read_text(encoding="utf-8") if spec.rank_table_file else ""
         links = []
@@ -200,8 +201,8 @@ class Muster:
         handlers = {
             "opened": self._on_opened,
             "checked": self._on_checked,
-            "lost": lambda node, m: self._answers.setdefault(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._answers.setdefault(node, _error_of(m)),
+            "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
+            "error": lambda node, m: self._refuse(node, _error_of(m)),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
@@ -209,8 +210,11 @@ class Muster:
         line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
         if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
             for node in range(total):
-                late = RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time")
-                self._answers.setdefault(node, late)
+                self._refuse(node, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time"))
+
+    def _refuse(self, node: int, error: MsrunError) -> None:
+        """A host cannot take part; what was known of it first counts."""
+        self._answers.setdefault(node, error)
 
     def _missing(self) -> str:
         names = [link.entry.name for link in self._crew.links if link.node_rank not in self._answers]
@@ -258,9 +262,7 @@ class Muster:
         port = int(self._listening["port"])
         for link in links[1:]:
             link.send("reach", address=address, port=port)
-        self._crew.hear(
-            lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline
-        )
+        self._crew.hear(lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline)
         silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
         if silent and not self._has_failed():
             self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Mapping
 
-from msrun.cluster.addresses import own_addresses
 from msrun.launch.fleet.agent_link import AgentCode
+from msrun.launch.job_hosts import is_this_host
 from msrun.launch.transport.agent_code import attach_code, pack_msrun, start_code
 from msrun.launch.transport.local import LocalPipe
 from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
-from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import LaunchSpec
 
 LOCAL_CONNECT_S = 30.0
@@ -23,10 +22,10 @@ class HostOpener:
     def __init__(self, spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> None:
         self._spec = spec
         self._job_id = job_id
-        self._own = {LOOPBACK, socket.gethostname().lower(), *own_addresses()}
+        self._local = {entry for entry in spec.host_entries if is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
-        if not all(self.is_local(entry) for entry in spec.host_entries):
+        if len(self._local) < len(spec.host_entries):
             from msrun.launch.transport.ssh.connector import SshConnector
 
             self._connector = SshConnector(spec.ssh, caller)
@@ -35,7 +34,7 @@ class HostOpener:
 
     def is_local(self, entry: HostEntry) -> bool:
         """Return whether an entry is this host, so that no SSH is needed."""
-        return entry.key in self._own and not entry.user and not entry.port
+        return entry in self._local
 
     def open(self, entry: HostEntry, deadline: float) -> AgentPipe:
         """Return a pipe to a new process on a host.
@@ -46,7 +45,7 @@ class HostOpener:
         Raises:
             ClusterError: it cannot be reached; the message names the host.
         """
-        interpreter = entry.python or self._spec.python or sys.executable
+        interpreter = entry.python or sys.executable
         if self._connector is None or self.is_local(entry):
             return LocalPipe(agent_argv(interpreter), "")
         return self._connector.open(entry, agent_command(interpreter), deadline=deadline)

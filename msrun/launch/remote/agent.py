@@ -4,7 +4,7 @@ Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
-                        planned {host, notes, target, logs}    event {kind, fields}    say {text}    log {...}    logs_end {}
+                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}    logs_end {}
                         result {failure, survivors}      error {text, exit_code}
 """
 
@@ -183,7 +183,9 @@ def main() -> None:
             _await_bye(link)
         except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
             traceback.print_exc()
-            link.send("error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER)
+            link.send(
+                "error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER
+            )
             _await_bye(link)
     finally:
         link.close()

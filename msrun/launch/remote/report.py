@@ -33,7 +33,7 @@ class LauncherReport:
         elif kind == "started" and self._is_between:
             self._logs.begin_attempt()
             self._is_between = False
-        self._link.send("event", kind=kind, fields=dict(fields))
+        self._link.send("event", moment=kind, fields=dict(fields))
 
     def tick(self, membership: Membership) -> None:
         """Nothing regular to pass on."""

@@ -186,11 +186,7 @@ def _look_at_meeting(spec: LaunchSpec) -> Finding:
 
 
 def place_own_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> DevicePlacement:
-    """Return the devices of this host's workers; those of a rank table if there is one.
-
-    Raises:
-        UsageError: this host has too few of them.
-    """
+    """Return the devices of this host's workers, of its rank table if it has one; UsageError: they are not all here."""
     own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
     return place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}), own)
 
@@ -205,10 +201,7 @@ def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "rank_table", "generated at start")
     from msrun.launch.rank_table_file import check_rank_table
 
-    target = place_devices(
-        spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)})
-    ).target
-    check_rank_table(spec.rank_table_file, spec.worker_num, target)
+    check_rank_table(spec.rank_table_file, spec.worker_num, place_own_devices(spec, caller).target)
     return Finding("ok", "rank_table", f"{spec.rank_table_file} holds {spec.worker_num} ranks")
 
 

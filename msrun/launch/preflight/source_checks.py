@@ -1,4 +1,4 @@
-"""Do all hosts have the same program, and the same modules beside it? A stale copy on one hangs or spoils a job. Pure."""
+"""Do all hosts have the same program and the same modules beside it? A stale copy hangs or spoils a job. Pure."""
 
 from __future__ import annotations
 

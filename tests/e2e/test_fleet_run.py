@@ -67,7 +67,7 @@ def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: Flee
     assert [server["server_id"] for server in servers] == [fleet.net.address(2), fleet.net.address(0)]
 
 
-AWKWARD = ['I\'m 72" tall', "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
+AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
 
 
 def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
@@ -82,7 +82,9 @@ def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
         assert b"AWKWARD" not in line and value.encode() not in line
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
-    job2 = fleet.run([1, 1], f"--env=AWKWARD={value}", "--forward_env=FOO_*", workers / "record.py", *words, FOO_BAR="1=2")
+    job2 = fleet.run(
+        [1, 1], f"--env=AWKWARD={value}", "--forward_env=FOO_*", workers / "record.py", *words, FOO_BAR="1=2"
+    )
     assert job2.code == 0, job2.stderr
     for rank in range(2):
         found = fleet.record(rank)
@@ -112,9 +114,7 @@ def test_first_failed_worker_ends_the_job_on_every_host(fleet: FleetRunner, work
 
 
 @pytest.mark.parametrize(("how", "code"), [("7", 7), ("SIGKILL", 137), ("SIGSEGV", 139)])
-def test_exit_status_is_that_of_the_first_failed_worker(
-    fleet: FleetRunner, workers: Path, how: str, code: int
-) -> None:
+def test_exit_status_is_that_of_the_first_failed_worker(fleet: FleetRunner, workers: Path, how: str, code: int) -> None:
     assert fleet.run([1, 1], workers / "end.py", "1", how).code == code
 
 
@@ -150,9 +150,7 @@ def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -
     assert "shares the log directory" in fleet.run([1, 1], "--check", workers / "flood.py", "1").stdout.decode()
 
 
-def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
+def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
     job = fleet.run([1, 1], "--tail_worker_log=0,1", workers / "flood.py", "3", log_dir=own_disk / "shown")
     lines = job.stdout.split(b"\n")
     assert b"[host0:0] rank 0 line 2 xx" in lines and b"[host1:1] rank 1 line 2 xx" in lines
@@ -189,9 +187,7 @@ def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, worke
     fleet.prove_nothing_left()
 
 
-def test_code_is_sent_to_hosts_whose_python_has_no_msrun(
-    fleet: FleetRunner, workers: Path, tmp_path: Path
-) -> None:
+def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     python = tmp_path / "python_without_msrun"
     python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

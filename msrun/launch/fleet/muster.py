@@ -178,7 +178,7 @@ class Muster:
             node,
             entry,
             lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, environment, node),
+            self._opener.code(entry, environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
             {"type": "job", "job": encode_record(job)},
             self._inbox,
             lambda message: self._take_first(node, message),

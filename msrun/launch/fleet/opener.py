@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.job_hosts import is_this_host
-from msrun.launch.transport.agent_code import attach_code, pack_msrun, start_code
+from msrun.launch.transport.agent_code import attach_code, pack_msrun, salvage_code, start_code
 from msrun.launch.transport.local import LocalPipe
 from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
@@ -61,11 +61,21 @@ class HostOpener:
         with self._window:
             return self._connector.open(entry, agent_command(interpreter), deadline=deadline)
 
-    def code(self, entry: HostEntry, environment: Mapping[str, str], node_rank: int) -> AgentCode:
-        """Return what the interpreter there runs."""
+    def code(
+        self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]
+    ) -> AgentCode:
+        """Return what the interpreter there runs.
+
+        Args:
+            sizes: how much of its logs is here.
+        """
         shipped = "" if self.is_local(entry) else self._shipped
         attach = b"" if self.is_local(entry) else attach_code(environment, self._job_id, node_rank, shipped)
-        return AgentCode(start_code(environment, shipped), attach)
+
+        def salvage() -> bytes:
+            return salvage_code(environment, self._job_id, node_rank, sizes(), shipped)
+
+        return AgentCode(start_code(environment, shipped), attach, salvage)
 
     def close(self) -> None:
         """End all connections, those that are being made, too."""

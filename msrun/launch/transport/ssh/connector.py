@@ -28,7 +28,7 @@ class SshConnector:
 
         Args:
             warn: told, in one line, what is not refused but should be known.
-            ask: asks for a passphrase, in `prepare` only; None = nobody is asked. See `ask_on_terminal`.
+            ask: asks for a passphrase, in `prepare` only; None = nobody is asked.
         """
         self._settings = settings
         self._config = ClientConfig(settings)

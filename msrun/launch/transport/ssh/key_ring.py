@@ -15,7 +15,7 @@ from msrun.launch.transport.ssh.paramiko_names import Agent, paramiko
 from msrun.launch.transport.ssh.target import SshTarget
 
 Ask = Callable[[str], str]
-"""Shows a question and returns what was typed, unseen."""
+"""Asks for what is named, and returns what was typed, unseen."""
 MAX_ASKED = 3
 _BROKEN = (OSError, ValueError, TypeError, EOFError, paramiko.SSHException, paramiko.pkey.UnknownKeyType)
 """What a file or an agent that is not as it should be raises."""
@@ -66,7 +66,7 @@ class KeyRing:
 
     def _unlock_one(self, file: KeyFile, ask: Ask) -> None:
         for _ in range(MAX_ASKED):
-            passphrase = ask(f"Passphrase of {shown(file.path)}: ")
+            passphrase = ask(f"passphrase of {shown(file.path)}")
             if not passphrase:
                 break
             if self._load(file, passphrase.encode()):

@@ -171,10 +171,10 @@ def _check_clocks(reached: Mapping[int, HostAnswer]) -> Iterator[tuple[int, Find
     for node, answer in reached.items():
         ahead_s, error_s = clock_skew(answer)
         if abs(ahead_s) - error_s > MAX_SKEW_S:
-            text = f"its clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the one here"
+            text = f"clock {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the one here"
             yield node, Finding("warn", "clock", f"{text}: times in logs do not agree; start chrony or ntpd there")
         else:
-            yield node, Finding("ok", "clock", f"agrees with the one here to {MAX_SKEW_S:g} s")
+            yield node, Finding("ok", "clock", f"clock agrees with the one here to {MAX_SKEW_S:g} s")
 
 
 def clock_skew(answer: HostAnswer) -> tuple[float, float]:
@@ -190,9 +190,9 @@ def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
     seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
     others = tuple(node for node in reached if node not in seeing)
     if seeing:
-        yield FleetFinding("ok", "logs", "shares the log directory of this host: its logs are not sent", seeing)
+        yield FleetFinding("ok", "logs", "log directory shared with this host: logs are not sent", seeing)
     if others:
-        yield FleetFinding("ok", "logs", "its logs are sent here while the job runs", others)
+        yield FleetFinding("ok", "logs", "logs are sent here while the job runs", others)
 
 
 def _check_master(

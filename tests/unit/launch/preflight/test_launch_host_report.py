@@ -21,8 +21,16 @@ def travel(report: HostReport) -> HostReport:
 def test_report_comes_as_it_went() -> None:
     report = make_report(
         3,
-        findings=(Finding("fail", "disk", "full", 2), Finding("warn", "torch", "old"), Finding("ok", "memory", "5 GiB")),
-        addresses=(HostAddress("10.0.0.4", "eth0", 24), HostAddress("fd77::4", "eth0", 64), HostAddress("1.2.3.4", "w", 0)),
+        findings=(
+            Finding("fail", "disk", "full", 2),
+            Finding("warn", "torch", "old"),
+            Finding("ok", "memory", "5 GiB"),
+        ),
+        addresses=(
+            HostAddress("10.0.0.4", "eth0", 24),
+            HostAddress("fd77::4", "eth0", 64),
+            HostAddress("1.2.3.4", "w", 0),
+        ),
         ssh_client="10.0.0.1",
         ssh_server="10.0.0.4",
         master_address="10.0.0.9",

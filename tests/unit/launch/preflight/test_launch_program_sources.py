@@ -41,7 +41,10 @@ IMPORTS = [
     ("import model as m, loss", ["loss.py", "model.py"]),
     ("    from model import Net", ["model.py"]),
     ("from nets import vit", ["nets/__init__.py", "nets/vit.py"]),
-    ("from nets import (  # all\n    resnet as r,  # one\n    vit,\n)", ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"]),
+    (
+        "from nets import (  # all\n    resnet as r,  # one\n    vit,\n)",
+        ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"],
+    ),
     ("from nets.resnet import Net", ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"]),
     ("import nets.vit", ["nets/__init__.py", "nets/vit.py"]),
     ("import plain.tool", ["plain/tool.py"]),

@@ -75,8 +75,8 @@ def check_reach(
         elif not result.source:
             why = "it has no route there: another network"
         else:
-            over = f"{result.interface} ({result.source})" if result.interface else result.source
-            why = f"its route goes over {over}: a firewall, or another network"
+            own = f"{result.source} ({result.interface})" if result.interface else result.source
+            why = f"its way there begins at {own}: a firewall, or another network"
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))

@@ -271,8 +271,8 @@ REACHES = [
         ReachResult("timed out after 3 s", "10.9.0.3", "eth1"),
         (
             "fail scheduler h3: cannot reach the scheduler at 10.0.0.1:41233: "
-            "timed out after 3 s; its route goes over eth1 "
-            f"(10.9.0.3): a firewall, or another network; {REMEDY}"
+            "timed out after 3 s; its way there begins at "
+            f"10.9.0.3 (eth1): a firewall, or another network; {REMEDY}"
         ),
         3,
     ),

@@ -78,7 +78,7 @@ class Muster:
         self._say = say
         self._inbox = Inbox()
         self._crew = Crew(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
-        self._opener = HostOpener(spec, caller, job_id)
+        self._opener = HostOpener(spec, job_id, say)
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
         self._reached: dict[int, ReachResult] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.job_hosts import is_this_host
@@ -19,8 +21,14 @@ LOCAL_CONNECT_S = 30.0
 class HostOpener:
     """Opens pipes to agents, from any thread. `close` it in the end."""
 
-    def __init__(self, spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> None:
-        self._spec = spec
+    def __init__(self, spec: LaunchSpec, job_id: str, warn: Callable[[str], None]) -> None:
+        """
+        Args:
+            warn: told what is not refused but should be known.
+
+        Raises:
+            UsageError: ssh_config cannot be read, or says what cannot be done.
+        """
         self._job_id = job_id
         self._local = {entry for entry in spec.host_entries if is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
@@ -28,7 +36,9 @@ class HostOpener:
         if len(self._local) < len(spec.host_entries):
             from msrun.launch.transport.ssh.connector import SshConnector
 
-            self._connector = SshConnector(spec.ssh, caller)
+            self._connector = SshConnector(spec.ssh, warn=warn, ask=_ask if sys.stdin.isatty() else None)
+            self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
+        self._window = threading.Semaphore(spec.ssh.window)
         self.connect_s = spec.ssh.connect_time_out_s if self._connector else LOCAL_CONNECT_S
         """How long one host may take."""
 
@@ -48,7 +58,8 @@ class HostOpener:
         interpreter = entry.python or sys.executable
         if self._connector is None or self.is_local(entry):
             return LocalPipe(agent_argv(interpreter), "")
-        return self._connector.open(entry, agent_command(interpreter), deadline=deadline)
+        with self._window:
+            return self._connector.open(entry, agent_command(interpreter), deadline=deadline)
 
     def code(self, entry: HostEntry, environment: Mapping[str, str], node_rank: int) -> AgentCode:
         """Return what the interpreter there runs."""
@@ -60,3 +71,8 @@ class HostOpener:
         """End all connections, those that are being made, too."""
         if self._connector is not None:
             self._connector.close()
+
+
+def _ask(what: str) -> str:
+    """Ask for a passphrase at the terminal."""
+    return getpass.getpass(f"{what}: ")

@@ -34,6 +34,11 @@ FOLDS: list[tuple[dict[int, str], list[str]]] = [
     ({0: "h01: refused", 1: "h02: refused"}, ["h[01-02]: refused"]),
     ({0: "key of h01 is wrong", 1: "key of h02 is wrong"}, ["h[01-02]: key of the host is wrong"]),
     ({4: "key of h05 is wrong"}, ["h05: key of h05 is wrong"]),
+    ({4: "h05 (10.0.0.5 port 22): refused"}, ["h05 (10.0.0.5 port 22): refused"]),
+    (
+        {4: "h05 (10.0.0.5 port 22): refused", 5: "h06 (10.0.0.6 port 22): refused"},
+        ["h[05-06]: such as h05 (10.0.0.5 port 22): refused"],
+    ),
     ({0: "10.0.0.1 refused", 1: "10.0.0.2 refused"}, ["h[01-02]: on h01: 10.0.0.1 refused"]),
     ({0: "h010 is no h01", 1: "h010 is no h02"}, ["h[01-02]: h010 is no the host"]),
 ]

@@ -88,7 +88,7 @@ def _parse_settings(words: list[str], source: str) -> dict[str, Any]:
         key, sign, value = word.partition("=")
         if key in _LIMIT_KEYS:
             raise UsageError(
-                f"{source}: {shorten(word)}: msrun starts as many workers as slots says, never more; leave {key} out"
+                f"{source}: {shorten(word)!r}: msrun starts as many workers as slots says, never more; leave {key} out"
             )
         if key not in _READERS:
             raise UsageError(

@@ -17,7 +17,7 @@ from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_sig
 from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
-OPTIONAL_VALUES |= {"--ssh": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -86,6 +86,13 @@ OPTIONS: list[click.Parameter] = [
         help="Start the job on the servers of --rank_table_file.",
     ),
     option("python", metavar="PATH", help="Python on the hosts, an absolute path.  [default: that of msrun here]"),
+    option(
+        "ship",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Send msrun's own code to the hosts, which then need none installed.",
+    ),
     option(
         "forward_env",
         multiple=True,
@@ -283,6 +290,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         token=_read_token(options["token_file"], caller),
         heartbeat_time_out_s=options["heartbeat_time_out"],
         forward_env=tuple(options["forward_env"]),
+        ship=options["ship"],
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
+from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import TableHost, read_table_hosts
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
@@ -53,6 +54,9 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
         entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
     seats = tuple(host.seat for host in table)
     total = sum(entry.slots for entry in entries)
+    if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
+        target = "cpu" if options["device_target"] == "auto" else options["device_target"]
+        check_rank_table(options["rank_table_file"], total, target)
     if len(entries) == 1 and is_this_host(entries[0]) and entries[0].python in ("", sys.executable):
         told = {**options, "worker_num": total, "local_worker_num": total}
         return JobHosts((), seats or seat_hosts(entries), told)

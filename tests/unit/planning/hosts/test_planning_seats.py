@@ -55,7 +55,7 @@ def test_table_gives_order_ranks_and_devices(text: str) -> None:
         ("node-a", "t.json: its server node-b is no host of --hostfile f, line 1; .* add address=10.0.0.2 to its line"),
         ("node-a\nnode-b\nh3", "--hostfile f, line 3: h3 is no server of t.json"),
         ("a\nb", "t.json: its server node-b is no host"),
-        ("node-a:2\nnode-b", "line 1: node-a has 2 slots, but 3 devices in t.json"),
+        ("node-a:2\nnode-b", "line 1: node-a has 2 slots, in t.json it has 3"),
         ("node-a\nnode-b devices=4,6", "line 2: node-b has devices 4, 6, but 4-5 in t.json"),
     ],
 )

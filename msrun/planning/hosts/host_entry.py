@@ -133,6 +133,8 @@ def parse_slots(text: str, source: str) -> int:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    if ":" not in text and not text[:1].isdigit():
+        return None
     bare, percent, zone = text.partition("%")
     try:
         address = ipaddress.ip_address(bare)

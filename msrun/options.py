@@ -17,7 +17,7 @@ from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_sig
 from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
-OPTIONAL_VALUES |= {"--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -55,6 +55,9 @@ def option(name: str, **settings: Any) -> click.Option:
     return click.Option([*spellings, name], **settings)
 
 
+HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
+"""Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
+
 OPTIONS: list[click.Parameter] = [
     option("worker_num", type=int, default=8, show_default=True, help="Workers of the job, over all hosts."),
     option("local_worker_num", type=int, help="Workers on this host.  [default: worker_num]"),
@@ -66,6 +69,37 @@ OPTIONS: list[click.Parameter] = [
         help="Port on master_addr; 0: a free one.  [default: 0; several hosts: 8118]",
     ),
     option("node_rank", type=int, default=-1, help="Index of this host of several.  [default: by address]"),
+    option(
+        "hosts",
+        metavar="LIST",
+        help="Start the job on these hosts: h1:8,h2:4 or [me@]node[01-16]:8; the number is that of workers.  [default: "
+        "--local_worker_num, an even share of --worker_num, 1]",
+    ),
+    option("hostfile", type=click.Path(path_type=Path), help="The same as a file of lines such as h1 slots=8."),
+    option("include", metavar="LIST", help="Only these hosts and devices of the list: h1@h2:0,2-3."),
+    option("exclude", metavar="LIST", help="All but these: h1@h2:0."),
+    option(
+        "ssh",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Start the job on the servers of --rank_table_file.",
+    ),
+    option("python", metavar="PATH", help="Python on the hosts, an absolute path.  [default: that of msrun here]"),
+    option(
+        "ship",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Send msrun's own code to the hosts, which then need none installed.",
+    ),
+    option(
+        "forward_env",
+        multiple=True,
+        metavar="PATTERN",
+        help="Variables that the hosts get from here, e.g. 'FOO_*', beside the usual (PATH, PYTHONPATH, OMP_*, NCCL_*, "
+        "...; see --dry_run); none: not the usual; may be repeated.",
+    ),
     option("token_file", type=click.Path(path_type=Path), help="File with the secret by which several hosts meet."),
     option(
         "heartbeat_time_out",
@@ -255,6 +289,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
         token=_read_token(options["token_file"], caller),
         heartbeat_time_out_s=options["heartbeat_time_out"],
+        forward_env=tuple(options["forward_env"]),
+        ship=options["ship"],
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),

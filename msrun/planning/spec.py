@@ -12,7 +12,9 @@ from typing import Literal
 
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.ssh_settings import SshSettings
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -87,11 +89,18 @@ class LaunchSpec:
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
     table_hosts: tuple[HostSeat, ...] = ()
-    """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`."""
+    """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
+    Of an ordinary job on one host also that host, when it was given with its devices."""
     worker_log_dir: Path | None = None
     """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
     host_entries: tuple[HostEntry, ...] = ()
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+    forward_env: tuple[str, ...] = ()
+    """Patterns of names: variables that go to these hosts beside those that always do, see `hosts.forwarded`."""
+    ship: bool = False
+    """Whether msrun's own code is sent to these hosts."""
+    ssh: SshSettings = field(default_factory=SshSettings)
+    """How they are reached."""
 
     @property
     def is_remote(self) -> bool:
@@ -119,6 +128,7 @@ def check_spec(spec: LaunchSpec) -> None:
     _check_address(spec)
     for name, value in spec.env:
         check_env(name, value)
+    check_patterns(spec.forward_env)
     _check_log_name(spec.worker_log_name)
     check_log_rotation(spec.log_max_bytes, spec.log_keep)
     if spec.grace_s < 0:
@@ -135,6 +145,9 @@ def check_spec(spec: LaunchSpec) -> None:
 
 
 def _check_counts(spec: LaunchSpec) -> None:
+    if spec.is_remote:
+        _check_heartbeat(spec)
+        return
     if spec.worker_num < 1:
         raise UsageError(
             f"--worker_num {spec.worker_num}: must be 1 or more; give the number of workers over all hosts"
@@ -161,6 +174,10 @@ def _check_several(spec: LaunchSpec) -> None:
         )
     if spec.node_rank < -1:
         raise UsageError(f"--node_rank {spec.node_rank}: must be 0 or more; leave it out to number hosts by address")
+    _check_heartbeat(spec)
+
+
+def _check_heartbeat(spec: LaunchSpec) -> None:
     if not MIN_HEARTBEAT_S <= spec.heartbeat_time_out_s < MAX_SECONDS:
         raise UsageError(
             f"--heartbeat_time_out {spec.heartbeat_time_out_s:g}: must be {MIN_HEARTBEAT_S:g} or more seconds"

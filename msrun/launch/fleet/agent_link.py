@@ -1,8 +1,8 @@
 """The launcher's end of its connection to one agent: opens it, opens it again when it breaks, and loses no message.
 
 Two threads per host, so that a slow or dead host holds up nobody. What the agent says goes into the launcher's inbox as
-`{"node": node_rank, ...message}`; pieces of logs are written by the reading thread itself. Of its own it posts
-    opened {seconds}              the agent runs
+`{"node": node_rank, ...message}`. Of its own it posts
+    opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
     lost {reason, exit_status}    the agent has ended without a result, or cannot be reached any more
 """
@@ -46,8 +46,9 @@ class AgentLink:
         entry: HostEntry,
         open_pipe: Callable[[float], AgentPipe],
         code: AgentCode,
+        job: Message,
         inbox: Inbox,
-        write_log: Callable[[Message], None],
+        take_first: Callable[[Message], bool],
         *,
         silence_s: float,
         connect_s: float,
@@ -55,7 +56,8 @@ class AgentLink:
         """
         Args:
             open_pipe: opens a pipe before a moment of `time.monotonic`; raises ClusterError.
-            write_log: takes a piece of a log.
+            job: what the agent is told first.
+            take_first: called by the thread that reads, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
             connect_s: how long the first connection may take.
         """
@@ -68,7 +70,8 @@ class AgentLink:
         self._open_pipe = open_pipe
         self._code = code
         self._inbox = inbox
-        self._write_log = write_log
+        self._job = job
+        self._take_first = take_first
         self._silence_s = silence_s
         self._connect_s = connect_s
         self._ledger = Ledger()
@@ -168,8 +171,10 @@ class AgentLink:
         self.address = pipe.address
         pipe.write(opening(self._code.start))
         self._heard_at = time.monotonic()
+        self._post("opened", seconds=round(time.monotonic() - begin, 3), at=time.time())
+        with self._lock:
+            pipe.write(encode_message(self._ledger.stamp(self._job)))
         self._pipe = pipe
-        self._post("opened", seconds=round(time.monotonic() - begin, 3), address=pipe.address)
         while not self._closed.is_set():
             noise = self._read_pipe(pipe)
             if self._closed.is_set():
@@ -231,9 +236,7 @@ class AgentLink:
                     self._send_again()
                     self._post("resumed")
         elif self._ledger.take(message):
-            if kind == "log":
-                self._write_log(message)
-            else:
+            if not self._take_first(message):
                 self._inbox.post({**message, "node": self.node_rank})
 
     def _send_again(self) -> None:

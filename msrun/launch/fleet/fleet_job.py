@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
@@ -21,13 +21,14 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import JobFailure, write_failure
 from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import assemble_plan, seats_of
+from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.outcome import combine_failures, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
@@ -125,7 +126,7 @@ class FleetRun:
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
-        ranks = {seat.node_rank: seat.ranks for seat in seats_of(spec)}
+        ranks = {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
         self._record = FleetRecord(ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
 
     @property
@@ -181,19 +182,21 @@ class FleetRun:
             self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
         )
         try:
-            write_private(self._spec.log_dir / contract.PLAN_JSON, plan.to_text())
+            write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         self._console = Console(plan, quiet=self._quiet)
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
-        for note in plan.notes:
+        for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
 
     def _on_event(self, node_rank: int, message: Message) -> None:
-        kind = str(message["kind"])
+        kind = str(message["moment"])
+        if kind == "restarting" and self._fault is None:
+            self._give_up_at = None
         if kind == "stopping":
             self._stop_at = None
             self._limit_end()

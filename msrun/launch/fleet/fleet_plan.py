@@ -10,20 +10,9 @@ from pathlib import Path
 from msrun import contract
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
-
-
-def seats_of(spec: LaunchSpec) -> tuple[HostSeat, ...]:
-    """Return who runs which ranks: those of the rank table, else contiguous in the order of the hosts."""
-    if spec.table_hosts:
-        return spec.table_hosts
-    seats, first = [], 0
-    for node_rank, entry in enumerate(spec.host_entries):
-        ranks = tuple(range(first, first + entry.slots))
-        seats.append(HostSeat(node_rank, entry.name, entry.address or entry.name, ranks, entry.device_ids))
-        first += entry.slots
-    return tuple(seats)
 
 
 def spec_of_host(spec: LaunchSpec, seats: Sequence[HostSeat], node_rank: int, token: str) -> LaunchSpec:
@@ -56,8 +45,10 @@ def assemble_plan(
         notes: node_rank -> what a user should know of that; what several hosts say is said once.
     """
     entries = spec.host_entries
-    seats = [seat for seat in seats_of(spec) if seat.node_rank in hosts]
-    fleet = tuple(replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats)
+    seats = [seat for seat in seat_hosts(entries, spec.table_hosts) if seat.node_rank in hosts]
+    fleet = tuple(
+        replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats
+    )
     return LaunchPlan(
         job_id=job_id,
         world_size=spec.worker_num,

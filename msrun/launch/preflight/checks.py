@@ -26,7 +26,7 @@ from msrun.launch.preflight.host_room import (
     free_processes,
     open_file_limit,
 )
-from msrun.planning.placement.host import place_devices
+from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.spec import LaunchSpec
 
 LOW_DISK_BYTES = GIB
@@ -132,7 +132,7 @@ def _look_at_disk(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
         path = path.parent
     return path
 
@@ -185,8 +185,14 @@ def _look_at_meeting(spec: LaunchSpec) -> Finding:
     return Finding("ok", "master_port", f"{place} is free for the scheduler")
 
 
+def place_own_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> DevicePlacement:
+    """Return the devices of this host's workers, of its rank table if it has one; UsageError: they are not all here."""
+    own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
+    return place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}), own)
+
+
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
-    devices = place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}))
+    devices = place_own_devices(spec, caller)
     return Finding("ok", "devices", f"{spec.local_worker_num} workers on {devices.target} ({devices.reason})")
 
 
@@ -195,10 +201,7 @@ def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "rank_table", "generated at start")
     from msrun.launch.rank_table_file import check_rank_table
 
-    target = place_devices(
-        spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)})
-    ).target
-    check_rank_table(spec.rank_table_file, spec.worker_num, target)
+    check_rank_table(spec.rank_table_file, spec.worker_num, place_own_devices(spec, caller).target)
     return Finding("ok", "rank_table", f"{spec.rank_table_file} holds {spec.worker_num} ranks")
 
 

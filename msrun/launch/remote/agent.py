@@ -3,8 +3,8 @@
 Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
-    agent -> launcher   checked {report}   listening {port, error}   reached {error, exit_code}
-                        planned {host, notes, target}    event {kind, fields}    say {text}    log {...}    logs_end {}
+    agent -> launcher   checked {report}   listening {port, error}   reached {result}
+                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}    logs_end {}
                         result {failure, survivors}      error {text, exit_code}
 """
 
@@ -26,7 +26,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, run_job
 from msrun.launch.preflight.host_look import make_host_report
-from msrun.launch.preflight.reach import reach
+from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, listen_at
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.report import LauncherReport
@@ -95,8 +95,7 @@ class Agent:
         elif kind == "listen":
             self._listen(message)
         elif kind == "reach":
-            error = reach(message["address"], message["port"])
-            self._link.send("reached", error=error)
+            self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
         elif kind == "start":
             self._run_job(message)
 
@@ -184,7 +183,9 @@ def main() -> None:
             _await_bye(link)
         except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
             traceback.print_exc()
-            link.send("error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER)
+            link.send(
+                "error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER
+            )
             _await_bye(link)
     finally:
         link.close()

@@ -68,6 +68,11 @@ class LogSender:
         self._old: list[tuple[str, int, _Reader]] = []
         """Logs of attempts that are over and have not been read to their end."""
 
+    @property
+    def names(self) -> list[str]:
+        """The files' names."""
+        return [Path(path).name for path in self._paths]
+
     def _open(self, path: str) -> _Reader:
         return RotatedReader(path, self._keep) if self._keep else GrowingFile(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 from msrun.errors import UsageError
 
@@ -68,19 +69,25 @@ def split_outside(text: str, mark: str, source: str = "host list") -> list[str]:
     for index, letter in enumerate(text):
         if letter in "[]":
             if (letter == "[") == is_inside:
-                raise UsageError(f"{source}: {shorten(text)!r} has a {letter} without its other half; write node[01-16]")
+                raise UsageError(
+                    f"{source}: {shorten(text)!r} has a {letter} without its other half; write node[01-16]"
+                )
             is_inside = not is_inside
         elif letter == mark and not is_inside:
             pieces.append(text[begin:index])
             begin = index + 1
     if is_inside:
-        raise UsageError(f"{source}: {shorten(text)!r} has a [ without its other half; write node[01-16]")
+        _refuse_half("[", text, source)
     return [*pieces, text[begin:]]
 
 
 def shorten(text: str) -> str:
     """Return a text as an error may quote it."""
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+
+
+def _refuse_half(letter: str, text: str, source: str) -> NoReturn:
+    raise UsageError(f"{source}: {shorten(text)!r} has a {letter} without its other half; write node[01-16]")
 
 
 def _expand_word(word: str, source: str, room: int) -> list[str]:
@@ -113,7 +120,9 @@ def _read_range(piece: str, word: str, source: str) -> tuple[int, int, int]:
     if int(first) > int(last):
         raise UsageError(f"{source}: {piece} in {shorten(word)!r} runs backwards; write {last}-{first}")
     if last[0] == "0" and len(last) != len(first):
-        raise UsageError(f"{source}: {piece} in {shorten(word)!r} is of two widths; write both ends with as many digits")
+        raise UsageError(
+            f"{source}: {piece} in {shorten(word)!r} is of two widths; write both ends with as many digits"
+        )
     return int(first), int(last), len(first)
 
 

@@ -1,4 +1,4 @@
-"""HostEntry: what a host list says of one host. Names are checked so that neither ssh nor a shell can read them wrong."""
+"""HostEntry: what a host list says of one host. Its names are checked: no ssh and no shell can read them wrong."""
 
 from __future__ import annotations
 
@@ -43,14 +43,27 @@ class HostEntry:
     """Where it was named, for errors: "--hosts", "hosts.txt, line 3"."""
 
     @property
-    def key(self) -> str:
-        """What two spellings of one host have in common: case, the form of an address, and all of loopback."""
+    def keys(self) -> set[str]:
+        """What different spellings of this host have in common: case, the form of an address, all of loopback."""
+        return {host_key(self.name), *([host_key(self.address)] if self.address else [])}
+
+    @property
+    def known_address(self) -> str:
+        """Its address for the other hosts as far as the list tells it; empty for a name, and for loopback."""
+        if self.address:
+            return self.address
         address = _address(self.name)
-        if address is None:
-            name = self.name.lower().rstrip(".")
-            return LOOPBACK if name.partition(".")[0] == LOOPBACK else name
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return LOOPBACK if address.is_loopback else str(mapped or address)
+        return str(address) if address is not None and not address.is_loopback else ""
+
+
+def host_key(name: str) -> str:
+    """Return one spelling for all spellings of a name or an address that a list shows to be the same."""
+    address = _address(name)
+    if address is None:
+        plain = name.lower().rstrip(".")
+        return LOOPBACK if plain.partition(".")[0] == LOOPBACK else plain
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return LOOPBACK if address.is_loopback else str(mapped or address)
 
 
 def check_host_name(name: str, source: str) -> None:
@@ -60,7 +73,9 @@ def check_host_name(name: str, source: str) -> None:
         UsageError: naming source, value and what is allowed.
     """
     if name.startswith("-"):
-        raise UsageError(f"{source}: {shorten(name)!r} starts with '-' and would be read as an option; give a host name")
+        raise UsageError(
+            f"{source}: {shorten(name)!r} starts with '-' and would be read as an option; give a host name"
+        )
     if len(name) > MAX_NAME_CHARS:
         raise UsageError(f"{source}: {shorten(name)!r} has more than {MAX_NAME_CHARS} characters; give a host name")
     if _address(name) is None and (not _NAME.match(name) or _looks_like_address(name)):
@@ -90,13 +105,17 @@ def check_python(path: str, source: str) -> None:
 
 
 def check_address(address: str, source: str) -> None:
-    """Refuse what is no numeric address.
+    """Refuse what is no numeric address by which other hosts can reach this one.
 
     Raises:
         UsageError: naming source, value and what is allowed.
     """
-    if _address(address) is None:
-        raise UsageError(f"{source}: address {shorten(address)!r}: give a numeric address such as 10.0.0.1")
+    number = _address(address)
+    if number is None or number.is_loopback or number.is_unspecified or number.is_multicast:
+        raise UsageError(
+            f"{source}: address {shorten(address)!r}: give the numeric address by which other hosts reach it, such as "
+            "10.0.0.1"
+        )
 
 
 def parse_slots(text: str, source: str) -> int:

@@ -31,10 +31,29 @@ def parse_host_word(word: str, source: str) -> HostEntry:
     user, at, place = word.rpartition("@")
     if at:
         check_user(user, source)
-    name, slots = _split_slots(place, source)
+    name, slots = split_place(place, source)
     check_host_name(name, source)
     count = parse_slots(slots, f"{source}: {shorten(name)}") if slots is not None else 0
     return HostEntry(name, count, tuple(range(count)), user=user, source=source)
+
+
+def split_place(place: str, source: str) -> tuple[str, str | None]:
+    """Return a host and what follows its colon, None without one.
+
+    Two colons and no brackets are an IPv6 address alone.
+
+    Raises:
+        UsageError: something else than a colon after `[address]`.
+    """
+    if place.startswith("["):
+        name, bracket, rest = place[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise UsageError(f"{source}: {shorten(place)!r}: write [address]:slots")
+        return name, rest[1:] if rest else None
+    if place.count(":") > 1:
+        return place, None
+    name, colon, slots = place.partition(":")
+    return name, slots if colon else None
 
 
 def check_distinct(entries: Iterable[HostEntry]) -> None:
@@ -45,21 +64,9 @@ def check_distinct(entries: Iterable[HostEntry]) -> None:
     """
     seen: dict[str, HostEntry] = {}
     for entry in entries:
-        first = seen.setdefault(entry.key, entry)
-        if first is not entry:
-            what = entry.name if entry.name == first.name else f"{entry.name} ({first.name})"
-            where = entry.source if entry.source == first.source else f"{entry.source} and {first.source}"
-            raise UsageError(f"{where}: {what} is given twice; give each host once, with all its slots")
-
-
-def _split_slots(place: str, source: str) -> tuple[str, str | None]:
-    """Return name and slots, None without; two colons and no brackets are an IPv6 address alone."""
-    if place.startswith("["):
-        name, bracket, rest = place[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise UsageError(f"{source}: {shorten(place)!r}: write [address]:slots")
-        return name, rest[1:] if rest else None
-    if place.count(":") > 1:
-        return place, None
-    name, colon, slots = place.partition(":")
-    return name, slots if colon else None
+        for key in entry.keys:
+            first = seen.setdefault(key, entry)
+            if first is not entry:
+                what = entry.name if entry.name == first.name else f"{entry.name} ({first.name})"
+                where = entry.source if entry.source == first.source else f"{entry.source} and {first.source}"
+                raise UsageError(f"{where}: {what} is given twice; give each host once, with all its slots")

@@ -19,8 +19,8 @@ from launch import DEADLINE_S, HERE
 from ssh_peers import Job, Peer
 
 sys.path.insert(0, str(HERE.parent / "tests"))
-from host_net import HostNetError  # noqa: E402
-from ssh_net import SshNet  # noqa: E402
+from host_net import HostNetError
+from ssh_net import SshNet
 
 STOP_S = 15.0
 """What a launcher gets to end a job that it is told to end."""

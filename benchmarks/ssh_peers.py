@@ -57,7 +57,6 @@ def msrun(job: Job) -> Start:
     options = [
         "--hosts",
         ",".join(f"{host}:{job.workers}" for host in job.hosts),
-        f"--ssh_config={job.ssh_config}",
         f"--log_dir={job.logs}",
         "--device_target=cpu",
         "--tail_worker_log=none",

@@ -119,7 +119,7 @@ OPTIONS: list[click.Parameter] = [
     option(
         "ssh_host_keys",
         type=click.Choice(HOST_KEY_POLICIES),
-        help="What to do with a host whose key is not in known_hosts: refuse it, write it there once, or check no key.  "
+        help="What to do with a host whose key is not in known_hosts: refuse it, write it there once, or check no key. "
         "[default: StrictHostKeyChecking of ssh_config, or strict]",
     ),
     option(

@@ -48,22 +48,20 @@ class AgentLink:
         self,
         node_rank: int,
         entry: HostEntry,
-        open_pipe: Callable[[float], AgentPipe],
+        open_pipe: Callable[[float | None], AgentPipe],
         code: AgentCode,
         job: Message,
         inbox: Inbox,
         take_first: Callable[[Message], bool],
         *,
         silence_s: float,
-        connect_s: float,
     ) -> None:
         """
         Args:
-            open_pipe: opens a pipe before a moment of `time.monotonic`; raises ClusterError.
+            open_pipe: opens a pipe before a moment of `time.monotonic`, None = in the usual time; raises ClusterError.
             job: what the agent is told first.
             take_first: called by the thread that reads, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
-            connect_s: how long the first connection may take.
         """
         self.node_rank = node_rank
         self.entry = entry
@@ -77,7 +75,6 @@ class AgentLink:
         self._job = job
         self._take_first = take_first
         self._silence_s = silence_s
-        self._connect_s = connect_s
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -169,7 +166,7 @@ class AgentLink:
 
     def _serve(self) -> None:
         begin = time.monotonic()
-        pipe = self._open_pipe(begin + self._connect_s)
+        pipe = self._open_pipe(None)
         if self._closed.is_set():
             pipe.close()
             return

@@ -183,7 +183,6 @@ class Muster:
             self._inbox,
             lambda message: self._take_first(node, message),
             silence_s=self._spec.heartbeat_time_out_s,
-            connect_s=self._opener.connect_s,
         )
 
     def _take_first(self, node: int, message: Message) -> bool:

@@ -150,7 +150,7 @@ class FleetRun:
         address, port = mustered.master
         crew.has_begun = True
         for link in crew.links:
-            link.allow_resume()
+            link.begin()
             link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
         self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
 

@@ -61,7 +61,7 @@ HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
 
 OPTIONS: list[click.Parameter] = [
     option("worker_num", type=int, default=8, show_default=True, help="Workers of the job, over all hosts."),
-    option("local_worker_num", type=int, help="Workers on this host.  [default: worker_num]"),
+    option("local_worker_num", type=int, help="Workers on this host, or on each of --hosts.  [default: worker_num]"),
     option("master_addr", default="127.0.0.1", show_default=True, help="Address of the scheduler."),
     option(
         "master_port",
@@ -73,8 +73,8 @@ OPTIONS: list[click.Parameter] = [
     option(
         "hosts",
         metavar="LIST",
-        help="Start the job on these hosts: h1:8,h2:4 or [me@]node[01-16]:8; the number is that of workers.  [default: "
-        "--local_worker_num, an even share of --worker_num, 1]",
+        help="Start the job on these hosts: h1:8,h2:4, me@node[01-16]:8; the number is that of workers. Without it: "
+        "--local_worker_num, else an even share of --worker_num, else 1.",
     ),
     option("hostfile", type=click.Path(path_type=Path), help="The same as a file of lines such as h1 slots=8."),
     option("include", metavar="LIST", help="Only these hosts and devices of the list: h1@h2:0,2-3."),
@@ -119,7 +119,7 @@ OPTIONS: list[click.Parameter] = [
     option(
         "ssh_host_keys",
         type=click.Choice(HOST_KEY_POLICIES),
-        help="What to do with a host whose key is not in known_hosts: refuse it, write it there once, or check no key.  "
+        help="What to do with a host whose key is not in known_hosts: refuse it, write it there once, or check no key. "
         "[default: StrictHostKeyChecking of ssh_config, or strict]",
     ),
     option(

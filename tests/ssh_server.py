@@ -29,6 +29,8 @@ class Behaviour:
     """Ways of authentication that it offers to those whom it refuses."""
     first: bytes = b""
     """Said before anything else."""
+    says_no_more: bool = False
+    """Whether it hangs up after that."""
     hang_ups: int = 0
     """So many connections are closed before a word is said."""
     waits_for: threading.Event = field(default_factory=threading.Event)
@@ -97,6 +99,10 @@ class SshServer:
                 stream.close()
                 return
             stream.sendall(self.behaviour.first)
+            if self.behaviour.says_no_more:
+                stream.recv(1 << 16)
+                stream.close()
+                return
             transport = _Transport(stream)
             transport.add_server_key(self._host_key)
             transport.start_server(threading.Event(), _Session(self, transport))

@@ -171,6 +171,14 @@ def test_what_is_no_ssh_server_is_called_so(serve: Callable[..., SshServer], cli
     assert server.connections == 1
 
 
+def test_server_that_hangs_up_in_the_key_exchange_is_tried_again(
+    serve: Callable[..., SshServer], client: Client
+) -> None:
+    server = serve(first=b"SSH-2.0-Fake\r\n", says_no_more=True)
+    text = client.refused(server.port, within_s=0.6)
+    assert "the server (SSH-2.0-Fake) has hung up during the key exchange" in text and server.connections > 1
+
+
 def test_port_without_a_server_is_refused_at_once(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -344,6 +352,14 @@ def test_passphrases_are_asked_for_before_anything_is_connected(client: Client, 
     connector.prepare([HostEntry("h1"), HostEntry("h2")])
     connector.close()
     assert asked == ["passphrase of ~/id"] and key.get_base64() == client.key.split()[1]
+
+
+def test_key_of_the_command_line_that_is_none_is_refused_before_anything(client: Client, tmp_path: Path) -> None:
+    settings = SshSettings(config_file=Path("none"), identity_files=(tmp_path / "id", tmp_path / "gone"))
+    connector = SshConnector(settings, warn=client.said.append)
+    with pytest.raises(UsageError, match=r"--ssh_identity .*/gone: No such file or directory; give the file of a"):
+        connector.prepare([HostEntry("h1")])
+    connector.close()
 
 
 def test_private_names_of_paramiko_are_where_they_were() -> None:

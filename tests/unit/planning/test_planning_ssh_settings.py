@@ -44,7 +44,7 @@ def test_good_settings_pass_and_survive_json(settings: SshSettings) -> None:
 
 
 def settings_of(*words: str) -> SshSettings:
-    with command.make_context("msrun", normalise([*words, "train.py"]), obj=Sources()) as context:
+    with command.make_context("msrun", normalise([*words, "true"]), obj=Sources()) as context:
         return build_spec(apply_sources(context, context.params), dict(os.environ)).ssh
 
 
@@ -61,7 +61,7 @@ def test_options_variables_and_file_become_settings(tmp_path: Path, monkeypatch:
         "--ssh_host_keys=off",
         "--ssh_connect_time_out=5",
     )
-    found = settings_of(*words)
+    found = settings_of(*words, "--ssh_connect_time_out=5")
     assert found == SshSettings(
         Path("/home/me/c"), "me", 2222, (tmp_path / "a", Path("/b")), "off", connect_time_out_s=5.0, window=7
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +31,13 @@ def _run(command: list[str], text: str = "") -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         raise HostNetError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+def _set_network(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_net = 0x40000000  # CLONE_NEWNET
+    if libc.setns(descriptor, new_net) != 0:
+        raise HostNetError(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 class HostNet:
@@ -86,6 +96,16 @@ class HostNet:
             except OSError:  # it has ended
                 continue
         return found
+
+    @contextlib.contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """Have this thread, and those that it starts, on a host's network until the context is left."""
+        with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{self.namespace(host)}") as other:
+            _set_network(other.fileno())
+            try:
+                yield
+            finally:
+                _set_network(own.fileno())
 
     def cut(self, host: int) -> None:
         """Take a host's cable out."""

@@ -56,18 +56,26 @@ class SshNet(HostNet):
     """
 
     def __init__(
-        self, count: int, *, private: Sequence[Path] = (), options: Mapping[str, str] | None = None, keys: int = 0
+        self,
+        count: int,
+        *,
+        private: Sequence[Path] = (),
+        options: Mapping[str, str] | None = None,
+        host_options: Mapping[int, Mapping[str, str]] | None = None,
+        keys: int = 0,
     ) -> None:
         """Set up nothing yet.
 
         Args:
             private: existing folders that are empty and its own on every host, `control` included.
             options: lines of sshd_config beside, or in place of, SERVER_OPTIONS.
+            host_options: the same of single hosts.
             keys: so many further keys `other_0`, ... in `client`, which no server knows.
         """
         super().__init__(count, has_control=True)
         self._private = private
         self._options = {**SERVER_OPTIONS, **(options or {})}
+        self._host_options = host_options or {}
         self._keys = keys
         self._holders: list[subprocess.Popen[bytes]] = []
 
@@ -108,6 +116,7 @@ class SshNet(HostNet):
             raise HostNetError("there is no sshd; apt-get install openssh-server")
         super()._build()
         self.folder = Path(tempfile.mkdtemp(prefix="ssh-", dir="/tmp"))
+        self.folder.chmod(0o711)  # sshd reads authorized_keys as the user who logs in
         self.home = self.folder / "home"
         self.client = self.home / ".ssh"
         self.client.mkdir(parents=True, mode=0o700)
@@ -149,7 +158,8 @@ class SshNet(HostNet):
         return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
 
     def _write_server_config(self, host: int) -> None:
-        lines = [f"{name} {value}" for name, value in self._options.items()]
+        options = {**self._options, **self._host_options.get(host, {})}
+        lines = [f"{name} {value}" for name, value in options.items()]
         lines += [f"HostKey {self.folder}/host_key_{host}", f"AuthorizedKeysFile {self.folder}/authorized_keys"]
         path = self.folder / f"sshd_config_{host}"
         path.write_text("\n".join(lines) + "\n")

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from msrun.errors import ClusterError
+from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh.client_config import ClientConfig
 from msrun.launch.transport.ssh.dialer import Connection, Dialer
 from msrun.launch.transport.ssh.fault import SshFault, reason_of
 from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
+from msrun.launch.transport.ssh.key_file import read_key_file
 from msrun.launch.transport.ssh.key_ring import Ask, KeyRing
 from msrun.launch.transport.ssh.login import Login
 from msrun.launch.transport.ssh.pipe import SshPipe
@@ -41,8 +42,13 @@ class SshConnector:
         """Read ssh_config for these hosts, and ask for the passphrases of their keys, before anything is connected.
 
         Raises:
-            UsageError: ssh_config cannot be read or understood, or says what cannot be done.
+            UsageError: a key of --ssh_identity is none; ssh_config cannot be read or understood, or says what cannot be
+                done.
         """
+        for path in self._settings.identity_files:
+            problem = read_key_file(path).problem
+            if problem:
+                raise UsageError(f"--ssh_identity {path}: {problem}; give the file of a private key")
         hops = {hop: None for entry in entries for hop in _route(self._target(entry))}
         self._keys.unlock(hops, self._ask)
 

@@ -62,6 +62,8 @@ class Dialer:
             try:
                 return self._try(target, deadline)
             except SshFault as fault:
+                if self._watchdog.is_closed:
+                    raise SshFault("called off") from None
                 if not fault.is_temporary:
                     raise
                 wait = random.uniform(pause / 2, pause)  # noqa: S311 - those who were dropped together have to part
@@ -108,9 +110,9 @@ class Dialer:
             raise SshFault("other logins on the same server took all the time; raise --ssh_connect_time_out")
         try:
             with self._watchdog.guard(deadline) as guard:
+                stream = self._open_stream(target, via, guard, deadline)
+                guard.watch(stream.kill)
                 try:
-                    stream = self._open_stream(target, via, guard, deadline)
-                    guard.watch(stream.kill)
                     transport = self._login.run(target, stream, deadline)
                 except SshFault as fault:
                     raise self._late(guard) or fault from None
@@ -172,7 +174,7 @@ class Dialer:
     def _late(self, guard: Guard) -> SshFault | None:
         if self._watchdog.is_closed:
             return SshFault("called off")
-        if guard.has_fired:
+        if guard.has_fired or time.monotonic() >= guard.deadline:
             return SshFault(
                 f"no login within {guard.seconds:.3g} s: the host or its sshd hangs, or is slow; "
                 "log in with ssh -v, or raise --ssh_connect_time_out"

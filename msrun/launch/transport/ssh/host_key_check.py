@@ -29,8 +29,8 @@ class HostKeyCheck:
             SshFault: a file cannot be read.
         """
         with self._lock:
-            found = self._known(target).find(target.host_key_name)
-            found += self._known(target).find(target.plain_host_key_name)
+            known_hosts = self._known(target)
+            found = known_hosts.find(target.host_key_name) + known_hosts.find(target.plain_host_key_name)
         return list(dict.fromkeys(known.key.kind for known in found if not known.is_revoked))
 
     def check(self, target: SshTarget, key: HostKey) -> None:

@@ -71,7 +71,7 @@ class KeyRing:
                 break
             if self._load(file, passphrase.encode()):
                 return
-        self._problems.setdefault(file.path, "its passphrase was not given")
+        self._problems[file.path] = "its passphrase was not given"
         self._loaded[file.path] = []
 
     @contextlib.contextmanager

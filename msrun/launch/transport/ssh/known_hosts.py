@@ -120,10 +120,13 @@ class KnownHosts:
             OSError: one is there but cannot be read.
         """
         self._known = [known for path in paths for known in parse_known_hosts(_read(path), path)]
+        self._found: dict[str, list[KnownKey]] = {}
 
     def find(self, name: str) -> list[KnownKey]:
         """Return the lines of a host; none for an empty name."""
-        return [known for known in self._known if name and known.is_of(name)]
+        if name not in self._found:  # a large file of hashed names takes its time
+            self._found[name] = [known for known in self._known if name and known.is_of(name)]
+        return self._found[name]
 
     def add(self, path: Path, name: str, key: HostKey, *, is_hashed: bool) -> list[KnownKey]:
         """Write a key to a file and return nothing, or, when another process was first, what that has written.
@@ -139,11 +142,13 @@ class KnownHosts:
             others = [known for known in parse_known_hosts(text, path) if known.is_of(name)]
             if others:
                 self._known += others
+                self._found.clear()
                 return others
             words = f"{hash_name(name) if is_hashed else name} {key.kind} {base64.b64encode(key.blob).decode()}\n"
             file.write((("\n" if text and not text.endswith("\n") else "") + words).encode())
             file.flush()
         self._known.append(KnownKey(name, key, is_revoked=False, place=str(path), path=path))
+        self._found.clear()
         return []
 
 

@@ -17,10 +17,12 @@ from functools import partial
 from typing import Any
 
 from msrun.launch.transport.ssh.fault import SshFault
+from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.target import SshTarget
 from msrun.launch.transport.ssh.tokens import check_command_word
 
 END_S = 1.0
+MAX_COMPLAINT_BYTES = 1 << 14
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _REASONS = {
     errno.ECONNREFUSED: "connection refused: nothing listens there; is sshd running, and is it this port?",
@@ -67,14 +69,14 @@ def open_tcp(target: SshTarget, deadline: float, on_socket: Callable[[Callable[[
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             stream.close()
-            fault = _connect_fault(error, limit)
+            fault = _connect_fault(error, limit, is_late=time.monotonic() >= deadline)
             continue
         return Stream(stream, partial(_shut, stream), _numeric(str(address[0])))
     raise fault
 
 
-def _connect_fault(error: OSError, limit: float) -> SshFault:
-    if isinstance(error, TimeoutError) and error.errno is None:
+def _connect_fault(error: OSError, limit: float, *, is_late: bool) -> SshFault:
+    if is_late or (isinstance(error, TimeoutError) and error.errno is None):
         return SshFault(f"does not answer within {limit:.3g} s; is the host up, and does a firewall let SSH through?")
     reason = _REASONS.get(error.errno or 0) or f"cannot be connected to ({error.strerror or error})"
     return SshFault(reason, is_temporary=error.errno == errno.ECONNRESET)
@@ -154,11 +156,15 @@ def open_proxy_command(target: SshTarget) -> Stream:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        errors.close()
 
     def complaint() -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        text = os.pread(errors.fileno(), 1 << 14, 0).decode("utf-8", "backslashreplace").strip()
+        try:
+            text = os.pread(errors.fileno(), MAX_COMPLAINT_BYTES, 0).decode("utf-8", "backslashreplace").strip()
+        except (OSError, ValueError):  # ended by another thread
+            return ""
         said = text.splitlines()[-1] if text else f"exit status {process.poll()}"
         return f"ProxyCommand {target.proxy_command}: {said}"
 
@@ -195,7 +201,11 @@ class ChannelSocket:
         """Close it; that is told to the jump host when it can be."""
         if not self._closed:
             self._closed = True
-            threading.Thread(target=self._channel.close, name="close channel", daemon=True).start()
+            threading.Thread(target=self._tell, name="close channel", daemon=True).start()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
 
     def getpeername(self) -> tuple[str, int]:
         """Return nothing that is known here."""

@@ -249,3 +249,14 @@ def test_missing_packages_are_empty_versions(folder: Path, monkeypatch: pytest.M
     report = look(spec_for(folder))
     assert (report.torch_version, report.numpy_version) == ("", "")
     assert found(report, "torch")[0].status == "warn"
+
+
+def test_python_without_what_an_agent_needs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not found(look(spec_for(folder)), "packages")
+    monkeypatch.setattr(host_look, "NEEDED_PACKAGES", ("psutil", "no_such_package_here"))
+    report = look(spec_for(folder))
+    (finding,) = found(report, "packages")
+    assert (finding.status, finding.exit_code, report.addresses) == ("fail", 3, ())
+    assert finding.text.startswith(
+        f"no_such_package_here not installed for {sys.executable}, and msrun needs it there; "
+    )

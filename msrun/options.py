@@ -17,7 +17,7 @@ from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_sig
 from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
-OPTIONAL_VALUES |= {"--ssh": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES |= {"--discover": "true", "--ssh": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -69,6 +69,14 @@ OPTIONS: list[click.Parameter] = [
         help="Port on master_addr; 0: a free one.  [default: 0; several hosts: 8118]",
     ),
     option("node_rank", type=int, default=-1, help="Index of this host of several.  [default: by address]"),
+    option(
+        "discover",
+        type=Boolean(),
+        default=True,
+        metavar="[=True|False]",
+        help="Take what is not given of the above from Slurm, mpirun, Kubernetes or torchrun's PET_ variables.  "
+        "[default: True]",
+    ),
     option(
         "hosts",
         metavar="LIST",

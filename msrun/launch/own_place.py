@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msrun.agent.host.accelerators import read_gpus, read_npus
+from msrun.cluster.addresses import own_addresses
 from msrun.planning.discovery.kubernetes_job import HOSTS_FILE, read_domain
 from msrun.planning.discovery.register import find_surroundings
 from msrun.planning.discovery.seat import FoundSeat, find_seat, is_seat_open
@@ -30,7 +33,37 @@ def find_own_place(options: Mapping[str, Any], given: Collection[str], environ: 
     job = find_surroundings(environ, view_host()) if is_seat_open(options, given) else None
     if job is None:
         return FoundSeat({})
-    return find_seat(job, options, given, lambda: count_devices(options["device_target"], environ))
+    found = find_seat(job, options, given, lambda: count_devices(options["device_target"], environ))
+    is_node_0 = {**options, **found.options}["node_rank"] == 0
+    return with_own_address(found) if is_node_0 and "master_addr" in found.options else found
+
+
+def with_own_address(found: FoundSeat) -> FoundSeat:
+    """Return the seat of node 0 with its address where its name, which the others know, is loopback here.
+
+    Many systems have their own name in /etc/hosts as 127.0.1.1. With several addresses there is no telling which one
+    the others know, and the name stays: that it is loopback is then found, and refused, when the hosts meet.
+    """
+    name = str(found.options["master_addr"])
+    try:
+        known = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return found
+    outward = [text for text in own_addresses() if _is_outward(text)]
+    if not all(ipaddress.ip_address(text).is_loopback for text in known) or len(outward) != 1:
+        return found
+    settings = (
+        replace(setting, value=outward[0], source=f"own address; {setting.source} says {name}")
+        if setting.name == "master_addr"
+        else setting
+        for setting in found.settings
+    )
+    return replace(found, options={**found.options, "master_addr": outward[0]}, settings=tuple(settings))
+
+
+def _is_outward(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return address.version == 4 and not address.is_loopback and not address.is_link_local
 
 
 def view_host() -> HostView:

@@ -24,7 +24,7 @@ def find_kubernetes_job(environ: Mapping[str, str], host: HostView) -> Surroundi
     if not environ.get(INDEX):
         return None
     index = read_number(environ, INDEX)
-    master = first_pod(host, index, INDEX)
+    master = first_pod(host, index)
     return Surroundings(
         name=f"Kubernetes pod {host.name}",
         node_rank=Told(index, INDEX),
@@ -34,12 +34,12 @@ def find_kubernetes_job(environ: Mapping[str, str], host: HostView) -> Surroundi
     )
 
 
-def first_pod(host: HostView, index: int, source: str) -> Told[str] | None:
+def first_pod(host: HostView, index: int) -> Told[str] | None:
     """Return the name of pod 0 as its peers know it; None when pods of this job have no such names."""
     stem, dash, last = host.name.rpartition("-")
     if not host.domain or not dash or last != str(index):
         return None
-    return Told(f"{stem}-0.{host.domain}", f"{source}, {HOSTS_FILE}")
+    return Told(f"{stem}-0.{host.domain}", HOSTS_FILE)
 
 
 def read_domain(hosts_file: str, host_name: str) -> str:

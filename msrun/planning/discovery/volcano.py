@@ -45,7 +45,7 @@ def find_volcano(environ: Mapping[str, str], host: HostView) -> Surroundings | N
 
 def _without_hosts(environ: Mapping[str, str], host: HostView, name: str) -> Surroundings:
     index = read_number(environ, INDEX)
-    master = first_pod(host, index, INDEX)
+    master = first_pod(host, index)
     return Surroundings(
         name=name,
         node_rank=Told(index, INDEX),

@@ -157,7 +157,8 @@ class _Seat:
         """Return where the line's values came from, but for what the user gave."""
         job, told = self._job, self._told
         known = [job.node_num, *(told.get(name) for name in ("node_rank", "local_worker_num", "master_addr"))]
-        return list(dict.fromkeys(one.source for one in (*known, told.get("master_port")) if one is not None))
+        sources = (one.source for one in (*known, told.get("master_port")) if one is not None)
+        return [source for source in dict.fromkeys(sources) if not source.startswith("--")]
 
     def _found(self, lines: list[str]) -> FoundSeat:
         settings = tuple(FoundSetting(name, told.value, told.source) for name, told in self._told.items())

@@ -68,6 +68,11 @@ def test_every_value_says_where_it_came_from_and_one_line_says_all() -> None:
     assert found.lines == ("a job: node 1 of 2, 3 workers here, master h0:1234 (NODES, RANK, GPUS, MASTER, PORT)",)
 
 
+def test_the_line_does_not_name_what_was_given_as_a_source() -> None:
+    (line,) = told(with_local(TWO, 3), worker_num=4).lines
+    assert line == "a job: node 1 of 2, 2 workers here, master h0:1234 (NODES, RANK, MASTER, PORT)"
+
+
 def test_what_is_given_wins() -> None:
     given = {"node_rank": 0, "master_addr": "other", "master_port": 99, "local_worker_num": 2}
     found = told(TWO, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
@@ -124,7 +125,14 @@ def _check(options: dict[str, Any]) -> int:
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)
-    findings = inspect_host(spec, without_option_variables(os.environ, option_shapes(command.params)))
+    caller = without_option_variables(os.environ, option_shapes(command.params))
+    if spec.is_remote:
+        from msrun.launch.fleet.fleet_check import check_fleet
+
+        status, lines = check_fleet(spec, caller, quiet=options["quiet"])
+        _print_text("\n".join(lines))
+        return status
+    findings = inspect_host(spec, caller)
     for finding in findings:
         if finding.status != "ok" or not options["quiet"]:
             _print_text(render_finding(finding))
@@ -154,13 +162,18 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     from msrun.launch.job import new_job_id, run_job
 
     job_id = new_job_id()
+    run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+    if spec.is_remote:
+        from msrun.launch.fleet.fleet_job import run_fleet_job
+
+        run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:
-        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        result = run()
     else:
         from msrun.launch.detach import detach
 
         background = detach(quiet=quiet)
-        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id, on_directory=background.begin)
+        result = run(on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
         report = render_failure(result.failure)

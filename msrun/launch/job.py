@@ -76,6 +76,8 @@ class AgentPart:
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
+    if spec.is_remote:
+        return _plan_remote(spec, caller)
     facts = read_host_facts({**caller, **dict(spec.env)})
     run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
     seating = None
@@ -89,6 +91,13 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     plan = build_plan(spec, facts, caller=caller, job_id="JOB", run_dir=run_dir, master_port=port, seating=seating)
     _check_given_table(spec, plan)
     return plan
+
+
+def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
+    from msrun.launch.transport.pipe import agent_command
+    from msrun.planning.hosts.remote_plan import build_remote_plan
+
+    return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
 
 
 def new_job_id() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -48,7 +49,7 @@ def _decode(hint: Any, value: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _decode(next(arg for arg in args if arg is not type(None)), value)
+        return _decode_any([arg for arg in args if arg is not type(None)], value)
     if origin is typing.Literal:
         return _checked(value in args, value, hint)
     if origin is tuple:
@@ -69,7 +70,14 @@ def _decode(hint: Any, value: Any) -> Any:
     return _checked(type(value) is hint, value, hint)
 
 
-def _checked(is_right: bool, value: Any, hint: Any) -> Any:  # noqa: FBT001 - the condition is all there is to it
+def _decode_any(hints: list[Any], value: Any) -> Any:
+    for hint in hints[:-1]:
+        with contextlib.suppress(ValueError):
+            return _decode(hint, value)
+    return _decode(hints[-1], value)
+
+
+def _checked(is_right: bool, value: Any, hint: Any) -> Any:
     if not is_right:
         raise ValueError(f"{str(value)[:80]!r} is not {getattr(hint, '__name__', hint)}")
     return value

@@ -21,7 +21,7 @@ MAX_BEAT_S = 2.0
 
 
 class Crew:
-    """Owns the links. A context: leaving it ends every connection, and with it every agent."""
+    """Owns the links; `close` ends every connection, and with it every agent."""
 
     def __init__(self, inbox: Inbox, signals: SignalPipe, forward: tuple[int, ...], silence_s: float) -> None:
         """
@@ -43,10 +43,8 @@ class Crew:
         self._next_beat = 0.0
         self._interrupts = 0
 
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let all agents go, and wait a moment for them."""
         deadline = time.monotonic() + CLOSE_S
         for link in self.links:
             link.dismiss()

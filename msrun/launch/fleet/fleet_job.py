@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
@@ -21,13 +21,15 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import JobFailure, write_failure
 from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import assemble_plan, seats_of
+from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.outcome import combine_failures, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
@@ -67,7 +69,8 @@ def run_fleet_job(
         muster = Muster(spec, caller, job_id, signals, logs, events, lambda text: say(text, quiet=quiet))
         crew = stack.enter_context(muster)
         mustered = muster.run()
-        run = FleetRun(spec, job_id, crew, mustered, logs, events, quiet=quiet)
+        forwarded = forwarded_environment(caller, spec.forward_env)
+        run = FleetRun(spec, job_id, crew, mustered, logs, events, forwarded, quiet=quiet)
         run.start(lambda: on_directory(job_id, spec.log_dir))
         return run.finish()
 
@@ -101,10 +104,13 @@ class FleetRun:
         mustered: Mustered,
         logs: HomeLogs,
         events: EventLog,
+        forwarded: Mapping[str, str],
         *,
         quiet: bool,
     ) -> None:
+        """`forwarded`: variables that the hosts got from here."""
         self._spec = spec
+        self._forwarded = forwarded
         self._job_id = job_id
         self._crew = crew
         self._mustered = mustered
@@ -125,7 +131,7 @@ class FleetRun:
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
-        ranks = {seat.node_rank: seat.ranks for seat in seats_of(spec)}
+        ranks = {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
         self._record = FleetRecord(ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
 
     @property
@@ -144,7 +150,7 @@ class FleetRun:
         address, port = mustered.master
         crew.has_begun = True
         for link in crew.links:
-            link.allow_resume()
+            link.begin()
             link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
         self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
 
@@ -178,22 +184,24 @@ class FleetRun:
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
         )
         try:
-            write_private(self._spec.log_dir / contract.PLAN_JSON, plan.to_text())
+            write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         self._console = Console(plan, quiet=self._quiet)
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
-        for note in plan.notes:
+        for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
 
     def _on_event(self, node_rank: int, message: Message) -> None:
-        kind = str(message["kind"])
+        kind = str(message["moment"])
+        if kind == "restarting" and self._fault is None:
+            self._give_up_at = None
         if kind == "stopping":
             self._stop_at = None
             self._limit_end()
@@ -266,7 +274,7 @@ class FleetRun:
         fault = self._crew.interrupt or self._fault
         failure = combine_failures(self._job_id, self._results, fault)
         plan = self._plan or assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:

@@ -8,22 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
+from msrun.launch.transport.pipe import agent_command
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.remote_plan import plan_agent
+from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
-
-
-def seats_of(spec: LaunchSpec) -> tuple[HostSeat, ...]:
-    """Return who runs which ranks: those of the rank table, else contiguous in the order of the hosts."""
-    if spec.table_hosts:
-        return spec.table_hosts
-    seats, first = [], 0
-    for node_rank, entry in enumerate(spec.host_entries):
-        ranks = tuple(range(first, first + entry.slots))
-        seats.append(HostSeat(node_rank, entry.name, entry.address or entry.name, ranks, entry.device_ids))
-        first += entry.slots
-    return tuple(seats)
 
 
 def spec_of_host(spec: LaunchSpec, seats: Sequence[HostSeat], node_rank: int, token: str) -> LaunchSpec:
@@ -48,16 +39,20 @@ def assemble_plan(
     hosts: Mapping[int, HostPlan],
     notes: Mapping[int, Sequence[str]],
     target: str,
+    forwarded: Mapping[str, str],
 ) -> LaunchPlan:
     """Return the plan of the whole job as this launcher shows it: every log by its name here.
 
     Args:
         hosts: node_rank -> what the host has decided.
         notes: node_rank -> what a user should know of that; what several hosts say is said once.
+        forwarded: variables that they got from here.
     """
     entries = spec.host_entries
-    seats = [seat for seat in seats_of(spec) if seat.node_rank in hosts]
-    fleet = tuple(replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats)
+    seats = [seat for seat in seat_hosts(entries, spec.table_hosts) if seat.node_rank in hosts]
+    fleet = tuple(
+        replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats
+    )
     return LaunchPlan(
         job_id=job_id,
         world_size=spec.worker_num,
@@ -80,12 +75,14 @@ def assemble_plan(
         settings=spec.settings,
         notes=_merge_notes(notes, entries),
         fleet=fleet if len(entries) > 1 else (),
+        forwarded=dict(forwarded),
     )
 
 
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
     workers = tuple(replace(worker, log_path=str(log_dir / Path(worker.log_path).name)) for worker in host.workers)
-    return replace(host, workers=workers, place=host.place or f"{entry.name} ({host.name})")
+    place = host.place or f"{entry.name} ({host.name})"
+    return replace(host, workers=workers, place=place, agent=plan_agent(entry, agent_command))
 
 
 def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry]) -> tuple[str, ...]:

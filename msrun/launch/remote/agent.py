@@ -3,9 +3,9 @@
 Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
-    agent -> launcher   checked {report}   listening {port, error}   reached {error, exit_code}
-                        planned {host, notes, target}    event {kind, fields}    say {text}    log {...}    logs_end {}
-                        result {failure, survivors}      error {text, exit_code}
+    agent -> launcher   checked {report}   listening {port, error}   reached {result}
+                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
+                        logs_end {}    result {failure, survivors}      error {text, exit_code}
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, run_job
 from msrun.launch.preflight.host_look import make_host_report
-from msrun.launch.preflight.reach import reach
+from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, listen_at
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.report import LauncherReport
@@ -85,8 +85,11 @@ class Agent:
         finally:
             if self._listener is not None:
                 self._listener.close()
-            if self._spool is not None and not (self._link.is_orphan and not self._link.is_settled):
-                remove_spool(self._spool)
+
+    def clean_up(self) -> None:
+        """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
+        if self._spool is not None and not self._link.unsent_logs - {contract.SCHEDULER_LOG}:
+            remove_spool(self._spool)
 
     def _heed(self, message: Message) -> None:
         kind = message["type"]
@@ -95,8 +98,7 @@ class Agent:
         elif kind == "listen":
             self._listen(message)
         elif kind == "reach":
-            error = reach(message["address"], message["port"])
-            self._link.send("reached", error=error)
+            self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
         elif kind == "start":
             self._run_job(message)
 
@@ -108,7 +110,8 @@ class Agent:
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
-        self._caller = {**os.environ, **job.environment}
+        login = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        self._caller = {**login, **job.environment}
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
         )
@@ -184,10 +187,13 @@ def main() -> None:
             _await_bye(link)
         except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
             traceback.print_exc()
-            link.send("error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER)
+            link.send(
+                "error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER
+            )
             _await_bye(link)
     finally:
         link.close()
+        agent.clean_up()
     os._exit(0)  # nothing is left to be done, and threads of libraries must not hold it up
 
 

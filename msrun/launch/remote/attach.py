@@ -22,13 +22,14 @@ def main(job_id: str, node_rank: int) -> None:
     except OSError as error:
         sys.stderr.write(f"msrun agent: no agent of this job runs here any more ({error.strerror})\n")
         os._exit(NO_AGENT)
+    sources: list[int | socket.socket] = [0, agent]
     while True:
-        ready, _, _ = select.select([0, agent], [], [])
+        ready, _, _ = select.select(sources, [], [])
         for source in ready:
-            data = os.read(0, READ_BYTES) if source == 0 else agent.recv(READ_BYTES)
+            data = os.read(0, READ_BYTES) if source != agent else agent.recv(READ_BYTES)
             if not data:
                 os._exit(0)
-            if source == 0:
+            if source != agent:
                 agent.sendall(data)
             else:
                 _write_all(data)

@@ -22,7 +22,8 @@ class LauncherReport:
         self._logs = logs
         self._is_between = False
         """An attempt is over, and no worker of the next has started."""
-        link.send("planned", host=encode_record(plan.hosts[0]), notes=list(plan.notes), target=plan.device_target)
+        host, names = encode_record(plan.hosts[0]), logs.names
+        link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass a moment on."""
@@ -32,7 +33,7 @@ class LauncherReport:
         elif kind == "started" and self._is_between:
             self._logs.begin_attempt()
             self._is_between = False
-        self._link.send("event", kind=kind, fields=dict(fields))
+        self._link.send("event", moment=kind, fields=dict(fields))
 
     def tick(self, membership: Membership) -> None:
         """Nothing regular to pass on."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
-_BOOTSTRAP = """\
+_STEPS = """\
 import sys,hashlib
 sys.path[:1]==[""] and sys.path.pop(0)
 f=open(0,"rb",0,closefd=False)
@@ -18,9 +18,11 @@ while len(s)<int(n):
     d=f.read(int(n)-len(s))
     if not d: sys.exit("msrun agent: the launcher has gone")
     s+=d
-if hashlib.sha256(s).hexdigest()!=h.decode(): sys.exit("msrun agent: what came through the pipe is damaged")
-exec(s)
+if hashlib.sha256(s).hexdigest()==h.decode(): exec(s)
+else: sys.exit("msrun agent: what came through the pipe is damaged")
 """
+_BOOTSTRAP = f"exec({_STEPS!r})"
+"""On one line and without an exclamation mark, which a csh would read."""
 
 MARKER = b"\x00msrun agent 1\x00\n"
 """What an agent writes first; anything before it is noise of a login shell."""

@@ -19,6 +19,18 @@ NAMES = ("train-0", "train-1")
 DOMAIN = "train.default.svc.cluster.local"
 BECOME = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 
+ALL_REDUCE = """
+import json, os, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(ranks)
+with open(f"record_{dist.get_rank()}.json", "w") as file:
+    json.dump({"env": dict(os.environ), "sum": ranks.item()}, file)
+dist.destroy_process_group()
+"""
+"""Plain torch: it finds its world by itself."""
+
 
 class NamedHosts:
     """Two hosts with names of their own, which are in /etc/hosts of both."""
@@ -123,7 +135,7 @@ def test_pods_of_an_indexed_job_find_pod_0_by_their_service(hosts: NamedHosts, w
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
-def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
+def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     lines = ["#!/bin/sh", 'host=$1; shift; case "$host" in']
     for host in (0, 1):
@@ -135,15 +147,16 @@ def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, workers: Path, tmp_
         *("-x", "JOB_RUNNER_MARK", "-H", f"{hosts.net.address(0)}:8,{hosts.net.address(1)}:8", "-npernode", "1"),
         *(sys.executable, "-m", "msrun"),
     ]
-    job = hosts.runner.start(
-        "--worker_num=4", workers / "record.py", cwd=tmp_path, prefix=hosts.prefix(0), command=command
-    )
+    (tmp_path / "train.py").write_text(ALL_REDUCE)
+    job = hosts.runner.start("--worker_num=4", "train.py", cwd=tmp_path, prefix=hosts.prefix(0), command=command)
     ended = job.finish()
     assert ended.code == 0, ended
     assert places(tmp_path, 4) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert f"mpirun: node 1 of 2, 2 workers here, master {hosts.net.address(0)}:" in ended.stderr
-    left = [name for name in record(tmp_path, 3) if name.startswith(("OMPI_COMM_WORLD", "PMIX_RANK", "PMIX_SERVER"))]
-    assert left == []
+    seen = record(tmp_path, 3)
+    assert [name for name in seen if name.startswith(("OMPI_COMM", "PMIX_RANK", "PMIX_SERVER"))] == []
+    assert seen["MS_ROLE"] == "MS_WORKER", "by which MindSpore knows that no mpirun has started it"
+    assert json.loads((tmp_path / "record_0.json").read_text())["sum"] == 6.0
 
 
 def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

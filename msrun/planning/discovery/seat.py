@@ -147,7 +147,10 @@ class _Seat:
         place = f"node {node_rank}" if node_rank >= 0 else "one"
         port = value["master_port"] or MEETING_PORT
         line = f"{job.name}: {place} of {node_num}, {_count(local.value)} here, master {value['master_addr']}:{port}"
-        return self._found([f"{line} ({', '.join(self._sources())})"])
+        lines = [f"{line} ({', '.join(self._sources())})"]
+        if 0 < job.cpu_count < local.value:
+            lines.append(f"{job.name}: {_count(local.value)} share {job.cpu_count} CPU here; {job.cpu_remedy}")
+        return self._found(lines)
 
     def _tell(self, name: str, told: Told[int] | Told[str] | None) -> None:
         if told is not None and name not in self._given:

@@ -1,7 +1,8 @@
 """Slurm: `srun --ntasks-per-node=1 msrun train.py`.
 
 Source: "output environment variables" of srun(1) and sbatch(1). A batch script and a shell of salloc carry the
-variables of the whole allocation but none of a step: msrun started there runs once, on that host.
+variables of the whole allocation but none of a step: msrun started there runs once, on that host. A task gets one
+processor unless --cpus-per-task says more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NODE_NAME = "SLURMD_NODENAME"
 GPUS = "SLURM_GPUS_ON_NODE"
 
 
-def find_slurm(environ: Mapping[str, str], _host: HostView) -> Surroundings | None:
+def find_slurm(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
     """Return the job step that this process is a task of, or the host of a batch script; None outside Slurm.
 
     Raises:
@@ -57,6 +58,8 @@ def find_slurm(environ: Mapping[str, str], _host: HostView) -> Surroundings | No
         local_worker_num=local,
         master_addr=Told(nodes[0], STEP_LIST),
         master_port=derived_port(JOB, f"slurm {environ[JOB]}.{environ.get(STEP, '')}"),
+        cpu_count=host.cpu_count,
+        cpu_remedy="srun --cpus-per-task=N gives more",
     )
 
 

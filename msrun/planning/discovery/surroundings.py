@@ -60,6 +60,10 @@ class Surroundings:
     """None = any that is equal on all hosts."""
     are_peers_near: bool = False
     """Whether others of the same job are known to be there although nobody says how many."""
+    cpu_count: int = 0
+    """Processors that msrun was given, where it may have been given fewer than it needs; 0 = the host's are its own."""
+    cpu_remedy: str = ""
+    """How to be given more."""
     hint: str = ""
     """What to say when this host turns out to be the only one."""
     remedy: str = ""

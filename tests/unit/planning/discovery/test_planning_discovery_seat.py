@@ -73,6 +73,12 @@ def test_the_line_does_not_name_what_was_given_as_a_source() -> None:
     assert line == "a job: node 1 of 2, 2 workers here, master h0:1234 (NODES, RANK, MASTER, PORT)"
 
 
+@pytest.mark.parametrize(("cpus", "is_said"), [(0, False), (1, True), (3, False), (8, False)])
+def test_workers_with_too_few_processors_are_said(cpus: int, is_said: bool) -> None:
+    job = Surroundings(**{**vars(with_local(TWO, 3)), "cpu_count": cpus, "cpu_remedy": "ask for more"})
+    assert told(job).lines[1:] == (("a job: 3 workers share 1 CPU here; ask for more",) if is_said else ())
+
+
 def test_what_is_given_wins() -> None:
     given = {"node_rank": 0, "master_addr": "other", "master_port": 99, "local_worker_num": 2}
     found = told(TWO, **given)

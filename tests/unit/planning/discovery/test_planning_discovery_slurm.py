@@ -44,6 +44,7 @@ def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
     assert job.master_addr and (job.master_addr.value, job.master_addr.source) == ("n1", "SLURM_STEP_NODELIST")
     assert job.master_port and FIRST_PORT <= job.master_port.value < FIRST_PORT + PORT_COUNT
     assert job.local_worker_num is None
+    assert (job.cpu_count, job.cpu_remedy) == (HOST.cpu_count, "srun --cpus-per-task=N gives more")
 
 
 def test_gpus_of_the_node_are_its_workers() -> None:

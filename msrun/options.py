@@ -19,6 +19,7 @@ from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES["--discover"] = "true"
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -70,6 +71,14 @@ OPTIONS: list[click.Parameter] = [
         help="Port on master_addr; 0: a free one.  [default: 0; several hosts: 8118]",
     ),
     option("node_rank", type=int, default=-1, help="Index of this host of several.  [default: by address]"),
+    option(
+        "discover",
+        type=Boolean(),
+        default=True,
+        metavar="[=True|False]",
+        help="Take what is not given of the above from Slurm, mpirun, Kubernetes or torchrun's PET_ variables.  "
+        "[default: True]",
+    ),
     option(
         "hosts",
         metavar="LIST",

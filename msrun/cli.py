@@ -68,8 +68,7 @@ def command(**options: Any) -> int:
     caller = without_option_variables(os.environ, option_shapes(command.params))
     from msrun.launch.preflight.checks import check_host
 
-    if not spec.is_remote:
-        check_host(spec, is_dry_run=bool(options["dry_run"]))
+    check_host(spec, is_dry_run=bool(options["dry_run"]))
     if options["dry_run"]:
         from msrun.launch.job import plan_dry_run
         from msrun.planning.plan_text import render_plan

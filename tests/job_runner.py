@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DEADLINE_S = 60.0
+DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
 MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""

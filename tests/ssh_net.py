@@ -32,6 +32,7 @@ name=$1 hosts=$2 folders=$3
 shift 3
 hostname "$name"
 mount --bind "$hosts" /etc/hosts
+for file in ~/.bashrc ~/.zshenv; do test ! -e "$file" || mount --bind /dev/null "$file"; done  # this machine's own
 while read -r folder; do test -z "$folder" || mount -t tmpfs -o mode=0755 none "$folder"; done <"$folders"
 echo "host is made" >&2
 exec setpriv --pdeathsig KILL -- "$@"

@@ -37,11 +37,6 @@ class Ledger:
         """Return what the other side has not acknowledged, in order: to be sent again on a new connection."""
         return list(self._kept)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the other side has everything."""
-        return not self._kept
-
     def take(self, message: Message) -> bool:
         """Return whether a message of the other side is to be heeded: False for one that came before."""
         number = message.get("seq")

@@ -97,9 +97,7 @@ def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     from msrun.launch.transport.pipe import agent_command
     from msrun.planning.hosts.remote_plan import build_remote_plan
 
-    plan = build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
-    _check_given_table(spec, plan)
-    return plan
+    return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
 
 
 def new_job_id() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
+from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import TableHost, read_table_hosts
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
@@ -51,7 +54,10 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
         entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
     seats = tuple(host.seat for host in table)
     total = sum(entry.slots for entry in entries)
-    if len(entries) == 1 and is_this_host(entries[0]):
+    if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
+        target = "cpu" if options["device_target"] == "auto" else options["device_target"]
+        check_rank_table(options["rank_table_file"], total, target)
+    if len(entries) == 1 and is_this_host(entries[0]) and entries[0].python in ("", sys.executable):
         told = {**options, "worker_num": total, "local_worker_num": total}
         return JobHosts((), seats or seat_hosts(entries), told)
     if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
@@ -63,12 +69,14 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
 
 
 def is_this_host(entry: HostEntry) -> bool:
-    """Return whether an entry needs no SSH: loopback, or a name or address of this host, with no user or port."""
-    if entry.user or entry.port or entry.python:
-        return False
+    """Return whether an entry needs no SSH: loopback, or a name or an address of this host, with no user or port."""
+    return not entry.user and not entry.port and bool(entry.keys & _own_keys())
+
+
+@functools.cache
+def _own_keys() -> frozenset[str]:
     host_name = socket.gethostname()
-    own = {LOOPBACK, host_key(host_name), host_key(host_name.partition(".")[0])}
-    return bool(entry.keys & own) or bool(entry.keys & {host_key(address) for address in own_addresses()})
+    return frozenset(map(host_key, (LOOPBACK, host_name, host_name.partition(".")[0], *own_addresses())))
 
 
 def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:

@@ -7,9 +7,8 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 
-from msrun.planning.environment import masked
 from msrun.planning.host_seat import render_seats
-from msrun.planning.hosts.remote_text import common_to_all, own_variables, render_reach
+from msrun.planning.hosts.remote_text import common_to_all, own_variables, render_reach, variable_lines
 from msrun.planning.hosts.seats import UNKNOWN
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
@@ -74,8 +73,7 @@ def _fleet(plan: LaunchPlan) -> list[str]:
 
 
 def _environment(common: Mapping[str, str]) -> list[str]:
-    variables = [f"    {name}={value}" for name, value in sorted(masked(common).items())]
-    return ["  environment of every worker:", *variables]
+    return ["  environment of every worker:", *(f"  {line}" for line in variable_lines(common))]
 
 
 def _limits(plan: LaunchPlan) -> str:

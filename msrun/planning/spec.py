@@ -14,7 +14,7 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.ssh_settings import SshSettings
+from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -129,6 +129,7 @@ def check_spec(spec: LaunchSpec) -> None:
     for name, value in spec.env:
         check_env(name, value)
     check_patterns(spec.forward_env)
+    check_ssh_settings(spec.ssh)
     _check_log_name(spec.worker_log_name)
     check_log_rotation(spec.log_max_bytes, spec.log_keep)
     if spec.grace_s < 0:

@@ -24,6 +24,8 @@ from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, open
 from msrun.planning.hosts.host_entry import HostEntry
 
 RETRY_S = 0.5
+SALVAGE_S = 10.0
+"""How long the host of a killed agent may take to let somebody else in."""
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
 
@@ -35,6 +37,8 @@ class AgentCode:
     start: bytes
     attach: bytes
     """Connects to the agent of a broken connection; empty where that cannot be."""
+    salvage: Callable[[], bytes]
+    """Sends what a killed agent has left."""
 
 
 class AgentLink:
@@ -44,22 +48,20 @@ class AgentLink:
         self,
         node_rank: int,
         entry: HostEntry,
-        open_pipe: Callable[[float], AgentPipe],
+        open_pipe: Callable[[float | None], AgentPipe],
         code: AgentCode,
         job: Message,
         inbox: Inbox,
         take_first: Callable[[Message], bool],
         *,
         silence_s: float,
-        connect_s: float,
     ) -> None:
         """
         Args:
-            open_pipe: opens a pipe before a moment of `time.monotonic`; raises ClusterError.
+            open_pipe: opens a pipe before a moment of `time.monotonic`, None = in the usual time; raises ClusterError.
             job: what the agent is told first.
             take_first: called by the thread that reads, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
-            connect_s: how long the first connection may take.
         """
         self.node_rank = node_rank
         self.entry = entry
@@ -73,13 +75,12 @@ class AgentLink:
         self._job = job
         self._take_first = take_first
         self._silence_s = silence_s
-        self._connect_s = connect_s
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._pipe: AgentPipe | None = None
         self._heard_at = time.monotonic()
-        self._can_resume = False
+        self._has_begun = self._can_resume = False
         self._is_attached = True
         """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
         self._closed = threading.Event()
@@ -106,8 +107,9 @@ class AgentLink:
         if self._can_resume and time.monotonic() - self._heard_at > self._silence_s / 3:
             self._break()
 
-    def allow_resume(self) -> None:
+    def begin(self) -> None:
         """From now on the agent has something to come back for."""
+        self._has_begun = True
         self._can_resume = bool(self._code.attach)
 
     @property
@@ -164,7 +166,7 @@ class AgentLink:
 
     def _serve(self) -> None:
         begin = time.monotonic()
-        pipe = self._open_pipe(begin + self._connect_s)
+        pipe = self._open_pipe(None)
         if self._closed.is_set():
             pipe.close()
             return
@@ -181,14 +183,19 @@ class AgentLink:
                 break
             status = pipe.exit_status
             if status is not None or not self._can_resume:
-                self._end(noise, status, pipe.stderr_text())
+                stderr = pipe.stderr_text()
+                pipe.close()
+                if status and self._has_begun and not self._closed.is_set():
+                    self._salvage()
+                self._end(noise, status, stderr)
                 return
             self._is_attached, self._pipe = False, None
             pipe.close()
             self._post("cut", reason=f"the connection to {self.entry.name} broke")
             again = self._open_again()
             if again is None:
-                self._end(f"no connection for {self.silent_s:.0f} s", None)
+                silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
+                self._end(f"{self.entry.name}: {silence}", None)
                 return
             pipe = self._pipe = again
         pipe.close()
@@ -205,6 +212,15 @@ class AgentLink:
             except (ClusterError, OSError):
                 self._closed.wait(RETRY_S)
         return None
+
+    def _salvage(self) -> None:
+        """Fetch what a killed agent has left of its logs, and let it be cleared away."""
+        with contextlib.suppress(ClusterError, OSError):
+            pipe = self._open_pipe(time.monotonic() + SALVAGE_S)
+            self._pipe = pipe
+            pipe.write(opening(self._code.salvage()))
+            self._read_pipe(pipe)
+            pipe.close()
 
     def _read_pipe(self, pipe: AgentPipe) -> str:
         """Take what the agent says until the connection ends; returns what it said that is no message."""
@@ -235,9 +251,8 @@ class AgentLink:
                 if kind == "attached":
                     self._send_again()
                     self._post("resumed")
-        elif self._ledger.take(message):
-            if not self._take_first(message):
-                self._inbox.post({**message, "node": self.node_rank})
+        elif self._ledger.take(message) and not self._take_first(message):
+            self._inbox.post({**message, "node": self.node_rank})
 
     def _send_again(self) -> None:
         """Send what the agent has not seen, before anything newer."""

@@ -10,6 +10,7 @@ from msrun.launch.console import say
 from msrun.launch.fleet.muster import Muster
 from msrun.launch.job import new_job_id
 from msrun.launch.preflight.fleet_finding import exit_code_of_fleet, order_findings, render_fleet_findings
+from msrun.launch.preflight.launcher_look import inspect_launcher
 from msrun.planning.spec import LaunchSpec
 
 
@@ -24,5 +25,5 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
         muster = Muster(spec, caller, new_job_id(), signals, None, None, lambda text: say(text, quiet=quiet))
         stack.enter_context(muster)
         muster.look()
-    findings = order_findings(muster.findings)
+    findings = order_findings([*inspect_launcher(spec, caller), *muster.findings])
     return exit_code_of_fleet(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)

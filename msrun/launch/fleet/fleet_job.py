@@ -28,6 +28,7 @@ from msrun.launch.fleet.outcome import combine_failures, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record
@@ -68,7 +69,8 @@ def run_fleet_job(
         muster = Muster(spec, caller, job_id, signals, logs, events, lambda text: say(text, quiet=quiet))
         crew = stack.enter_context(muster)
         mustered = muster.run()
-        run = FleetRun(spec, job_id, crew, mustered, logs, events, quiet=quiet)
+        forwarded = forwarded_environment(caller, spec.forward_env)
+        run = FleetRun(spec, job_id, crew, mustered, logs, events, forwarded, quiet=quiet)
         run.start(lambda: on_directory(job_id, spec.log_dir))
         return run.finish()
 
@@ -102,10 +104,13 @@ class FleetRun:
         mustered: Mustered,
         logs: HomeLogs,
         events: EventLog,
+        forwarded: Mapping[str, str],
         *,
         quiet: bool,
     ) -> None:
+        """`forwarded`: variables that the hosts got from here."""
         self._spec = spec
+        self._forwarded = forwarded
         self._job_id = job_id
         self._crew = crew
         self._mustered = mustered
@@ -145,7 +150,7 @@ class FleetRun:
         address, port = mustered.master
         crew.has_begun = True
         for link in crew.links:
-            link.allow_resume()
+            link.begin()
             link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
         self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
 
@@ -179,7 +184,7 @@ class FleetRun:
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
         )
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
@@ -269,7 +274,7 @@ class FleetRun:
         fault = self._crew.interrupt or self._fault
         failure = combine_failures(self._job_id, self._results, fault)
         plan = self._plan or assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
+from msrun.launch.transport.pipe import agent_command
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.remote_plan import plan_agent
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -37,12 +39,14 @@ def assemble_plan(
     hosts: Mapping[int, HostPlan],
     notes: Mapping[int, Sequence[str]],
     target: str,
+    forwarded: Mapping[str, str],
 ) -> LaunchPlan:
     """Return the plan of the whole job as this launcher shows it: every log by its name here.
 
     Args:
         hosts: node_rank -> what the host has decided.
         notes: node_rank -> what a user should know of that; what several hosts say is said once.
+        forwarded: variables that they got from here.
     """
     entries = spec.host_entries
     seats = [seat for seat in seat_hosts(entries, spec.table_hosts) if seat.node_rank in hosts]
@@ -71,12 +75,14 @@ def assemble_plan(
         settings=spec.settings,
         notes=_merge_notes(notes, entries),
         fleet=fleet if len(entries) > 1 else (),
+        forwarded=dict(forwarded),
     )
 
 
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
     workers = tuple(replace(worker, log_path=str(log_dir / Path(worker.log_path).name)) for worker in host.workers)
-    return replace(host, workers=workers, place=host.place or f"{entry.name} ({host.name})")
+    place = host.place or f"{entry.name} ({host.name})"
+    return replace(host, workers=workers, place=place, agent=plan_agent(entry, agent_command))
 
 
 def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry]) -> tuple[str, ...]:

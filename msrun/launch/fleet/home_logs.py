@@ -54,6 +54,7 @@ class HomeLogs:
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[int, _Log]] = {}
         """Name -> attempt and file."""
+        self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         self.fault = ""
         """Why logs are not complete: the first error of the disk; empty when they are."""
@@ -67,7 +68,12 @@ class HomeLogs:
         with self._lock:
             self._names[node_rank] = frozenset(name for name in names if _NAME.match(name))
             for name in self._names[node_rank]:
-                self._logs[name] = (0, self._open(name))
+                self._logs[name], self._sizes[name] = (0, self._open(name)), 0
+
+    def sizes(self, node_rank: int) -> dict[str, int]:
+        """Return how many bytes of the newest log of each name have come from a host."""
+        with self._lock:
+            return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
     def _open(self, name: str) -> _Log:
         path = self._folder / name
@@ -79,11 +85,15 @@ class HomeLogs:
     def write(self, node_rank: int, message: Message) -> None:
         """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
         name, attempt = str(message.get("name")), message.get("attempt")
-        if name not in self._names.get(node_rank, ()) or type(attempt) is not int or not 0 <= attempt < MAX_ATTEMPT:
+        if name not in self._names.get(node_rank, ()):
+            return
+        attempt = self._logs[name][0] if attempt is None else attempt
+        if type(attempt) is not int or not 0 <= attempt < MAX_ATTEMPT:
             return
         try:
             data = bytearray(unpack_piece(message))
             self._log(name, attempt).write(data, len(data))
+            self._sizes[name] += len(data)
         except OSError as error:
             self.fault = self.fault or f"{self._folder / name}: {error.strerror}"
         except ValueError as error:
@@ -98,7 +108,7 @@ class HomeLogs:
                 log.close()
                 rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, current))))
                 log = self._open(name)
-                self._logs[name] = (attempt, log)
+                self._logs[name], self._sizes[name] = (attempt, log), 0
             return log
 
     def close(self) -> None:

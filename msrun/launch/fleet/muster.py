@@ -178,12 +178,11 @@ class Muster:
             node,
             entry,
             lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, environment, node),
+            self._opener.code(entry, environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
             {"type": "job", "job": encode_record(job)},
             self._inbox,
             lambda message: self._take_first(node, message),
             silence_s=self._spec.heartbeat_time_out_s,
-            connect_s=self._opener.connect_s,
         )
 
     def _take_first(self, node: int, message: Message) -> bool:

@@ -28,7 +28,7 @@ _SIGNS = (
     (r"error while loading shared libraries: (?P<what>[^:\s]+)", f"{{python}} lacks the library {{what}}; {_OTHER}"),
     (
         r"No module named '?encodings\b",
-        f"{{python}} does not find its own library; unset PYTHONHOME there, or {_OTHER}",
+        f"{{python}} finds no library of its own; unset PYTHONHOME there, or {_OTHER}",
     ),
     (
         r"Error: No module named '?msrun\b(?!\.)",
@@ -57,7 +57,6 @@ _SIGNS = (
     (r"account is currently not available|nologin", "the user has no shell there; give another user by --ssh_user"),
     (r"login as the user \W*(?P<what>[\w.-]+)", "that user may not log in there; give --ssh_user {what}"),
     (r"password (?:has )?expired|change your password", "the user's password there has expired; log in once by hand"),
-    (r"Unmatched '|Badly placed \(\)", "its login shell is a csh that cannot read the agent's command line; change it"),
 )
 """Text on stderr, and what it means; the first that is found counts."""
 
@@ -85,7 +84,8 @@ def _by_text(stderr_text: str, python: str) -> str:
 
 def _by_status(exit_status: int, stderr_text: str, python: str) -> str:
     lines = [line for line in map(str.strip, stderr_text.splitlines()) if line]
-    last = printable(lines[-1], MAX_QUOTED_CHARS) if lines else ""
+    blaming = [line for line in lines if python in line and exit_status in (NOT_EXECUTABLE, NOT_FOUND)]
+    last = printable([*blaming[:1], *lines[-1:]][0], MAX_QUOTED_CHARS) if lines else ""
     said = f": {last}" if last else ""
     if exit_status == NOT_FOUND:
         return f"there is no {python}{said}; install it there, or {_OTHER}"

@@ -55,6 +55,8 @@ class Check:
     stops_run: bool = False
     """Asked by every run, so it has to be cheap."""
     stops_dry_run: bool = False
+    is_launchers: bool = False
+    """About what this host needs even when all workers are on others."""
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
@@ -68,7 +70,7 @@ def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_
         ClusterError: the host has no room for the job.
     """
     for check in CHECKS:
-        if check.stops_dry_run if is_dry_run else check.stops_run:
+        if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
             check.look(spec, os.environ if caller is None else caller)
 
 
@@ -283,8 +285,8 @@ def _check_module(name: str, working_directory: Path) -> None:
 
 CHECKS = (
     Check("program", _look_at_program, stops_run=True, stops_dry_run=True),
-    Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True),
-    Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True),
+    Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True, is_launchers=True),
+    Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("temporary", _look_at_temporary, stops_run=True),
     Check("shared_memory", _look_at_shared_memory),
     Check("master_port", _look_at_port, stops_run=True),

@@ -75,8 +75,8 @@ def check_reach(
         elif not result.source:
             why = "it has no route there: another network"
         else:
-            over = f"{result.interface} ({result.source})" if result.interface else result.source
-            why = f"its route goes over {over}: a firewall, or another network"
+            own = f"{result.source} ({result.interface})" if result.interface else result.source
+            why = f"its way there begins at {own}: a firewall, or another network"
         text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
         said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
@@ -169,30 +169,30 @@ def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswe
 
 def _check_clocks(reached: Mapping[int, HostAnswer]) -> Iterator[tuple[int, Finding]]:
     for node, answer in reached.items():
-        ahead_s, error_s = clock_skew(answer)
-        if abs(ahead_s) - error_s > MAX_SKEW_S:
-            text = f"its clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the one here"
+        least_s, most_s = clock_skew(answer)
+        if least_s > MAX_SKEW_S or most_s < -MAX_SKEW_S:
+            text = f"clock {abs(least_s):.1f} s {'ahead of' if least_s > 0 else 'behind'} the one here"
             yield node, Finding("warn", "clock", f"{text}: times in logs do not agree; start chrony or ntpd there")
         else:
-            yield node, Finding("ok", "clock", f"agrees with the one here to {MAX_SKEW_S:g} s")
+            yield node, Finding("ok", "clock", f"clock agrees with the one here to {MAX_SKEW_S:g} s")
 
 
 def clock_skew(answer: HostAnswer) -> tuple[float, float]:
-    """Return how far (s) a host's clock is ahead of the launcher's, and by how much that may be wrong.
+    """Return how far (s) a host's clock is ahead of the launcher's, at least and at most.
 
-    Half of the time on the way, there and back, is what cannot be known. Source: RFC 5905, section 8.
+    The question took some time on its way, and so did the answer: the truth lies between. It is near the first of the
+    two, for the question waits until the agent has started, and the answer for nothing. Source: RFC 5905, section 8.
     """
-    there, back = answer.report.received_at - answer.sent_at, answer.report.made_at - answer.received_at
-    return (there + back) / 2, max(0.0, there - back) / 2
+    return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
 
 
 def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
     seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
     others = tuple(node for node in reached if node not in seeing)
     if seeing:
-        yield FleetFinding("ok", "logs", "shares the log directory of this host: its logs are not sent", seeing)
+        yield FleetFinding("ok", "logs", "log directory shared with this host: logs are not sent", seeing)
     if others:
-        yield FleetFinding("ok", "logs", "its logs are sent here while the job runs", others)
+        yield FleetFinding("ok", "logs", "logs are sent here while the job runs", others)
 
 
 def _check_master(

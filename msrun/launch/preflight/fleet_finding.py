@@ -74,6 +74,8 @@ def describe_finding(finding: FleetFinding, entries: Sequence[HostEntry]) -> str
     """Return a finding with the hosts that it is said of in front: "h[3-5]: 512 MiB free for logs in /"."""
     if not finding.nodes:
         return finding.text
+    if len(finding.nodes) == 1 and re.match(rf"{re.escape(entries[finding.nodes[0]].name)}[ :]", finding.text):
+        return finding.text  # which names its host itself
     return f"{name_hosts(finding.nodes, entries)}: {finding.text}"
 
 
@@ -122,7 +124,8 @@ def _common_text(texts: Sequence[str], first_name: str) -> str:
         columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
         ranges = iter([_range(column) for column in columns])
         return _NUMBER.sub(lambda _: next(ranges), first).replace(HOST, "the host")
-    return f"on {first_name}: {first.replace(HOST, first_name)}"
+    example = first.replace(HOST, first_name)
+    return f"such as {example}" if first.startswith(HOST) else f"on {first_name}: {example}"
 
 
 def _range(numbers: Sequence[str]) -> str:

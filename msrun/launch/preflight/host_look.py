@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from msrun import __version__, contract
-from msrun.errors import MsrunError
-from msrun.launch.preflight.checks import CHECKS, Check, place_own_devices
+from msrun.errors import ClusterError, MsrunError
+from msrun.launch.preflight.checks import CHECKS, FULL_DISK_BYTES, LOW_DISK_BYTES, Check, place_own_devices
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric
+from msrun.launch.preflight.host_room import format_bytes, free_disk_bytes
 from msrun.launch.preflight.log_share import sees_word
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.planning.spec import LaunchSpec
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python"})
 """Checks that the launcher makes for all hosts together."""
+OF_LOG_DIR = frozenset({"log_dir", "disk"})
+"""Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
 ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
 """The launcher compares these between hosts, and says that they are well."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -51,9 +55,13 @@ def make_host_report(
     look = _Look()
     sources: tuple[tuple[str, str], ...] = look.at("program", lambda: _read_program(spec, look), ())
     look.at("working_dir", lambda: _check_folder(spec, look), None)
+    sees_log_dir = sees_word(shown or {})
     for check in CHECKS:
-        if check.name not in NOT_OF_ONE_HOST and not look.has_failed(check.name):
+        is_asked = check.name not in NOT_OF_ONE_HOST and (sees_log_dir or check.name not in OF_LOG_DIR)
+        if is_asked and not look.has_failed(check.name):
             look.at(check.name, partial(look.judge, check, spec, caller), None)
+    if not sees_log_dir:
+        look.at("disk", lambda: look.findings.append(_look_at_spool_disk()), None)
     target = ""
     if not look.has_failed("devices"):
         target = look.at("devices", lambda: place_own_devices(spec, caller).target, "")
@@ -72,7 +80,7 @@ def make_host_report(
         ssh_server=server,
         master_address=look.at("master_addr", lambda: _resolve(master_name), ""),
         received_at=asked_at,
-        sees_log_dir=look.at("log_dir", lambda: sees_word(shown or {}), False),  # noqa: FBT003 - the value if not seen
+        sees_log_dir=sees_log_dir,
         sources=sources,
         addresses=look.at("addresses", read_addresses, ()),
         findings=tuple(look.findings),
@@ -127,6 +135,18 @@ def _check_folder(spec: LaunchSpec, look: _Look) -> None:
         _refuse(look, "working_dir", f"{folder}: no such directory there, or no permission; make it, or give --chdir")
     elif not folder.is_dir():
         _refuse(look, "working_dir", f"{folder}: is no directory there; give --chdir")
+
+
+def _look_at_spool_disk() -> Finding:
+    """Look at where logs wait until the launcher has them: behind a slow link that may be all of them."""
+    folder = Path(tempfile.gettempdir())
+    free = free_disk_bytes(folder)
+    if free is None:
+        return Finding("ok", "disk", f"{folder}: its file system does not count free space")
+    if free < FULL_DISK_BYTES:
+        raise ClusterError(f"the disk of {folder}, where logs wait to be sent, is full; make room, or set TMPDIR there")
+    is_low = free < LOW_DISK_BYTES
+    return Finding("warn" if is_low else "ok", "disk", f"{format_bytes(free)} free for logs on their way in {folder}")
 
 
 def _refuse(look: _Look, name: str, text: str) -> None:

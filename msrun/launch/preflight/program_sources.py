@@ -26,7 +26,8 @@ _IMPORT = re.compile(
     r"|from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#;(]+))",
     re.MULTILINE,
 )
-_NAME = re.compile(r"\s*([^\W\d]\w*(?:\.\w+)*)(?:\s+as\s+\w+)?\s*(?:#.*)?")
+_NAME = re.compile(r"\s*([^\W\d]\w*(?:\.\w+)*)")
+_COMMENT = re.compile(r"#[^\n]*")
 
 
 def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
@@ -41,7 +42,7 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
     if main is None:
         return []
     found = {_name(main, folder): _digest(main)}
-    if program.is_python and main.is_relative_to(folder):
+    if program.is_python and main.resolve().is_relative_to(folder):
         for path in _imported_files(main, folder):
             try:
                 found.setdefault(_name(path, folder), _digest(path))
@@ -101,11 +102,11 @@ def _imported_names(text: str, package: tuple[str, ...]) -> Iterator[tuple[str, 
             continue
         base = match["base"]
         dots = len(base) - len(base.lstrip("."))
-        if dots > len(package) + 1 or not base:
+        if dots > len(package):  # beyond the folder, which Python refuses, too
             continue
         above = package[: len(package) - dots + 1] if dots else ()
         module = (*above, *(part for part in base.split(".") if part))
-        yield from ((*module, name) for name in _names(match["names"].strip("()")))
+        yield from ((*module, name) for name in _names(_COMMENT.sub("", match["names"]).strip("()")))
 
 
 def _names(text: str) -> list[str]:

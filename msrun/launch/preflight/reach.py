@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -57,7 +56,7 @@ def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResu
     try:
         with contextlib.closing(socket.create_connection((address, port), time_out_s)):
             return ReachResult(**way)  # type: ignore[arg-type]
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         return ReachResult(error=_reason(error, time_out_s), **way)  # type: ignore[arg-type]
 
 
@@ -72,10 +71,11 @@ def _source_address(address: str) -> str:
         return ""
 
 
-def _reason(error: Exception, time_out_s: float) -> str:
-    if isinstance(error, TimeoutError) or getattr(error, "errno", None) == errno.ETIMEDOUT:
+def _reason(error: OSError, time_out_s: float) -> str:
+    if isinstance(error, TimeoutError):
         return f"timed out after {time_out_s:g} s"
     if isinstance(error, ConnectionRefusedError):
         return "refused"
-    number = getattr(error, "errno", None)
-    return os.strerror(number).lower() if number else str(error)
+    if error.errno == errno.EINVAL:  # what Linux says of a route of type blackhole
+        return "the route there is a blackhole"
+    return (error.strerror or str(error)).lower()

@@ -54,7 +54,7 @@ def check_sources(
             text += f"(sha256 {local[name][:SHOWN_DIGITS]}); the one there is run"
             yield FleetFinding("warn", "program", text, digests.groups[digests.usual])
     if not has_odd:
-        beside = f" and {len(names) - 1} modules beside it" if len(names) > 1 else ""
+        beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
         text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
         yield FleetFinding("ok", "program", text, tuple(files))
 
@@ -63,5 +63,5 @@ def _describe(name: str, digest: str, usual: str, others: str) -> str:
     if digest == MISSING:
         return f"no {name}, {others} one"
     if usual == MISSING:
-        return f"a {name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
+        return f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
     return f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"

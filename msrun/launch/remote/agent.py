@@ -4,8 +4,8 @@ Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
-                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}    logs_end {}
-                        result {failure, survivors}      error {text, exit_code}
+                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
+                        logs_end {}    result {failure, survivors}      error {text, exit_code}
 """
 
 from __future__ import annotations
@@ -85,8 +85,11 @@ class Agent:
         finally:
             if self._listener is not None:
                 self._listener.close()
-            if self._spool is not None and not (self._link.is_orphan and not self._link.is_settled):
-                remove_spool(self._spool)
+
+    def clean_up(self) -> None:
+        """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
+        if self._spool is not None and not self._link.unsent_logs - {contract.SCHEDULER_LOG}:
+            remove_spool(self._spool)
 
     def _heed(self, message: Message) -> None:
         kind = message["type"]
@@ -107,7 +110,8 @@ class Agent:
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
-        self._caller = {**os.environ, **job.environment}
+        login = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        self._caller = {**login, **job.environment}
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
         )
@@ -189,6 +193,7 @@ def main() -> None:
             _await_bye(link)
     finally:
         link.close()
+        agent.clean_up()
     os._exit(0)  # nothing is left to be done, and threads of libraries must not hold it up
 
 

@@ -91,9 +91,12 @@ class LauncherLink(threading.Thread):
         self.join(CLOSE_S + 1.0)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the launcher has everything."""
-        return self._ledger.is_settled and not self._has_logs
+    def unsent_logs(self) -> set[str]:
+        """Names of the logs of which the launcher lacks something; to be asked when the link is closed."""
+        kept = self._ledger.unseen()
+        if (more := self._next_log()) is not None:
+            kept.append(more)
+        return {str(message["name"]) for message in kept if message["type"] == "log"}
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -236,7 +239,7 @@ def _nothing() -> None:
 def listen_at(path: Path) -> socket.socket:
     """Return a listening socket at a path in a private folder."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.setblocking(False)
+    listener.settimeout(0.0)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     listener.bind(str(path))

@@ -98,14 +98,14 @@ class LogSender:
         with self._lock:
             for entry in list(self._old):
                 if data := entry[2].read(PIECE_BYTES):
-                    return _piece(entry[0], entry[1], data)
+                    return pack_piece(Path(entry[0]).name, entry[1], data)
                 entry[2].close()
                 self._old.remove(entry)
             for _ in range(len(self._readers)):
                 self._turn = (self._turn + 1) % len(self._readers)
                 path, attempt, reader = self._readers[self._turn]
                 if data := reader.read(PIECE_BYTES):
-                    return _piece(path, attempt, data)
+                    return pack_piece(Path(path).name, attempt, data)
         return None
 
 
@@ -113,9 +113,10 @@ def _is_of_host(path: str) -> bool:
     return Path(path).name == contract.SCHEDULER_LOG
 
 
-def _piece(path: str, attempt: int, data: bytes) -> Message:
+def pack_piece(name: str, attempt: int | None, data: bytes) -> Message:
+    """Return a piece of a log as a message; `attempt` None = the newest that the launcher knows."""
     text = base64.b64encode(zlib.compress(data, 1)).decode("ascii")
-    return {"type": "log", "name": Path(path).name, "attempt": attempt, "data": text}
+    return {"type": "log", "name": name, "attempt": attempt, "data": text}
 
 
 def unpack_piece(message: Message) -> bytes:

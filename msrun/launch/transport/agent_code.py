@@ -1,4 +1,4 @@
-"""The Python text that an agent's interpreter runs: its environment, where msrun is, and which part of msrun to start."""
+"""The Python text that an agent's interpreter runs: its environment, where msrun is, and what of it to start."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ os.environ["PYTHONPATH"]=os.pathsep.join([p]+[q for q in os.environ.get("PYTHONP
 """
 
 _START = "from msrun.launch.remote.agent import main\nmain()\n"
+_SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{node_rank},{offsets})\n"
 _ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{node_rank})\n"
 
 
@@ -60,12 +61,20 @@ def attach_code(environment: Mapping[str, str], job_id: str, node_rank: int, shi
     return _prelude(environment, shipped) + _ATTACH.format(job_id=job_id, node_rank=node_rank).encode()
 
 
+def salvage_code(
+    environment: Mapping[str, str], job_id: str, node_rank: int, offsets: Mapping[str, int], shipped: str = ""
+) -> bytes:
+    """Return what brings home the rest of the logs of an agent that was killed; see `remote.salvage`."""
+    text = _SALVAGE.format(job_id=job_id, node_rank=node_rank, offsets=ascii(dict(offsets)))
+    return _prelude(environment, shipped) + text.encode()
+
+
 def _prelude(environment: Mapping[str, str], shipped: str) -> bytes:
     return (_ENVIRONMENT.format(environment=ascii(dict(environment))) + shipped).encode("ascii")
 
 
 def pack_msrun() -> str:
-    """Return the text that makes msrun's own code importable: this launcher's, as an archive that is kept by its hash."""
+    """Return the text that makes this launcher's own code importable: as an archive that is kept by its hash."""
     root = Path(__file__).resolve().parents[3]
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:

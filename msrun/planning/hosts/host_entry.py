@@ -66,6 +66,11 @@ def host_key(name: str) -> str:
     return LOOPBACK if address.is_loopback else str(mapped or address)
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is a numeric address."""
+    return _address(text) is not None
+
+
 def check_host_name(name: str, source: str) -> None:
     """Refuse what is no host name and no address, above all what an ssh or a shell would read as something else.
 
@@ -73,9 +78,7 @@ def check_host_name(name: str, source: str) -> None:
         UsageError: naming source, value and what is allowed.
     """
     if name.startswith("-"):
-        raise UsageError(
-            f"{source}: {shorten(name)!r} starts with '-' and would be read as an option; give a host name"
-        )
+        raise UsageError(f"{source}: {shorten(name)!r} starts with '-', as an option does; give a host name")
     if len(name) > MAX_NAME_CHARS:
         raise UsageError(f"{source}: {shorten(name)!r} has more than {MAX_NAME_CHARS} characters; give a host name")
     if _address(name) is None and (not _NAME.match(name) or _looks_like_address(name)):
@@ -130,6 +133,8 @@ def parse_slots(text: str, source: str) -> int:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    if ":" not in text and not text[:1].isdigit():
+        return None
     bare, percent, zone = text.partition("%")
     try:
         address = ipaddress.ip_address(bare)

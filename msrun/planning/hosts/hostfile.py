@@ -72,7 +72,7 @@ def _parse_line(line: str, source: str) -> list[HostEntry]:
     addresses = settings.get("address", [""] * len(named))
     if len(addresses) != len(named):
         raise UsageError(
-            f"{source}: {len(named)} hosts but {len(addresses)} in address=; each host has its own, so write as many: "
+            f"{source}: hosts: {len(named)}, addresses: {len(addresses)}; each host has its own, so write as many: "
             "node[1-4] address=10.0.0.[1-4]"
         )
     return [
@@ -88,7 +88,7 @@ def _parse_settings(words: list[str], source: str) -> dict[str, Any]:
         key, sign, value = word.partition("=")
         if key in _LIMIT_KEYS:
             raise UsageError(
-                f"{source}: {shorten(word)}: msrun starts as many workers as slots says, never more; leave {key} out"
+                f"{source}: {shorten(word)!r}: msrun starts as many workers as slots says, never more; leave {key} out"
             )
         if key not in _READERS:
             raise UsageError(
@@ -112,7 +112,7 @@ def _apply(entry: HostEntry, settings: dict[str, Any], source: str) -> HostEntry
     slots = entry.slots or settings.get("slots", len(device_ids))
     if device_ids and len(device_ids) != slots:
         raise UsageError(
-            f"{source}: {entry.name}: {slots} slots but {len(device_ids)} devices; each worker has one: make them equal"
+            f"{source}: {entry.name}: slots is {slots}, but devices names {len(device_ids)}; each worker has one"
         )
     return replace(
         entry,

@@ -18,7 +18,7 @@ def render_reach(plan: LaunchPlan) -> list[str]:
         *(f"  {line}" for line in _columns(plan.hosts)),
         *(f"agent        {_first_line(command)}" for command in commands),
         "environment that goes there from here",
-        *(_variables(masked(plan.forwarded)) or ["  nothing"]),
+        *(variable_lines(plan.forwarded) or ["  nothing"]),
     ]
 
 
@@ -31,11 +31,16 @@ def common_to_all(hosts: Sequence[HostPlan]) -> dict[str, str]:
 def own_variables(host: HostPlan, common: Mapping[str, str]) -> list[str]:
     """Return lines of what only this host gives its workers."""
     own = {name: value for name, value in host.common_env.items() if name not in common}
-    return [f"  {line}" for line in _variables(masked(own))]
+    return [f"  {line}" for line in variable_lines(own)]
 
 
-def _variables(env: Mapping[str, str]) -> list[str]:
-    return [f"  {name}={value}" for name, value in sorted(env.items())]
+def variable_lines(env: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable, however many lines its value has; secrets are masked."""
+    return [f"  {name}={_on_one_line(value)}" for name, value in sorted(masked(env).items())]
+
+
+def _on_one_line(value: str) -> str:
+    return value.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _first_line(command: str) -> str:

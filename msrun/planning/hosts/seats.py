@@ -65,8 +65,8 @@ def order_by_table(
 def _as_in_table(entry: HostEntry, seat: HostSeat, source: str) -> HostEntry:
     if entry.slots and entry.slots != len(seat.ranks):
         raise UsageError(
-            f"{entry.source}: {entry.name} has {entry.slots} slots, but {len(seat.ranks)} devices in {source}; make "
-            "them equal, or leave the slots out"
+            f"{entry.source}: {entry.name} has {entry.slots} slots, in {source} it has {len(seat.ranks)}; make them "
+            "equal, or leave the slots out"
         )
     is_numbered = entry.device_ids != tuple(range(entry.slots))
     if is_numbered and sorted(entry.device_ids) != sorted(seat.device_ids):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts.brackets import expand, shorten, split_outside
 from msrun.planning.hosts.device_ids import parse_device_ids
-from msrun.planning.hosts.host_entry import HostEntry, check_host_name, host_key
+from msrun.planning.hosts.host_entry import HostEntry, check_host_name, host_key, is_address
 from msrun.planning.hosts.host_list import split_place
 from msrun.planning.ranks import fold_ranks
 
@@ -63,13 +63,17 @@ def _parse_filter(text: str, option: str, entries: Sequence[HostEntry]) -> dict[
 
 def _split_devices(piece: str, option: str) -> tuple[list[str], str | None]:
     """Return the hosts of `node[1-4]:0,2` and its devices, None without."""
-    colons = split_outside(piece, ":", option)
-    is_group = len(colons) < 3  # more of them are an IPv6 address that stands without brackets
-    names = expand(colons[0] if is_group else piece, option)
-    plain = [split_place(name, option)[0] for name in names]
-    for name in plain:
+    if is_address(piece):
+        return [piece], None
+    place, *devices = split_outside(piece, ":", option)
+    if len(devices) > 1:
+        raise UsageError(
+            f"{option}: {shorten(piece)!r} has two colons; write h1:0,2@h2:1, and an address as [fd77::9]:0"
+        )
+    names = [split_place(name, option)[0] for name in expand(place, option)]
+    for name in names:
         check_host_name(name, option)
-    return plain, colons[1] if is_group and len(colons) > 1 else None
+    return names, devices[0] if devices else None
 
 
 def _unknown_host(name: str, entries: Sequence[HostEntry]) -> str:

@@ -11,3 +11,9 @@ class SshFault(Exception):
         super().__init__(text)
         self.text = text
         self.is_temporary = is_temporary
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an exception of paramiko says, in one line; a refusal of the server has its reason in `text`."""
+    text = str(getattr(error, "text", "") or error).strip()
+    return text.partition("\n")[0].rstrip(".") or "connection closed"

@@ -15,7 +15,7 @@ from msrun.launch.transport.ssh.paramiko_names import Agent, paramiko
 from msrun.launch.transport.ssh.target import SshTarget
 
 Ask = Callable[[str], str]
-"""Shows a question and returns what was typed, unseen."""
+"""Asks for what is named, and returns what was typed, unseen."""
 MAX_ASKED = 3
 _BROKEN = (OSError, ValueError, TypeError, EOFError, paramiko.SSHException, paramiko.pkey.UnknownKeyType)
 """What a file or an agent that is not as it should be raises."""
@@ -66,7 +66,7 @@ class KeyRing:
 
     def _unlock_one(self, file: KeyFile, ask: Ask) -> None:
         for _ in range(MAX_ASKED):
-            passphrase = ask(f"Passphrase of {shown(file.path)}: ")
+            passphrase = ask(f"passphrase of {shown(file.path)}")
             if not passphrase:
                 break
             if self._load(file, passphrase.encode()):
@@ -97,7 +97,9 @@ class KeyRing:
 
     def _collect(self, target: SshTarget, agent_keys: list[Any]) -> Identities:
         held = {key.asbytes(): key for key in agent_keys}
-        named, in_agent, others = Identities(), [], []
+        named = Identities()
+        in_agent: list[Identity] = []
+        others: list[Identity] = []
         for path in target.identity_files:
             with self._lock:
                 file = self._file(path)
@@ -135,9 +137,8 @@ class KeyRing:
             key = paramiko.PKey.from_path(file.path, passphrase)
         except _BROKEN as error:
             if passphrase is None:
-                self._problems[file.path] = (
-                    f"cannot be used ({str(error).splitlines()[0] if str(error) else 'damaged'})"
-                )
+                reason = str(error).partition("\n")[0] or "damaged"
+                self._problems[file.path] = f"cannot be used ({reason})"
             return False
         keys = [key]
         if key.public_blob is not None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 20
+SALT_BYTES = 20
+"""As long as a digest of SHA-1, which the format has."""
 _SPECIAL = re.compile(r"[*?]")
 
 
@@ -85,7 +87,7 @@ def _matches_hash(hashed: str, name: str) -> bool:
 
 def hash_name(name: str) -> str:
     """Return a name as HashKnownHosts has it."""
-    salt = os.urandom(hashlib.sha1().digest_size)
+    salt = os.urandom(SALT_BYTES)
     digest = hmac.digest(salt, name.encode(), "sha1")
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from msrun.launch.transport.ssh.fault import SshFault
+from msrun.launch.transport.ssh.fault import SshFault, reason_of
 from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
 from msrun.launch.transport.ssh.key_ring import Identities, Identity, KeyRing
 from msrun.launch.transport.ssh.known_hosts import HostKey
@@ -61,7 +61,7 @@ class Login:
         except paramiko.IncompatiblePeer as error:
             reason = str(error).removeprefix("Incompatible ssh peer ").removeprefix("Incompatible ssh server ")
             raise SshFault(f"server and paramiko have no algorithm in common: {reason.strip('()')}") from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - paramiko raises whatever its thread has met
             raise _broken(transport, stream, error) from None
 
     def _authenticate(self, transport: Transport, target: SshTarget, found: Identities) -> None:
@@ -72,10 +72,10 @@ class Login:
                 missing = transport.auth_publickey(target.user, identity.key)
             except paramiko.BadAuthenticationType as error:
                 raise _refused(target, tried, found, f"the server takes {_words(error.allowed_types)} only") from None
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 if transport.is_active():
                     if not isinstance(error, paramiko.AuthenticationException):
-                        found.left_out.append(f"{identity.label}: {_first_line(error)}")
+                        found.left_out.append(f"{identity.label}: {reason_of(error)}")
                     continue
                 hint = "the server has hung up; after MaxAuthTries keys it does: name one with --ssh_identity"
                 hint += " and IdentitiesOnly yes in ssh_config"
@@ -94,7 +94,7 @@ class Login:
         """Without a key: some servers, above all behind a gate, let in whoever comes."""
         try:
             transport.auth_none(target.user)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             types = getattr(error, "allowed_types", None)
             raise _refused(target, [], found, f"the server takes {_words(types)}" if types else "") from None
 
@@ -116,7 +116,7 @@ def _broken(transport: Transport, stream: Stream, error: Exception) -> SshFault:
         return SshFault(complaint, is_temporary=True)
     if transport.remote_version:
         return SshFault(
-            f"the server ({transport.remote_version}) has hung up during the key exchange ({_first_line(error)})",
+            f"the server ({transport.remote_version}) has hung up during the key exchange ({reason_of(error)})",
             is_temporary=True,
         )
     if "Indecipherable" in str(error) or isinstance(error, UnicodeDecodeError):
@@ -143,8 +143,3 @@ def _refused(target: SshTarget, tried: list[Identity], found: Identities, hint: 
 
 def _words(types: list[str]) -> str:
     return ", ".join(types)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else "connection closed"

@@ -1,27 +1,30 @@
-"""What msrun uses of paramiko beside its public names, all of it here; a test fails when one of them moves."""
+"""What msrun uses of paramiko beside its public names, all of it here; a test fails when one of them moves.
+
+paramiko itself is imported here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
-_had_invoke = sys.modules.get("invoke")
-if "invoke" not in sys.modules:
-    # paramiko.config takes it when it is there, for Match exec, which is not paramiko's task here; it brings asyncio
-    # and unittest.mock with it, a third of the time that paramiko takes to import.
-    sys.modules["invoke"] = None  # type: ignore[assignment]
+_is_ours = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]
 try:
+    # paramiko.config takes invoke when it is there, for Match exec, which is not its task here; it brings asyncio and
+    # unittest.mock with it, a third of the time that paramiko takes to import.
     import paramiko
     import paramiko.agent
     import paramiko.common
 finally:
-    if _had_invoke is None and sys.modules.get("invoke", ...) is None:
+    if _is_ours:
         del sys.modules["invoke"]
 
 # What goes wrong is told by exceptions; without a handler, logging would write it to stderr, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+__all__ = ["Agent", "Transport", "paramiko"]
 
 AGENT_TIME_OUT_S = 10.0
 
@@ -41,14 +44,14 @@ def _note_request(channel: Any, message: Any) -> None:
 class Transport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no types
     """A connection whose channels know by which signal their command ended: `channel.exit_signal`."""
 
-    _channel_handler_table = {
+    _channel_handler_table: ClassVar[dict[int, Any]] = {
         **paramiko.Transport._channel_handler_table,
         paramiko.common.MSG_CHANNEL_REQUEST: _note_request,
     }
 
     def use_host_keys(self, kinds: list[str]) -> None:
         """Ask the server for a host key of one of these kinds first."""
-        preferred = list(self._preferred_keys)
+        preferred = list(paramiko.Transport._preferred_keys)
         wanted = [name for kind in kinds for name in _signatures(kind) if name in preferred]
         self._preferred_keys = tuple(dict.fromkeys([*wanted, *preferred]))
 

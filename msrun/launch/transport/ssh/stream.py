@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msrun.launch.transport.ssh.fault import SshFault
@@ -59,7 +60,7 @@ def open_tcp(target: SshTarget, deadline: float, on_socket: Callable[[Callable[[
         left = max(0.0, deadline - time.monotonic()) / (len(found) - index)
         limit = min(left, target.tcp_time_out_s) if target.tcp_time_out_s else left
         stream = socket.socket(family, kind, protocol)
-        on_socket(lambda stream=stream: _shut(stream))  # type: ignore[misc]
+        on_socket(partial(_shut, stream))
         try:
             stream.settimeout(max(limit, 0.001))
             stream.connect(address)
@@ -68,7 +69,7 @@ def open_tcp(target: SshTarget, deadline: float, on_socket: Callable[[Callable[[
             stream.close()
             fault = _connect_fault(error, limit)
             continue
-        return Stream(stream, lambda: _shut(stream), _numeric(str(address[0])))
+        return Stream(stream, partial(_shut, stream), _numeric(str(address[0])))
     raise fault
 
 
@@ -136,8 +137,8 @@ def open_proxy_command(target: SshTarget) -> Stream:
     try:
         process = subprocess.Popen(
             [shell, "-c", f"exec {target.proxy_command}"],
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             stderr=errors,
             start_new_session=True,
         )

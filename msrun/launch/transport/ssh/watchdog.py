@@ -13,6 +13,8 @@ class Guard:
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
+        self.seconds = max(0.0, deadline - time.monotonic())
+        """How much time there was."""
         self.has_fired = False
         self._lock = threading.Lock()
         self._end: Callable[[], None] | None = None

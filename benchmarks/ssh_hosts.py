@@ -87,8 +87,8 @@ class Hosts:
     """`count` hosts for jobs of `workers` each, and one more that the commands are typed on. A context."""
 
     def __init__(self, count: int, workers: int, meter: CpuMeter) -> None:
-        # Every way finds this msrun, and torch, on the hosts; and nobody's ~/.bashrc, which may take longer than all the
-        # rest, is part of what is measured.
+        # Every way finds this msrun, and torch, on the hosts, and nobody's ~/.bashrc, which may take longer than all
+        # the rest, is part of what is measured.
         self._home = tempfile.TemporaryDirectory(prefix="msrun-benchmark-home-")
         self._net = SshNet(count, options={"SetEnv": f"PYTHONPATH={HERE.parent} HOME={self._home.name}"})
         self.count = count

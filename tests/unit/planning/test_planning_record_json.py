@@ -93,7 +93,10 @@ def test_value_of_another_form_is_refused(value: object, message: str) -> None:
         decode_record(Inner, value)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
+plain = st.none() | st.booleans() | st.integers() | texts
+
+
+@given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
 def test_no_json_value_raises_anything_but_value_error(value: object) -> None:
     try:
         decode_record(Outer, value)

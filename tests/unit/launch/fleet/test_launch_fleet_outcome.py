@@ -10,7 +10,7 @@ import pytest
 
 from msrun.errors import ClusterError, Interrupted
 from msrun.launch.failure import JobFailure, WorkerFailure
-from msrun.launch.fleet.outcome import combine_failures, read_failure
+from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.planning.record_json import encode_record
 
 WORKER = WorkerFailure(3, 1, "node 1 (h1, 10.0.0.2)", 77, 7, None, "", 1.5, "/tmp/spool/worker_3.log", ["last words"])
@@ -70,3 +70,9 @@ def test_result_of_a_host_names_the_logs_here() -> None:
 def test_result_that_is_none_is_a_fault() -> None:
     with pytest.raises(ClusterError, match="install the same msrun"):
         read_failure({"job_id": 1}, Path("/"))
+
+
+def test_secret_that_only_the_launcher_knows_is_hidden_in_excerpts() -> None:
+    told = replace(AT_ITS_HOST, first_failure=replace(WORKER, excerpt=["token abcdef refused"]))
+    hidden = hide_secrets(told, ["abcdef"])
+    assert hidden.first_failure is not None and hidden.first_failure.excerpt == ["token ******** refused"]

@@ -58,6 +58,11 @@ class Connection:
         """Whether `flush` is to be called when the socket can be written."""
         return bool(self._unsent) and not self.is_closed
 
+    @property
+    def tls_version(self) -> str:
+        """What protects the connection, e.g. TLSv1.3; empty for nothing."""
+        return self._tls.version if self._tls else ""
+
     def trust(self) -> None:
         """Take long messages from now on: the other side has proved who it is."""
         self._buffer.max_bytes = MAX_MESSAGE_BYTES

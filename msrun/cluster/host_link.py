@@ -3,6 +3,7 @@
 A thread, so that a launcher whose terminal is held up is not taken for dead. What it hears lands in the launcher's
 inbox: the scheduler's messages as they are (see `cluster.coordinator`), and of its own
     waiting {text}      what it waits for, every few seconds
+    registered {tls}    the scheduler has let it in; `tls`: through what, e.g. TLSv1.3, or empty
     refused {reason}    it cannot take part
     absent {reason}     nobody was there in time
     lost {reason}       the scheduler has gone
@@ -209,7 +210,7 @@ class HostLink(threading.Thread):
                 return
             self._beat_s, self._silence_s = float(message["beat_s"]), float(message["silence_s"])
             self._is_registered = True
-            self._inbox.post({"type": "registered"})
+            self._inbox.post({"type": "registered", "tls": connection.tls_version})
         else:
             self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler")
 

@@ -234,7 +234,7 @@ class Gathering:
         if kind in ("waiting", "note"):
             self._say(message["text"])
         elif kind == "registered":
-            self._say("registered with the scheduler")
+            self._say("registered with the scheduler" + (f" through {message['tls']}" if message["tls"] else ""))
         elif kind == "refused":
             raise ClusterError(reason)
         elif kind == "lost":

@@ -63,6 +63,11 @@ class TlsSession:
         """Whether the handshake is done: on the server's side, the client has proved who it is."""
         return self._is_open
 
+    @property
+    def version(self) -> str:
+        """What was agreed on, e.g. TLSv1.3; empty before that."""
+        return self._object.version() or "" if self._is_open else ""
+
     def send(self, data: bytes) -> None:
         """Encrypt what is to be sent; `take` returns it, after the handshake."""
         if not self._is_open:

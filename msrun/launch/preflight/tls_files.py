@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msrun.errors import MsrunError
 from msrun.launch.preflight.finding import Finding
 from msrun.planning.spec import LaunchSpec
 
@@ -29,10 +30,10 @@ def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _has_scheduler(spec: LaunchSpec) -> bool:
-    from msrun.cluster.addresses import UnresolvedName, resolve_address
+    from msrun.cluster.addresses import resolve_address
     from msrun.launch.gather import has_scheduler
 
     try:
         return has_scheduler(spec, resolve_address(spec.master_addr))
-    except UnresolvedName:  # told by the check of master_port
+    except MsrunError:  # told by the check of master_port
         return spec.node_rank == 0

@@ -31,7 +31,7 @@ Hear = Callable[[str], dict[str, Any]]
 
 
 def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
-    """Return a side as it is, which `open_identity` might refuse: one whose certificate expired after its start, say."""
+    """Return a side as it is, though `open_identity` might refuse it: its certificate expired after its start, say."""
     spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
     pair = read_key_pair(spec, side)
     context = build_context(spec, side, pair, read_authority(spec, now_utc()))

@@ -18,7 +18,7 @@ from msrun.cluster.guest import MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.proof import PROTOCOL, host_proof
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.authority import read_authority
 from msrun.cluster.tls.context import build_context, now_utc
@@ -28,6 +28,10 @@ from msrun.planning.tls_spec import parse_tls_config
 
 TOKEN = b"secret"
 Hear = Callable[[str], dict[str, Any]]
+
+
+def request(node_rank: int) -> HostRequest:
+    return HostRequest(PROTOCOL, 2, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
 
 
 def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
@@ -69,8 +73,7 @@ class Meeting:
     def join(self, node_rank: int, tls: TlsIdentity | None) -> tuple[HostLink, Hear]:
         """Start a host; the second value waits for a message of a kind."""
         inbox = Inbox()
-        request = HostRequest(PROTOCOL, 2, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
-        link = HostLink(self.place, TOKEN, lambda _: request, inbox, limit_s=20, tls=tls)
+        link = HostLink(self.place, TOKEN, lambda _: request(node_rank), inbox, limit_s=20, tls=tls)
         self._links.append((link, inbox))
         link.start()
         seen: list[dict[str, Any]] = []
@@ -159,6 +162,21 @@ def test_host_that_goes_is_told_to_the_others(meeting: Meeting, client: TlsIdent
     (_, hear_first), (second, _) = seat_two(meeting, client)
     meeting.leave(second)
     assert "lost node 1 (h1, 10.0.0.1), which has closed" in hear_first("stop")["verdict"]["reason"]
+
+
+def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, client: TlsIdentity) -> None:
+    with socket.create_connection(meeting.place, timeout=10) as stream:
+        host = Connection(stream, tls=client.open_session())
+        host.flush()
+        (hello,) = wait_until(host.receive, "a greeting")
+        said = request(1).to_json()
+        proof = host_proof(TOKEN, hello["nonce"], "n", said)
+        host.send({"type": "register", "request": said, "nonce": "n", "proof": proof})
+        _, hear = meeting.join(0, client)
+        hear("seated")
+        stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        reason = hear("stop")["verdict"]["reason"]
+    assert "lost node 1 (h1, 10.0.0.1), which has sent what cannot be read (TLS: decryption failed" in reason
 
 
 def test_host_without_tls_is_refused_at_once_on_both_sides(meeting: Meeting, client: TlsIdentity) -> None:
@@ -288,5 +306,6 @@ def test_long_messages_pass_a_connection_that_takes_little_at_once(tls: TlsFolde
         sender.flush()
     assert found == [{"text": text}] and not sender.has_unsent
     sender.close()
+    assert theirs.recv(1, socket.MSG_PEEK)  # it says good-bye
     assert reader.receive() == [] and reader.receive() == [] and reader.is_closed
     reader.close()

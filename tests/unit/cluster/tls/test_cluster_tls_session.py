@@ -74,6 +74,7 @@ def test_end_is_told_once_and_what_came_before_is_kept(identities: tuple[TlsIden
     server.end()
     server.send(b"too late")
     assert client.receive(server.take()) == b"refused"
+    assert client._object.read(1) == b""  # the end, and not a want of more
 
 
 def test_changed_bytes_are_noticed(identities: tuple[TlsIdentity, TlsIdentity]) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DEADLINE_S = 60.0
+DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
 MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""
@@ -215,7 +215,7 @@ class JobRunner:
     def processes(self) -> list[int]:
         """Return every living process of this runner's jobs: those with its mark, and those with a job's id."""
         wanted = [f"{MARK}={self.mark}".encode()]
-        wanted += [f"MSRUN_JOB_ID={job_id}".encode() for job_id in self._job_ids()]
+        wanted += [f"MSRUN_JOB_ID={job_id}".encode() for job_id in self.job_ids()]
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -242,7 +242,8 @@ class JobRunner:
                 f"left behind: processes {left}, sessions {self._sessions()}, folders {self._folders()}"
             ) from None
 
-    def _job_ids(self) -> Iterable[str]:
+    def job_ids(self) -> Iterable[str]:
+        """Return the ids of the jobs that have come as far as their plan."""
         for job in self._started:
             plan = job.log_dir / "plan.json"
             if plan.is_file():

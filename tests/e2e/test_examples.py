@@ -11,7 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import FleetRunner
+from host_net import HostNetError
 from job_runner import REPOSITORY, JobRunner
+from ssh_net import SshNet
 
 from msrun.runtime.data import write_idx
 
@@ -84,6 +87,22 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
     assert {"scheduler.log", "rank_table.json", *(f"worker_{rank}.log" for rank in range(8))} <= files
     assert len(one_epoch_alone) == 5
     np.testing.assert_allclose(parallel[: len(one_epoch_alone)], one_epoch_alone, rtol=1e-5)
+
+
+def test_optimizer_parallel_over_four_hosts_equals_one_process(
+    msrun: JobRunner, examples: Path, one_epoch_alone: np.ndarray
+) -> None:
+    try:
+        with SshNet(4) as net:
+            folder = examples / "optimizer_parallel"
+            fleet = FleetRunner(msrun, net, folder)
+            done = fleet.start("host[0-3]:2", "train.py", EPOCHS="1").finish(DEADLINE_S)
+            fleet.prove_nothing_left()
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+    assert done.code == 0, done.stderr
+    parallel = losses(STEP_LINE, done.log(0).decode())
+    np.testing.assert_allclose(parallel, one_epoch_alone, rtol=1e-5)
 
 
 def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:

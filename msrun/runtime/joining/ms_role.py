@@ -54,7 +54,7 @@ def refuse_without_role(environ: Mapping[str, str]) -> None:
         WorldError: it names them.
     """
     found = [f"{name}={environ[name]}" for name in _OTHERS if environ.get(name)]
-    if len(found) > 1:
+    if len(found) > 1 and not environ.get(contract.MS_ROLE):
         raise WorldError(
             f"{' and '.join(found)} are set, but not {contract.MS_ROLE}: export {contract.MS_ROLE}="
             f"{contract.ROLE_WORKER}, {contract.MS_ROLE}={contract.ROLE_SCHEDULER} for the scheduler, or unset them"

@@ -68,7 +68,7 @@ def _connect(meeting: Meeting, request: Request, end: float, limit_s: float, sou
         reason = ""
         for address in meeting.addresses:
             try:
-                wait_s = max(0.1, min(_CONNECT_S, end - time.monotonic()))
+                wait_s = max(0.1, min(_CONNECT_S / len(meeting.addresses), end - time.monotonic()))
                 source = (source_address, 0) if source_address else None
                 connection = socket.create_connection((address, meeting.port), wait_s, source)
             except (OSError, UnicodeError) as error:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from host_net import HostNet, HostNetError
 from job_runner import JobRunner
 
 from msrun.errors import ClusterError
@@ -85,7 +86,7 @@ def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, me
     came.stream.send({"left": True})
     out, error = scheduler.communicate(timeout=DEADLINE_S)
     came.stream.close()
-    assert (scheduler.returncode, out.splitlines()[-1]) == (0, "at exit"), (out, error)
+    assert scheduler.returncode == 0 and out.endswith("at exit\n"), (out, error)
     assert "training runs" not in out
 
 
@@ -133,3 +134,53 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
     assert worker.stderr is not None
     with worker.stderr as stream:
         assert stream.read() == f"msrun: error: {text.format(port=meeting.port)}\n"
+
+
+SCHEDULER = """
+import sys
+from msrun.runtime.joining.network import listen_at
+from msrun.runtime.joining.registrar import Registrar
+from msrun.runtime.joining.registry import Registry
+from msrun.runtime.joining.spec import Meeting
+listener = listen_at(Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler"))
+registrar = Registrar(listener, Registry("MS_ROLE", 1), "scheduler", 2)
+registrar.gather(600)
+registrar.answer(1)
+print(registrar.watch(), flush=True)
+"""
+WORKER = """
+import sys, time
+from msrun.runtime.joining.lifeline import Lifeline
+from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registry import Request
+from msrun.runtime.joining.spec import Meeting
+meeting = Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
+Lifeline(register(meeting, Request("MS_ROLE", 1, -1, "test"), 600, 2).stream, meeting.place)
+print("registered", flush=True)
+time.sleep(600)
+"""
+
+
+def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner) -> None:
+    try:
+        with HostNet(2) as net:
+            scheduler, worker = (
+                subprocess.Popen(
+                    [*net.prefix(host), sys.executable, "-c", program, net.address(0)],
+                    env=msrun.environ(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for host, program in enumerate((SCHEDULER, WORKER))
+            )
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "registered\n"
+            net.cut(1)
+            told, _ = scheduler.communicate(timeout=DEADLINE_S)
+            _, error = worker.communicate(timeout=DEADLINE_S)
+    except HostNetError as error:
+        pytest.skip(f"cannot make network namespaces: {error}")
+    assert told == f"rank 0 (test, {net.address(1)})\n"
+    assert error == f"msrun: error: lost the scheduler at {net.address(0)}:8118\n"
+    assert worker.returncode == -signal.SIGTERM

@@ -50,7 +50,6 @@ class Example:
             "EPOCHS": "1",
             "DATA_PATH": str(data),
             "OMP_NUM_THREADS": "1",
-            "OMPI_MCA_plm_rsh_agent": str(folder / "rsh"),
         }
 
     def start(self, script: str, *args: str | Path, prefix: tuple[str, ...] = (), **env: str) -> Running:
@@ -197,7 +196,8 @@ def test_mpirun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) 
     agent.chmod(0o755)
     hosts = example.cwd / "hosts"
     hosts.write_text("".join(f"{net.address(host)} slots=1\n" for host in range(2)))
-    ended_well(example.start("run_mpirun.sh", "2", hosts.name, prefix=tuple(net.prefix(0))))
+    agent_of_mpirun = {"OMPI_MCA_plm_rsh_agent": str(agent)}
+    ended_well(example.start("run_mpirun.sh", "2", hosts.name, prefix=tuple(net.prefix(0)), **agent_of_mpirun))
     for rank in range(2):
         check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
 

@@ -37,10 +37,10 @@ class LineStream:
         """
         try:
             data = self.socket.recv(1 << 16)
-        except TimeoutError:
-            raise
-        except OSError:
-            data = b""
+        except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise
+            data = b""  # with ETIMEDOUT the other host is silent, whatever the time-out of the socket
         if not data:
             return None
         *lines, self._bytes = (self._bytes + data).split(b"\n")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,8 +16,9 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.errors import MsrunError, UsageError, near_miss
-from msrun.options import OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
+from msrun.options import HOST_OPTIONS, OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
 from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
 from msrun.sources import Sources, apply_sources, option_shapes
@@ -28,7 +30,9 @@ Examples:
   msrun --worker_num 8 --log_dir log_output pytest -s train.py
   msrun --worker_num 4 --dry_run=json train.py
   msrun --config job.yaml --check
+  msrun --hosts node[01-16]:8 train.py
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
+  srun --ntasks-per-node=1 msrun train.py
 
 An option may also be set as MSRUN_<OPTION> in the environment (MSRUN_WORKER_NUM=4) or as a line of the --config file
 (worker_num: 4), which may hold script, args, module and env, too. The command line wins over the environment, that
@@ -76,17 +80,40 @@ def command(**options: Any) -> int:
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
-    hosts: tuple[HostSeat, ...] = ()
-    if options["rank_table_file"] is not None:
+    seats: tuple[HostSeat, ...] = ()
+    entries: tuple[HostEntry, ...] = ()
+    given = {setting.name for setting in sources.settings}
+    if any(options[name] not in (None, False) for name in HOST_OPTIONS):
+        from msrun.launch.job_hosts import read_job_hosts
+
+        job_hosts = read_job_hosts(options, given)
+        entries, seats, options = job_hosts.entries, job_hosts.seats, job_hosts.options
+    elif options["rank_table_file"] is not None:
         from msrun.launch.table_hosts import read_host_list
 
         host_list = read_host_list(options["rank_table_file"].absolute())
         if host_list is not None:
-            hosts = host_list.hosts
-            options = host_list.apply(options, {setting.name for setting in sources.settings})
-    spec = replace(build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=hosts)
+            seats = host_list.hosts
+            options = host_list.apply(options, given)
+    elif options["discover"]:
+        options = _discover(options, given, sources)
+    spec = replace(
+        build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=seats, host_entries=entries
+    )
     check_spec(spec)
     return spec
+
+
+def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
+    """Return the options with this host's place in a job that a cluster manager or another launcher has started."""
+    from msrun.launch.console import say
+    from msrun.launch.own_place import find_own_place
+
+    found = find_own_place(options, given, os.environ)
+    sources.settings = (*sources.settings, *found.settings)
+    for line in found.lines:
+        say(line, quiet=options["quiet"])
+    return {**options, **found.options}
 
 
 def _check(options: dict[str, Any]) -> int:
@@ -98,7 +125,14 @@ def _check(options: dict[str, Any]) -> int:
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)
-    findings = inspect_host(spec, without_option_variables(os.environ, option_shapes(command.params)))
+    caller = without_option_variables(os.environ, option_shapes(command.params))
+    if spec.is_remote:
+        from msrun.launch.fleet.fleet_check import check_fleet
+
+        status, lines = check_fleet(spec, caller, quiet=options["quiet"])
+        _print_text("\n".join(lines))
+        return status
+    findings = inspect_host(spec, caller)
     for finding in findings:
         if finding.status != "ok" or not options["quiet"]:
             _print_text(render_finding(finding))
@@ -128,13 +162,18 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     from msrun.launch.job import new_job_id, run_job
 
     job_id = new_job_id()
+    run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+    if spec.is_remote:
+        from msrun.launch.fleet.fleet_job import run_fleet_job
+
+        run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:
-        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        result = run()
     else:
         from msrun.launch.detach import detach
 
         background = detach(quiet=quiet)
-        result = run_job(spec, caller, quiet=quiet, is_last=True, job_id=job_id, on_directory=background.begin)
+        result = run(on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
         report = render_failure(result.failure)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from msrun.errors import UsageError
+from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, NO_CONFIG, WINDOW, SshSettings
 from msrun.planning.log_size import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
 from msrun.planning.program import parse_program
@@ -17,7 +18,8 @@ from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_sig
 from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
-OPTIONAL_VALUES |= {"--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
+OPTIONAL_VALUES["--discover"] = "true"
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -55,9 +57,12 @@ def option(name: str, **settings: Any) -> click.Option:
     return click.Option([*spellings, name], **settings)
 
 
+HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
+"""Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
+
 OPTIONS: list[click.Parameter] = [
     option("worker_num", type=int, default=8, show_default=True, help="Workers of the job, over all hosts."),
-    option("local_worker_num", type=int, help="Workers on this host.  [default: worker_num]"),
+    option("local_worker_num", type=int, help="Workers on this host, or on each of --hosts.  [default: worker_num]"),
     option("master_addr", default="127.0.0.1", show_default=True, help="Address of the scheduler."),
     option(
         "master_port",
@@ -66,6 +71,74 @@ OPTIONS: list[click.Parameter] = [
         help="Port on master_addr; 0: a free one.  [default: 0; several hosts: 8118]",
     ),
     option("node_rank", type=int, default=-1, help="Index of this host of several.  [default: by address]"),
+    option(
+        "discover",
+        type=Boolean(),
+        default=True,
+        metavar="[=True|False]",
+        help="Take what is not given of the above from Slurm, mpirun, Kubernetes or torchrun's PET_ variables.  "
+        "[default: True]",
+    ),
+    option(
+        "hosts",
+        metavar="LIST",
+        help="Start the job on these hosts: h1:8,h2:4, me@node[01-16]:8; the number is that of workers. Without it: "
+        "--local_worker_num, else an even share of --worker_num, else 1.",
+    ),
+    option("hostfile", type=click.Path(path_type=Path), help="The same as a file of lines such as h1 slots=8."),
+    option("include", metavar="LIST", help="Only these hosts and devices of the list: h1@h2:0,2-3."),
+    option("exclude", metavar="LIST", help="All but these: h1@h2:0."),
+    option(
+        "ssh",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Start the job on the servers of --rank_table_file.",
+    ),
+    option("python", metavar="PATH", help="Python on the hosts, an absolute path.  [default: that of msrun here]"),
+    option(
+        "ship",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Send msrun's own code to the hosts, which then need none installed.",
+    ),
+    option(
+        "forward_env",
+        multiple=True,
+        metavar="PATTERN",
+        help="Variables that the hosts get from here, e.g. 'FOO_*', beside the usual (PATH, PYTHONPATH, OMP_*, NCCL_*, "
+        "...; see --dry_run); none: not the usual; may be repeated.",
+    ),
+    option(
+        "ssh_config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Read in place of ~/.ssh/config and /etc/ssh/ssh_config; none: no such file.",
+    ),
+    option("ssh_user", metavar="NAME", default="", help="User on the hosts.  [default: that of ssh_config, or yours]"),
+    option("ssh_port", type=int, default=0, help="Port of their sshd.  [default: that of ssh_config, or 22]"),
+    option(
+        "ssh_identity",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="Private key to try first; may be repeated.",
+    ),
+    option(
+        "ssh_host_keys",
+        type=click.Choice(HOST_KEY_POLICIES),
+        help="What to do with a host whose key is not in known_hosts: refuse it, write it there once, or check no key. "
+        "[default: StrictHostKeyChecking of ssh_config, or strict]",
+    ),
+    option(
+        "ssh_connect_time_out",
+        type=float,
+        default=CONNECT_TIME_OUT_S,
+        show_default=True,
+        help="Seconds for a host to let the agent in, with all tries.",
+    ),
+    option("ssh_window", type=int, default=WINDOW, show_default=True, help="Hosts that are connected at a time."),
     option("token_file", type=click.Path(path_type=Path), help="File with the secret by which several hosts meet."),
     option(
         "heartbeat_time_out",
@@ -255,6 +328,9 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
         token=_read_token(options["token_file"], caller),
         heartbeat_time_out_s=options["heartbeat_time_out"],
+        forward_env=tuple(options["forward_env"]),
+        ship=options["ship"],
+        ssh=_ssh_settings(options),
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
@@ -262,6 +338,19 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         bind_core=parse_bind_core(options["bind_core"]),
         bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
+    )
+
+
+def _ssh_settings(options: dict[str, Any]) -> SshSettings:
+    config = options["ssh_config"]
+    return SshSettings(
+        config_file=config if config is None or str(config) == NO_CONFIG else config.expanduser().absolute(),
+        user=options["ssh_user"],
+        port=options["ssh_port"],
+        identity_files=tuple(path.expanduser().absolute() for path in options["ssh_identity"]),
+        host_keys=options["ssh_host_keys"],
+        connect_time_out_s=options["ssh_connect_time_out"],
+        window=options["ssh_window"],
     )
 
 

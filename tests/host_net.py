@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 NETWORK = "10.77"
+DEADLINE_S = 30.0
 _made = 0
 
 
@@ -17,20 +24,36 @@ class HostNetError(Exception):
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=False)
+    _run(["ip", *words])
+
+
+def _run(command: list[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
-        raise HostNetError(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+        raise HostNetError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+def _set_network(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_net = 0x40000000  # CLONE_NEWNET
+    if libc.setns(descriptor, new_net) != 0:
+        raise HostNetError(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 class HostNet:
-    """`count` hosts, named by process and number; leaving the context takes all of them away."""
+    """`count` hosts, named by process and number; leaving the context takes all of them away.
 
-    def __init__(self, count: int) -> None:
+    With `has_control` there is one host more, number `control`, from which a launcher drives the others.
+    """
+
+    def __init__(self, count: int, *, has_control: bool = False) -> None:
         global _made
         _made += 1
         self._name = f"mg{os.getpid():x}{_made:x}"  # interface names have 15 letters at most
         self.count = count
+        self.control = count
         self.has_ipv6 = True
+        self._all = range(count + has_control)
 
     def __enter__(self) -> Self:
         if shutil.which("ip") is None:
@@ -61,33 +84,81 @@ class HostNet:
         """Return the words that run a command on a host."""
         return ["ip", "netns", "exec", self.namespace(host)]
 
+    def processes(self, *hosts: int) -> list[int]:
+        """Return the ids of all processes that run on these hosts."""
+        spaces = (Path("/run/netns", self.namespace(host)) for host in hosts)
+        wanted = {space.stat().st_ino for space in spaces if space.exists()}
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino in wanted:
+                    found.append(int(entry.name))
+            except OSError:  # it has ended
+                continue
+        return found
+
+    @contextlib.contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """Have this thread, and those that it starts, on a host's network until the context is left."""
+        with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{self.namespace(host)}") as other:
+            _set_network(other.fileno())
+            try:
+                yield
+            finally:
+                _set_network(own.fileno())
+
     def cut(self, host: int) -> None:
         """Take a host's cable out."""
         _ip("link", "set", self._port(host), "down")
+
+    def mend(self, host: int) -> None:
+        """Put a host's cable in again."""
+        _ip("link", "set", self._port(host), "up")
+
+    def limit(self, host: int, rate: str) -> None:
+        """Let a host send no more than `rate`, such as 1mbit."""
+        bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "200ms")
+        _run(["tc", "-n", self.namespace(host), "qdisc", "replace", "dev", "eth0", "root", *bucket])
 
     def _port(self, host: int) -> str:
         return f"{self._name}v{host}"
 
     def _build(self) -> None:
         bridge = f"{self._name}b"
-        _ip("link", "add", bridge, "type", "bridge")
-        _ip("link", "set", bridge, "up")
-        for host in range(self.count):
-            space = self.namespace(host)
-            _ip("netns", "add", space)
-            _ip("link", "add", self._port(host), "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("link", "set", self._port(host), "master", bridge, "up")
-            _ip("-n", space, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
-            try:
-                _ip("-n", space, "address", "add", f"{self.address6(host)}/64", "dev", "eth0", "nodad")
-            except HostNetError:
-                self.has_ipv6 = False
-            _ip("-n", space, "link", "set", "eth0", "up")
-            _ip("-n", space, "link", "set", "lo", "up")
+        lines = [f"link add {bridge} type bridge", f"link set {bridge} up"]
+        for host in self._all:
+            space, port = self.namespace(host), self._port(host)
+            lines.append(f"netns add {space}")
+            lines.append(f"link add {port} type veth peer name eth0 netns {space}")
+            lines.append(f"link set {port} master {bridge} up")
+        _run(["ip", "-batch", "-"], "\n".join(lines))
+        for host in self._all:
+            lines = [f"address add {self.address(host)}/24 dev eth0", "link set eth0 up", "link set lo up"]
+            _run(["ip", "-n", self.namespace(host), "-batch", "-"], "\n".join(lines))
+            if self.has_ipv6:
+                own = f"{self.address6(host)}/64"
+                try:
+                    _ip("-n", self.namespace(host), "address", "add", own, "dev", "eth0", "nodad")
+                except HostNetError:
+                    self.has_ipv6 = False
+
+    def _kill_all(self) -> None:
+        """End what runs on the hosts, for their namespaces would live as long."""
+        end = time.monotonic() + DEADLINE_S
+        while left := self.processes(*self._all):
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            if time.monotonic() > end:
+                raise HostNetError(f"processes {left} cannot be ended")
+            time.sleep(0.005)
 
     def _remove(self) -> None:
-        """Remove what there is; a namespace whose processes live on goes with the last of them."""
-        for host in range(self.count):
-            for words in (("link", "del", self._port(host)), ("netns", "del", self.namespace(host))):
-                subprocess.run(["ip", *words], capture_output=True, timeout=20, check=False)
-        subprocess.run(["ip", "link", "del", f"{self._name}b"], capture_output=True, timeout=20, check=False)
+        """Remove what there is."""
+        lines = [f"link del {self._name}b"]
+        for host in self._all:
+            lines += [f"link del {self._port(host)}", f"netns del {self.namespace(host)}"]
+        command = ["ip", "-force", "-batch", "-"]
+        subprocess.run(command, input="\n".join(lines), text=True, capture_output=True, timeout=DEADLINE_S, check=False)

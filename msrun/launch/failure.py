@@ -154,7 +154,7 @@ def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
 
 def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, int | str]:
     """Return what another worker was doing, and how it ended if it failed too."""
-    state = member.state.value
+    state = "not started" if member.state is WorkerState.PLANNED else member.state.value
     if member.state is WorkerState.FAILED:
         state = f"failed too: {describe_status(member.wait_status)}"
         if first is not None:

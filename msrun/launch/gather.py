@@ -65,14 +65,25 @@ class Gathering:
     """This host's place among the others, from its registration to the end of the job. A context."""
 
     def __init__(
-        self, spec: LaunchSpec, host_name: str, signals: SignalPipe, say: Callable[[str], None], job_id: str
+        self,
+        spec: LaunchSpec,
+        host_name: str,
+        signals: SignalPipe,
+        say: Callable[[str], None],
+        job_id: str,
+        listener: socket.socket | None = None,
     ) -> None:
-        """`job_id`: of the job, if this host runs the scheduler."""
+        """
+        Args:
+            job_id: of the job, if this host runs the scheduler.
+            listener: the scheduler's socket, where it is open already; this object's from now on.
+        """
         self._spec = spec
         self._host_name = host_name
         self._signals = signals
         self._say = say
         self._job_id = job_id
+        self._listener = listener
         self._coordinator: Coordinator | None = None
         self._link: HostLink | None = None
         self._meeting: Meeting | None = None
@@ -155,7 +166,7 @@ class Gathering:
     def _serve(self, master_addr: str, token: bytes) -> None:
         spec = self._spec
         remedy = "end who uses it, or give another --master_port on all hosts"
-        listener = listen(master_addr, spec.meeting_port, remedy)
+        listener = self._listener or listen(master_addr, spec.meeting_port, remedy)
         try:
             self.store_listener = listen(master_addr, 0)
         except UsageError:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -56,8 +56,28 @@ class JobResult:
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
+class Display(Observer, Protocol):
+    """Who is told of a job's moments, and of its end."""
+
+    def finish(self, summary: str) -> None:
+        """Everything has ended; `summary` is empty when the job failed."""
+
+
+@dataclass(frozen=True)
+class AgentPart:
+    """What is different when another process drives this host's part of a job."""
+
+    display: Callable[[LaunchPlan], Display]
+    say: Callable[[str], None]
+    """Told of what happens before the hosts have come together."""
+    listener: socket.socket | None = None
+    """Where the scheduler listens already, on the host that has it."""
+
+
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
+    if spec.is_remote:
+        return _plan_remote(spec, caller)
     facts = read_host_facts({**caller, **dict(spec.env)})
     run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
     seating = None
@@ -73,6 +93,13 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     return plan
 
 
+def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
+    from msrun.launch.transport.pipe import agent_command
+    from msrun.planning.hosts.remote_plan import build_remote_plan
+
+    return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
+
+
 def new_job_id() -> str:
     """Return an id that no other job has."""
     return secrets.token_hex(8)
@@ -86,6 +113,7 @@ def run_job(
     is_last: bool = False,
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+    part: AgentPart | None = None,
 ) -> JobResult:
     """Run a job, or this host's part of a job of several, to its end.
 
@@ -96,6 +124,7 @@ def run_job(
         job_id: from `new_job_id`; empty = a new one. Of several hosts, that of the one with the scheduler counts.
         on_directory: called with the job's id and its log directory when that is this job's: locked, and holding its
             plan and empty logs.
+        part: given on a host that another process drives; the log directory is then the host's own.
 
     Raises:
         UsageError: something is wrong that was seen before any process started.
@@ -112,14 +141,17 @@ def run_job(
             from msrun.launch.gather import Gathering, local_part
 
             _check_part(spec, facts)
-            gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
+            tell = part.say if part else lambda text: say(text, quiet=quiet)
+            open_listener = part.listener if part else None
+            gathering = Gathering(spec, facts.name, signals, tell, job_id, open_listener)
             meeting = stack.enter_context(gathering).meet()
-            spec, job_id = local_part(spec, meeting.seating), meeting.job_id
+            spec = replace(spec, node_rank=meeting.seating.node_rank) if part else local_part(spec, meeting.seating)
+            job_id = meeting.job_id
             facts = replace(facts, address=meeting.seating.own.address)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(_store_listener(spec, facts, gathering))
-        part = f"-{meeting.seating.node_rank}" if meeting else ""
-        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{part}"))  # made when the fork server is ready
+        node = f"-{meeting.seating.node_rank}" if meeting else ""
+        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}"))  # made when the fork server is ready
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
         plan = build_plan(
             spec,
@@ -135,7 +167,7 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
-        console = Console(plan, quiet=quiet)
+        console = part.display(plan) if part else Console(plan, quiet=quiet)
         result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure:
@@ -173,7 +205,7 @@ def _run(
     caller: Mapping[str, str],
     signals: SignalPipe,
     listener: socket.socket,
-    console: Console,
+    console: Display,
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
     gathering: Gathering | None,

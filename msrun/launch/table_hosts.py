@@ -59,6 +59,29 @@ class HostList:
         return {**options, **told}
 
 
+@dataclass(frozen=True)
+class TableHost:
+    """A server of a rank table with its devices, as a host to be reached."""
+
+    seat: HostSeat
+    names: tuple[str, ...]
+    """What the table calls it, the address for the network first."""
+
+
+def read_table_hosts(path: Path) -> list[TableHost]:
+    """Return the servers of a rank table that have devices, in the order of their lowest rank.
+
+    Raises:
+        UsageError: it cannot be read, has no devices, or its ranks leave a doubt.
+    """
+    table = read_given_table(path)
+    check_ranks(table, path)
+    servers = [server for server in table.servers_by_rank if server.devices]
+    if not servers:
+        raise UsageError(f"--rank_table_file {path}: no server of it has devices; see ranktable validate")
+    return [TableHost(_seat(node_rank, server), tuple(_names(server))) for node_rank, server in enumerate(servers)]
+
+
 def read_host_list(path: Path) -> HostList | None:
     """Return the hosts of a rank table: its servers with devices.
 

@@ -108,7 +108,7 @@ def build_plan(
         settings=spec.settings,
         notes=(
             *settings_note(spec.settings),
-            *_notes(spec, caller, common, workers[0].env),
+            *environment_notes(spec, caller, {**common, **workers[0].env}),
             *([] if has_threads else [thread_note(topology, binding.workers)]),
             *devices.notes,
             *binding.notes,
@@ -145,7 +145,7 @@ def _host(
     workers: tuple[WorkerPlan, ...],
     scheduler_cpus: tuple[int, ...],
 ) -> HostPlan:
-    start_method = _start_method(spec, caller)
+    start_method = choose_start_method(spec, caller)
     return HostPlan(
         node_rank=0,
         name=host.name,
@@ -153,14 +153,15 @@ def _host(
         program=spec.program,
         working_directory=str(spec.working_directory),
         start_method=start_method,
-        preload=_preload(spec) if start_method != "exec" else (),
+        preload=preloaded_modules(spec) if start_method != "exec" else (),
         common_env=common,
         workers=workers,
         scheduler_cpus=scheduler_cpus,
     )
 
 
-def _start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMethod:
+def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMethod:
+    """Return how workers start, as far as that can be told without starting one."""
     if not spec.program.is_python:
         return "exec"
     is_bound = bool(self_binding({**caller, **dict(spec.env)}))
@@ -184,7 +185,7 @@ def _worker(
         local_rank=index,
         device_id=device_id,
         env={**env, THREADS_VARIABLE: own_threads} if own_threads else env,
-        log_path=str(spec.log_dir / contract.worker_log_name(stem, rank)),
+        log_path=str((spec.worker_log_dir or spec.log_dir) / contract.worker_log_name(stem, rank)),
         physical_device=devices.physical[index],
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,
@@ -192,7 +193,8 @@ def _worker(
     )
 
 
-def _preload(spec: LaunchSpec) -> tuple[str, ...]:
+def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
+    """Return what the fork server imports: the script's own imports and what the user names."""
     names = [name for script in _scripts(spec) for name in read_preload(script)]
     return tuple(dict.fromkeys([*names, *spec.preload]))
 
@@ -209,14 +211,13 @@ def _scripts(spec: LaunchSpec) -> list[Path]:
     return [stem.with_suffix(".py"), stem / "__main__.py"]
 
 
-def _notes(
-    spec: LaunchSpec, caller: Mapping[str, str], common: Mapping[str, str], ranks: Mapping[str, str]
-) -> tuple[str, ...]:
+def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
+    """Return what the user should know of variables that workers inherit and of those that are `planned` for them."""
     notes = []
     bound_by = self_binding({**caller, **dict(spec.env)}) if spec.program.is_python else []
     if bound_by and spec.start_method != "exec":
         notes.append(self_binding_note(bound_by, spec.start_method))
-    replaced = overridden_names(caller, {**common, **ranks})
+    replaced = overridden_names(caller, planned)
     if replaced:
         notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")
-    return tuple(notes)
+    return notes

@@ -35,6 +35,25 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True)
+class AgentPlan:
+    """How a host is reached from here, and what is started there; empty words are left to ssh_config."""
+
+    name: str
+    """As the host list has it."""
+    user: str
+    port: int
+    """0 = left to ssh_config."""
+    python: str
+    """Path of the interpreter there."""
+    command: str
+    """What the host's shell is given: a constant, but for the interpreter."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """Everything one agent needs to run its part."""
 
@@ -51,11 +70,18 @@ class HostPlan:
     """Processors that the scheduler is bound to; empty = not bound."""
     place: str = ""
     """The host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one."""
+    agent: AgentPlan | None = None
+    """How it is reached; None = this host, without an agent."""
 
     @property
     def where(self) -> str:
         """Return the host as reports name it."""
         return self.place or self.name
+
+    @property
+    def argv(self) -> list[str]:
+        """Return the command that starts the program there in a fresh process."""
+        return self.program.argv(self.agent.python) if self.agent else self.program.argv()
 
 
 @dataclass(frozen=True)
@@ -90,7 +116,10 @@ class LaunchPlan:
     notes: tuple[str, ...] = field(default=())
     """What the user should know of these decisions, one line each."""
     fleet: tuple[HostSeat, ...] = ()
-    """All hosts of a job of several, in the order of their node_rank; `hosts` then holds this one alone."""
+    """All hosts of a job of several, in the order of their node_rank; `hosts` holds this one alone when each host is
+    started for itself, all of them when they are started from here."""
+    forwarded: dict[str, str] = field(default_factory=dict)
+    """Variables that go from here to the hosts; workers inherit them."""
 
     @property
     def workers(self) -> list[WorkerPlan]:
@@ -101,7 +130,7 @@ class LaunchPlan:
     def secrets(self) -> tuple[str, ...]:
         """Values that msrun writes and prints nowhere."""
         found = (value for host in self.hosts for value in secret_values(host.program.args, host.common_env))
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys([*found, *secret_values((), self.forwarded)]))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict with secret-looking values masked."""
@@ -126,6 +155,7 @@ class LaunchPlan:
             "notes": list(self.notes),
             "hosts": [_host_json(host) for host in self.hosts],
             **({"fleet": [seat.to_json() for seat in self.fleet]} if self.fleet else {}),
+            **({"forwarded": masked(self.forwarded)} if self.hosts[0].agent else {}),
         }
 
 
@@ -134,7 +164,8 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
         "node_rank": host.node_rank,
         "name": host.name,
         "address": host.address,
-        "argv": mask_words(host.program.argv()),
+        **({"agent": host.agent.to_json()} if host.agent else {}),
+        "argv": mask_words(host.argv),
         "program": {**host.program.to_json(), "args": mask_words(host.program.args)},
         "working_directory": host.working_directory,
         "start_method": host.start_method,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from msrun.planning.environment import masked
 from msrun.planning.host_seat import render_seats
+from msrun.planning.hosts.remote_text import common_to_all, own_variables, render_reach, variable_lines
+from msrun.planning.hosts.seats import UNKNOWN
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
@@ -20,30 +21,59 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     """Return the plan as text for people or as JSON, without a last newline."""
     if as_json:
         return json.dumps(plan.to_json(), indent=2)
+    is_remote = plan.hosts[0].agent is not None
+    lines = [*_head(plan), *(render_reach(plan) if is_remote else _fleet(plan)), ""]
+    if is_remote:
+        common = common_to_all(plan.hosts)
+        lines += _environment(common)
+        for host in plan.hosts:
+            lines += [f"host {host.node_rank}       {host.name}", *own_variables(host, common)]
+            lines += render_workers(host.workers, host.scheduler_cpus)
+    else:
+        host = plan.hosts[0]
+        lines += [f"host {host.node_rank}       {host.name} ({host.address})", *_environment(host.common_env)]
+        lines += render_workers(host.workers, host.scheduler_cpus)
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
+
+
+def _head(plan: LaunchPlan) -> list[str]:
+    """Return what concerns the whole job."""
     host = plan.hosts[0]
-    port = plan.master_port or "chosen at start"
     target = f"device target {plan.device_target} ({plan.device_reason})"
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
-    store = "the scheduler's TCPStore" if plan.fleet else f"FileStore {plan.run_dir}/store"
-    lines = [
+    return [
         f"job          {plan.world_size} workers on {hosts}, {target}",
-        f"command      {shlex.join(mask_words(host.program.argv()))}",
+        f"command      {shlex.join(mask_words(host.argv))}",
         f"directory    {host.working_directory}",
         f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",
-        f"rendezvous   {store}; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}",
+        f"rendezvous   {_rendezvous(plan)}",
         f"rank table   {plan.rank_table_file}",
         f"logs         {plan.log_dir}{_rotation_words(plan)}",
         f"limits       {_limits(plan)}",
         *render_settings(plan.settings),
-        *(["hosts", *(f"  {line}" for line in render_seats(plan.fleet))] if plan.fleet else []),
-        "",
-        f"host {host.node_rank}       {host.name} ({host.address})",
-        "  environment of every worker:",
     ]
-    lines += [f"    {name}={value}" for name, value in sorted(masked(host.common_env).items())]
-    lines += render_workers(host.workers, host.scheduler_cpus)
-    lines += [f"note: {note}" for note in plan.notes]
-    return "\n".join(lines)
+
+
+def _rendezvous(plan: LaunchPlan) -> str:
+    first = plan.hosts[0]
+    if plan.fleet and first.agent:  # the port given is the scheduler's; that of the store is always chosen at start
+        scheduler = f"the scheduler on {first.name}, port {plan.master_port or 'chosen at start'}"
+        address = f"found when {first.name} is reached" if plan.master_addr == UNKNOWN else plan.master_addr
+        return f"{scheduler}, and its TCPStore; MASTER_ADDR {address}, MASTER_PORT chosen at start"
+    port = plan.master_port or "chosen at start"
+    store = (
+        "the scheduler's TCPStore" if plan.fleet else f"FileStore {plan.run_dir}/store" if plan.run_dir else "FileStore"
+    )
+    return f"{store}; MASTER_ADDR {plan.master_addr}, MASTER_PORT {port}"
+
+
+def _fleet(plan: LaunchPlan) -> list[str]:
+    return ["hosts", *(f"  {line}" for line in render_seats(plan.fleet))] if plan.fleet else []
+
+
+def _environment(common: Mapping[str, str]) -> list[str]:
+    return ["  environment of every worker:", *(f"  {line}" for line in variable_lines(common))]
 
 
 def _limits(plan: LaunchPlan) -> str:

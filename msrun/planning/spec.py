@@ -12,6 +12,9 @@ from typing import Literal
 
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.forwarded import check_patterns
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -86,12 +89,28 @@ class LaunchSpec:
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
     table_hosts: tuple[HostSeat, ...] = ()
-    """The hosts of a rank table, in the order of their node_rank; one is this host."""
+    """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
+    Of an ordinary job on one host also that host, when it was given with its devices."""
+    worker_log_dir: Path | None = None
+    """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
+    host_entries: tuple[HostEntry, ...] = ()
+    """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+    forward_env: tuple[str, ...] = ()
+    """Patterns of names: variables that go to these hosts beside those that always do, see `hosts.forwarded`."""
+    ship: bool = False
+    """Whether msrun's own code is sent to these hosts."""
+    ssh: SshSettings = field(default_factory=SshSettings)
+    """How they are reached."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether this command starts agents on hosts and runs no worker itself; `local_worker_num` is 0 then."""
+        return bool(self.host_entries)
 
     @property
     def is_several(self) -> bool:
-        """Whether the job has other hosts than this one."""
-        return self.local_worker_num < self.worker_num
+        """Whether this host is one of several, on each of which msrun is started."""
+        return not self.is_remote and self.local_worker_num < self.worker_num
 
     @property
     def meeting_port(self) -> int:
@@ -109,6 +128,8 @@ def check_spec(spec: LaunchSpec) -> None:
     _check_address(spec)
     for name, value in spec.env:
         check_env(name, value)
+    check_patterns(spec.forward_env)
+    check_ssh_settings(spec.ssh)
     _check_log_name(spec.worker_log_name)
     check_log_rotation(spec.log_max_bytes, spec.log_keep)
     if spec.grace_s < 0:
@@ -125,6 +146,9 @@ def check_spec(spec: LaunchSpec) -> None:
 
 
 def _check_counts(spec: LaunchSpec) -> None:
+    if spec.is_remote:
+        _check_heartbeat(spec)
+        return
     if spec.worker_num < 1:
         raise UsageError(
             f"--worker_num {spec.worker_num}: must be 1 or more; give the number of workers over all hosts"
@@ -151,6 +175,10 @@ def _check_several(spec: LaunchSpec) -> None:
         )
     if spec.node_rank < -1:
         raise UsageError(f"--node_rank {spec.node_rank}: must be 0 or more; leave it out to number hosts by address")
+    _check_heartbeat(spec)
+
+
+def _check_heartbeat(spec: LaunchSpec) -> None:
     if not MIN_HEARTBEAT_S <= spec.heartbeat_time_out_s < MAX_SECONDS:
         raise UsageError(
             f"--heartbeat_time_out {spec.heartbeat_time_out_s:g}: must be {MIN_HEARTBEAT_S:g} or more seconds"

@@ -63,7 +63,17 @@ def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
     return np.array([[float(value) for value in line] for line in pattern.findall(text)])
 
 
-def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:
+@pytest.fixture(scope="module")
+def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Losses of the example optimizer_parallel in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "examples"
+    shutil.copytree(REPOSITORY / "examples", folder, ignore=shutil.ignore_patterns("log_output", "data"))
+    return losses(STEP_LINE, run_alone(msrun_of_module, folder / "optimizer_parallel", EPOCHS="1"))
+
+
+def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
+    msrun: JobRunner, examples: Path, one_epoch_alone: np.ndarray
+) -> None:
     folder = examples / "optimizer_parallel"
     text = run_example(msrun, folder, EPOCHS="5")
     parallel = losses(STEP_LINE, text)
@@ -72,8 +82,8 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(msrun: Jo
     assert "hsdp level1" in text.splitlines()[0]
     files = {path.name for path in (folder / "log_output").iterdir()}
     assert {"scheduler.log", "rank_table.json", *(f"worker_{rank}.log" for rank in range(8))} <= files
-    alone = losses(STEP_LINE, run_alone(msrun, folder, EPOCHS="1"))
-    np.testing.assert_allclose(parallel[: len(alone)], alone, rtol=1e-5)
+    assert len(one_epoch_alone) == 5
+    np.testing.assert_allclose(parallel[: len(one_epoch_alone)], one_epoch_alone, rtol=1e-5)
 
 
 def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:
@@ -102,7 +112,9 @@ def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: 
 
 
 @pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
-def test_example_trains_alike_however_its_workers_start(msrun: JobRunner, examples: Path, start: str) -> None:
+def test_example_trains_alike_however_its_workers_start(
+    msrun: JobRunner, examples: Path, start: str, one_epoch_alone: np.ndarray
+) -> None:
     folder = examples / "optimizer_parallel"
     if start == "torchrun":
         command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -114,9 +126,7 @@ def test_example_trains_alike_however_its_workers_start(msrun: JobRunner, exampl
         job = msrun.start(*options, "train.py", cwd=folder, env={"EPOCHS": "1"}).finish(DEADLINE_S)
         text = job.log(0).decode()
     assert job.code == 0, job.stderr
-    alone = losses(STEP_LINE, run_alone(msrun, folder, EPOCHS="1"))
-    parallel = losses(STEP_LINE, text)
-    np.testing.assert_allclose(parallel, alone, rtol=1e-5)
+    np.testing.assert_allclose(losses(STEP_LINE, text), one_epoch_alone, rtol=1e-5)
 
 
 PARALLEL = [

@@ -18,7 +18,6 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import selectors
@@ -34,6 +33,7 @@ from typing import Any
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become
+from msrun.agent.processes.import_garbage import collection_paused
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
@@ -121,11 +121,10 @@ class ForkServer:
         self.blas_threads = message["blas_threads"]
         method, reason = "exec", "asked for"
         if message["start_method"] != "exec":
-            preload(message["preload"])
+            with collection_paused():
+                preload(message["preload"])
             method, reason = fork_safety()
             forget_finalizers()
-            gc.collect()
-            gc.freeze()
         # From here on the server answers to the channel's end: it must outlive the agent to clean up after it.
         process_control.adopt_orphans()
         process_control.die_with_parent(self._agent_pid, 0)

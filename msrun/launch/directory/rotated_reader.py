@@ -40,6 +40,10 @@ class RotatedReader:
                 return GAP
         return data
 
+    def hold(self) -> None:
+        """Open what has been written until now, so that new names do not take it away."""
+        self._find_newer()
+
     def close(self) -> None:
         """Let go of all files."""
         while self._files:

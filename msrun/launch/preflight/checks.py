@@ -26,7 +26,7 @@ from msrun.launch.preflight.host_room import (
     free_processes,
     open_file_limit,
 )
-from msrun.planning.placement.host import place_devices
+from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.spec import LaunchSpec
 
 LOW_DISK_BYTES = GIB
@@ -55,6 +55,8 @@ class Check:
     stops_run: bool = False
     """Asked by every run, so it has to be cheap."""
     stops_dry_run: bool = False
+    is_launchers: bool = False
+    """About what this host needs even when all workers are on others."""
 
 
 def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_dry_run: bool = False) -> None:
@@ -68,7 +70,7 @@ def check_host(spec: LaunchSpec, caller: Mapping[str, str] | None = None, *, is_
         ClusterError: the host has no room for the job.
     """
     for check in CHECKS:
-        if check.stops_dry_run if is_dry_run else check.stops_run:
+        if (check.stops_dry_run if is_dry_run else check.stops_run) and (check.is_launchers or not spec.is_remote):
             check.look(spec, os.environ if caller is None else caller)
 
 
@@ -132,7 +134,7 @@ def _look_at_disk(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
         path = path.parent
     return path
 
@@ -185,8 +187,14 @@ def _look_at_meeting(spec: LaunchSpec) -> Finding:
     return Finding("ok", "master_port", f"{place} is free for the scheduler")
 
 
+def place_own_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> DevicePlacement:
+    """Return the devices of this host's workers, of its rank table if it has one; UsageError: they are not all here."""
+    own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
+    return place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}), own)
+
+
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
-    devices = place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}))
+    devices = place_own_devices(spec, caller)
     return Finding("ok", "devices", f"{spec.local_worker_num} workers on {devices.target} ({devices.reason})")
 
 
@@ -195,10 +203,7 @@ def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
         return Finding("ok", "rank_table", "generated at start")
     from msrun.launch.rank_table_file import check_rank_table
 
-    target = place_devices(
-        spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)})
-    ).target
-    check_rank_table(spec.rank_table_file, spec.worker_num, target)
+    check_rank_table(spec.rank_table_file, spec.worker_num, place_own_devices(spec, caller).target)
     return Finding("ok", "rank_table", f"{spec.rank_table_file} holds {spec.worker_num} ranks")
 
 
@@ -280,8 +285,8 @@ def _check_module(name: str, working_directory: Path) -> None:
 
 CHECKS = (
     Check("program", _look_at_program, stops_run=True, stops_dry_run=True),
-    Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True),
-    Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True),
+    Check("log_dir", _look_at_log_dir, stops_run=True, stops_dry_run=True, is_launchers=True),
+    Check("disk", _look_at_disk, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("temporary", _look_at_temporary, stops_run=True),
     Check("shared_memory", _look_at_shared_memory),
     Check("master_port", _look_at_port, stops_run=True),

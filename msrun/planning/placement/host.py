@@ -71,8 +71,8 @@ def place_devices(
     devices, why = (host.gpus, host.gpus_reason) if target == "gpu" else (host.npus, host.npus_reason)
     if wanted and max(wanted) >= len(devices):
         raise UsageError(
-            f"--rank_table_file: gives {host.name} the device {max(wanted)}, but {len(devices)} {target} devices are "
-            f"visible there{f' ({why})' if why else ''}: correct the table or give --device_target cpu"
+            f"the rank table or the host list gives {host.name} the device {max(wanted)}, but {len(devices)} {target} "
+            f"devices are visible there{f' ({why})' if why else ''}: correct it or give --device_target cpu"
         )
     if len(devices) < local_worker_num:
         raise UsageError(

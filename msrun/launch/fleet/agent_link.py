@@ -1,0 +1,280 @@
+"""The launcher's end of its connection to one agent: opens it, opens it again when it breaks, and loses no message.
+
+Two threads per host, so that a slow or dead host holds up nobody. What the agent says goes into the launcher's inbox as
+`{"node": node_rank, ...message}`. Of its own it posts
+    opened {seconds, at}          the host is reached; `at` is this clock's time
+    cut {reason} / resumed {}     the connection broke; a new one was made
+    lost {reason, exit_status}    the agent has ended without a result, or cannot be reached any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.ledger import Ledger
+from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.errors import ClusterError
+from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
+from msrun.planning.hosts.host_entry import HostEntry
+
+RETRY_S = 0.5
+SALVAGE_S = 10.0
+"""How long the host of a killed agent may take to let somebody else in."""
+ACKNOWLEDGE_BYTES = 1 << 19
+"""After so many bytes of logs the agent is told that they have come, so that it sends more."""
+
+
+@dataclass(frozen=True)
+class AgentCode:
+    """What an interpreter on the host has to run."""
+
+    start: bytes
+    attach: bytes
+    """Connects to the agent of a broken connection; empty where that cannot be."""
+    salvage: Callable[[], bytes]
+    """Sends what a killed agent has left."""
+
+
+class AgentLink:
+    """One host. `start` it, `send`, and `close` it in the end."""
+
+    def __init__(
+        self,
+        node_rank: int,
+        entry: HostEntry,
+        open_pipe: Callable[[float | None], AgentPipe],
+        code: AgentCode,
+        job: Message,
+        inbox: Inbox,
+        take_first: Callable[[Message], bool],
+        *,
+        silence_s: float,
+    ) -> None:
+        """
+        Args:
+            open_pipe: opens a pipe before a moment of `time.monotonic`, None = in the usual time; raises ClusterError.
+            job: what the agent is told first.
+            take_first: called by the thread that reads, with every message; True when it is done with.
+            silence_s: how long nothing may be heard.
+        """
+        self.node_rank = node_rank
+        self.entry = entry
+        self.address = ""
+        """Numeric, as it is reached from here; empty as long as it is not known."""
+        self.is_over = False
+        """Nothing more will come."""
+        self._open_pipe = open_pipe
+        self._code = code
+        self._inbox = inbox
+        self._job = job
+        self._take_first = take_first
+        self._silence_s = silence_s
+        self._ledger = Ledger()
+        self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._pipe: AgentPipe | None = None
+        self._heard_at = time.monotonic()
+        self._has_begun = self._can_resume = False
+        self._is_attached = True
+        """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
+        self._closed = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"msrun-host-{node_rank}", daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"msrun-to-host-{node_rank}", daemon=True)
+
+    # -- for the launcher's main thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect, in the background."""
+        self._reader.start()
+        self._writer.start()
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Tell the agent, as soon as that can be done."""
+        with self._lock:
+            self._outbox.put(self._ledger.stamp({"type": kind, **fields}))
+
+    def beat(self) -> None:
+        """Give a sign of life, and look for one; a connection without one is closed, so that another is tried."""
+        if self._pipe is None or self.is_over:
+            return
+        self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+        if self._can_resume and time.monotonic() - self._heard_at > self._silence_s / 3:
+            self._break()
+
+    def begin(self) -> None:
+        """From now on the agent has something to come back for."""
+        self._has_begun = True
+        self._can_resume = bool(self._code.attach)
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has been heard."""
+        return time.monotonic() - self._heard_at
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection to an agent."""
+        return self._pipe is not None and not self.is_over
+
+    def dismiss(self) -> None:
+        """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
+        self._can_resume = False
+        if self._pipe is None:
+            self._closed.set()
+        self._outbox.put({"type": "beat", "seen": self._ledger.seen})  # so that it knows that all has come home
+        self.send("bye")
+
+    def close(self) -> None:
+        """End the connection; the agent ends with it."""
+        self._closed.set()
+        self._outbox.put(None)
+        self._break()
+
+    def join(self, deadline: float) -> None:
+        """Wait for the threads until a moment of `time.monotonic`."""
+        for thread in (self._reader, self._writer):
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _break(self) -> None:
+        pipe = self._pipe
+        if pipe is not None:
+            pipe.close()
+
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def _post(self, kind: str, **fields: object) -> None:
+        self._inbox.post({"type": kind, "node": self.node_rank, **fields})
+
+    def _read(self) -> None:
+        try:
+            self._serve()
+        except ClusterError as error:
+            self._end(str(error), None)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must not wait for ever
+            self._end(f"{self.entry.name}: {type(error).__name__} in msrun: {error}", None)
+
+    def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
+        self.is_over = True
+        self._outbox.put(None)
+        self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
+
+    def _serve(self) -> None:
+        begin = time.monotonic()
+        pipe = self._open_pipe(None)
+        if self._closed.is_set():
+            pipe.close()
+            return
+        self.address = pipe.address
+        pipe.write(opening(self._code.start))
+        self._heard_at = time.monotonic()
+        self._post("opened", seconds=round(time.monotonic() - begin, 3), at=time.time())
+        with self._lock:
+            pipe.write(encode_message(self._ledger.stamp(self._job)))
+        self._pipe = pipe
+        while not self._closed.is_set():
+            noise = self._read_pipe(pipe)
+            if self._closed.is_set():
+                break
+            status = pipe.exit_status
+            if status is not None or not self._can_resume:
+                stderr = pipe.stderr_text()
+                pipe.close()
+                if status and self._has_begun and not self._closed.is_set():
+                    self._salvage()
+                self._end(noise, status, stderr)
+                return
+            self._is_attached, self._pipe = False, None
+            pipe.close()
+            self._post("cut", reason=f"the connection to {self.entry.name} broke")
+            again = self._open_again()
+            if again is None:
+                silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
+                self._end(f"{self.entry.name}: {silence}", None)
+                return
+            pipe = self._pipe = again
+        pipe.close()
+
+    def _open_again(self) -> AgentPipe | None:
+        """Return a new pipe to the agent, within the time in which it waits for one."""
+        deadline = self._heard_at + self._silence_s
+        while time.monotonic() < deadline and not self._closed.is_set():
+            try:
+                pipe = self._open_pipe(deadline)
+                pipe.write(opening(self._code.attach))
+                pipe.write(encode_message({"type": "attach", "seen": self._ledger.seen}))
+                return pipe
+            except (ClusterError, OSError):
+                self._closed.wait(RETRY_S)
+        return None
+
+    def _salvage(self) -> None:
+        """Fetch what a killed agent has left of its logs, and let it be cleared away."""
+        with contextlib.suppress(ClusterError, OSError):
+            pipe = self._open_pipe(time.monotonic() + SALVAGE_S)
+            self._pipe = pipe
+            pipe.write(opening(self._code.salvage()))
+            self._read_pipe(pipe)
+            pipe.close()
+
+    def _read_pipe(self, pipe: AgentPipe) -> str:
+        """Take what the agent says until the connection ends; returns what it said that is no message."""
+        buffer, held, has_begun, unacknowledged = MessageBuffer(), b"", False, 0
+        while data := pipe.read():
+            if not has_begun:
+                held += data
+                _, marker, data = held.partition(MARKER)
+                if not marker:
+                    if len(held) > MAX_NOISE_BYTES:
+                        break
+                    continue
+                has_begun = True
+            self._heard_at = time.monotonic()
+            unacknowledged += len(data)
+            for message in buffer.feed(data):
+                self._take(message)
+            if unacknowledged > ACKNOWLEDGE_BYTES:
+                unacknowledged = 0
+                self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+        return "" if has_begun else held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
+
+    def _take(self, message: Message) -> None:
+        kind = message.get("type")
+        if kind in ("beat", "attached"):
+            with self._lock:
+                self._ledger.acknowledge(message.get("seen"))
+                if kind == "attached":
+                    self._send_again()
+                    self._post("resumed")
+        elif self._ledger.take(message) and not self._take_first(message):
+            self._inbox.post({**message, "node": self.node_rank})
+
+    def _send_again(self) -> None:
+        """Send what the agent has not seen, before anything newer."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if self._outbox.get_nowait() is None:
+                    self._outbox.put(None)
+                    return
+        for kept in self._ledger.unseen():
+            self._outbox.put(kept)
+        self._is_attached = True
+
+    def _write(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            if "seq" in message and not self._is_attached:
+                continue
+            data = encode_message(message)
+            while (pipe := self._pipe) is None:  # it is being opened
+                if self._closed.wait(0.01) or self.is_over:
+                    return
+            try:
+                pipe.write(data)
+            except OSError:
+                pipe.close()

@@ -1,0 +1,132 @@
+"""All agents of one job, and the wait for what they say: the launcher's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msrun.agent.processes.wait_status import signal_name
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message
+from msrun.errors import Interrupted
+from msrun.launch.fleet.agent_link import AgentLink
+
+CLOSE_S = 3.0
+MAX_BEAT_S = 2.0
+
+
+class Crew:
+    """Owns the links; `close` ends every connection, and with it every agent."""
+
+    def __init__(self, inbox: Inbox, signals: SignalPipe, forward: tuple[int, ...], silence_s: float) -> None:
+        """
+        Args:
+            forward: signals that workers get; the others end the job.
+            silence_s: how long launcher and host may hear nothing of each other.
+        """
+        self.links: list[AgentLink] = []
+        self.has_begun = False
+        """Agents have been told to start; a signal then is theirs to obey."""
+        self.is_abandoned = False
+        """The user does not want to wait for hosts any more."""
+        self.interrupt: Interrupted | None = None
+        """The first signal that is to end the job."""
+        self._inbox = inbox
+        self._signals = signals
+        self._forward = forward
+        self._beat_s = min(silence_s / 6, MAX_BEAT_S)
+        self._next_beat = 0.0
+        self._interrupts = 0
+
+    def close(self) -> None:
+        """Let all agents go, and wait a moment for them."""
+        deadline = time.monotonic() + CLOSE_S
+        for link in self.links:
+            link.dismiss()
+        with contextlib.suppress(KeyboardInterrupt):
+            while time.monotonic() < deadline and any(link.is_open for link in self.links):
+                with selectors.DefaultSelector() as selector:
+                    selector.register(self._inbox, selectors.EVENT_READ)
+                    selector.select(max(0.0, deadline - time.monotonic()))
+                self._inbox.take()
+        for link in self.links:
+            link.close()
+        for link in self.links:
+            link.join(deadline + CLOSE_S)
+
+    def start(self, links: list[AgentLink]) -> None:
+        """Connect to all hosts, in the background."""
+        self.links = links
+        for link in links:
+            link.start()
+
+    def tell_all(self, kind: str, **fields: object) -> None:
+        """Tell every agent that runs."""
+        for link in self.links:
+            if not link.is_over:
+                link.send(kind, **fields)
+
+    def hear(
+        self,
+        is_done: Callable[[], bool],
+        handlers: Mapping[str, Callable[[int, Message], None]],
+        *,
+        deadline: float | None = None,
+        every: tuple[float, Callable[[], None]] | None = None,
+    ) -> bool:
+        """Take what agents say until `is_done`; False when the deadline has passed before that.
+
+        Args:
+            handlers: message type -> called with node_rank and message; what is not named is left out.
+            deadline: moment of `time.monotonic`.
+            every: seconds, and what to call that often.
+
+        Raises:
+            Interrupted: a signal came before the job had begun.
+        """
+        tick_s, tick = every or (MAX_BEAT_S, lambda: None)
+        next_tick = time.monotonic() + tick_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._inbox, selectors.EVENT_READ)
+            selector.register(self._signals, selectors.EVENT_READ)
+            while not is_done() and not self.is_abandoned:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
+                selector.select(max(0.0, min(moments) - now))
+                for message in self._messages():
+                    handlers.get(message["type"], _ignore)(message["node"], message)
+                self._heed_signals()
+                now = time.monotonic()
+                if now >= self._next_beat:
+                    self._next_beat = now + self._beat_s
+                    for link in self.links:
+                        link.beat()
+                if now >= next_tick:
+                    next_tick = now + tick_s
+                    tick()
+        return True
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        yield from self._inbox.take()
+
+    def _heed_signals(self) -> None:
+        for signum in self._signals.read():
+            if signum not in self._forward:
+                self._interrupts += 1
+                self.interrupt = self.interrupt or Interrupted(f"stopped by {signal_name(signum)}", signum)
+                if not self.has_begun:
+                    raise self.interrupt
+            if self._interrupts > 2 and signum == signal.SIGINT:  # whoever insists is not kept waiting by a dead host
+                self.is_abandoned = True
+            self.tell_all("signal", signum=signum)
+
+
+def _ignore(_node_rank: int, _message: Message) -> None:
+    """Leave a message."""

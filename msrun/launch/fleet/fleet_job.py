@@ -1,0 +1,315 @@
+"""Run one job over many hosts from here: reach them, check them, start them together, and bring home what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msrun import contract
+from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.observer import Observers
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.console import Console, say
+from msrun.launch.directory.earlier_job import remove_earlier_job
+from msrun.launch.directory.lock import JobLock
+from msrun.launch.directory.log_directory import EventLog, write_private
+from msrun.launch.failure import JobFailure, write_failure
+from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.fleet_plan import assemble_plan
+from msrun.launch.fleet.home_logs import HomeLogs
+from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
+from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.job import JobResult, new_job_id
+from msrun.launch.rank_table_file import write_rank_table
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.seats import seat_hosts
+from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record_json import decode_record
+from msrun.planning.spec import LaunchSpec
+
+TICK_S = 0.2
+LOST_S = 1.0
+"""How long after a host was lost its peers may speak of it first, before the launcher ends them."""
+END_S = 15.0
+"""How long past its grace a host may take to end before it is given up."""
+
+
+def run_fleet_job(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    is_last: bool = False,
+    job_id: str = "",
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+) -> JobResult:
+    """Run a job on the hosts of `spec.host_entries` to its end. Arguments as `launch.job.run_job`.
+
+    Raises:
+        UsageError: the log directory cannot be used, or a host cannot do what is asked.
+        ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere.
+        Interrupted: a signal came before the job began.
+    """
+    job_id = job_id or new_job_id()
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
+        rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
+        logs = HomeLogs(spec.log_dir, rotation)
+        stack.callback(logs.close)
+        events = EventLog(_clear_directory(spec.log_dir))
+        stack.callback(events.close)
+        muster = Muster(spec, caller, job_id, signals, logs, events, lambda text: say(text, quiet=quiet))
+        crew = stack.enter_context(muster)
+        mustered = muster.run()
+        forwarded = forwarded_environment(caller, spec.forward_env)
+        run = FleetRun(spec, job_id, crew, mustered, logs, events, forwarded, quiet=quiet)
+        run.start(lambda: on_directory(job_id, spec.log_dir))
+        return run.finish()
+
+
+def _clear_directory(folder: Path) -> Path:
+    """Remove what an earlier job has left and return where the events go.
+
+    Raises:
+        UsageError: a file of it cannot be removed.
+    """
+    try:
+        remove_earlier_job(folder, ())
+        for name in (contract.FAILURE_JSON, contract.PLAN_JSON):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {folder}: cannot write {error.filename or folder} ({error.strerror}); "
+            "give a directory that you may write"
+        ) from None
+    return folder / contract.EVENTS_JSONL
+
+
+class FleetRun:
+    """One job from its start on all hosts to its result. Use once."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        job_id: str,
+        crew: Crew,
+        mustered: Mustered,
+        logs: HomeLogs,
+        events: EventLog,
+        forwarded: Mapping[str, str],
+        *,
+        quiet: bool,
+    ) -> None:
+        """`forwarded`: variables that the hosts got from here."""
+        self._spec = spec
+        self._forwarded = forwarded
+        self._job_id = job_id
+        self._crew = crew
+        self._mustered = mustered
+        self._logs = logs
+        self._events = events
+        self._quiet = quiet
+        self._begin = time.monotonic()
+        self._hosts: dict[int, HostPlan] = {}
+        self._notes: dict[int, list[str]] = {}
+        self._target = ""
+        self._results: dict[int, JobFailure | None] = {}
+        self._survivors: list[int] = []
+        self._ended: set[int] = set()
+        """Hosts of which nothing more is to come."""
+        self._fault: MsrunError | None = None
+        self._stop_at: float | None = None
+        """When hosts that have not heard of a lost one are told to end."""
+        self._give_up_at: float | None = None
+        self._plan: LaunchPlan | None = None
+        self._console: Console | None = None
+        ranks = {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
+        self._record = FleetRecord(ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
+
+    @property
+    def console(self) -> Console | None:
+        """What the user sees; None as long as not all hosts have said what they will run."""
+        return self._console
+
+    def start(self, on_directory: Callable[[], None]) -> None:
+        """Tell all agents to begin.
+
+        Args:
+            on_directory: called when the log directory holds the job's plan.
+        """
+        crew, mustered = self._crew, self._mustered
+        self._on_directory = on_directory
+        address, port = mustered.master
+        crew.has_begun = True
+        for link in crew.links:
+            link.begin()
+            link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
+        self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
+
+    def finish(self) -> JobResult:
+        """Wait until every host has ended its part, and return how the job ended."""
+        handlers = {
+            "planned": self._on_planned,
+            "event": self._on_event,
+            "say": self._on_say,
+            "result": self._on_result,
+            "logs_end": lambda node, _: self._end_host(node),
+            "lost": self._on_lost,
+            "error": self._on_error,
+            "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
+            "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
+        }
+        self._crew.hear(self._is_over, handlers, every=(TICK_S, self._tick))
+        return self._conclude()
+
+    def _is_over(self) -> bool:
+        return len(self._ended) == len(self._crew.links)
+
+    # -- what hosts say -----------------------------------------------------------------------------------------------
+
+    def _on_planned(self, node_rank: int, message: Message) -> None:
+        self._hosts[node_rank] = decode_record(HostPlan, message["host"])
+        self._notes[node_rank] = [str(note) for note in message["notes"]]
+        self._target = self._target or str(message["target"])
+        if len(self._hosts) == len(self._crew.links):
+            self._write_plan()
+
+    def _write_plan(self) -> None:
+        plan = self._plan = assemble_plan(
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+        )
+        try:
+            write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
+            if self._spec.rank_table_file is None:
+                write_rank_table(plan)
+        except OSError as error:
+            self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
+        self._console = Console(plan, quiet=self._quiet)
+        self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
+        for note in (*self._mustered.warnings, *plan.notes):
+            self._say(note)
+        self._on_directory()
+
+    def _on_event(self, node_rank: int, message: Message) -> None:
+        kind = str(message["moment"])
+        if kind == "restarting" and self._fault is None:
+            self._give_up_at = None
+        if kind == "stopping":
+            self._stop_at = None
+            self._limit_end()
+        self._record.note(node_rank, kind, message["fields"])
+
+    def _on_say(self, node_rank: int, message: Message) -> None:
+        if node_rank == 0:
+            self._events.note("gathering", {"text": message["text"]})
+            if "missing" in message["text"]:
+                self._say(message["text"])
+
+    def _on_result(self, node_rank: int, message: Message) -> None:
+        try:
+            self._results[node_rank] = read_failure(message["failure"], self._spec.log_dir)
+        except ClusterError as error:
+            self._fail(error)
+        self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
+
+    def _end_host(self, node_rank: int) -> None:
+        self._ended.add(node_rank)
+
+    def _on_error(self, node_rank: int, message: Message) -> None:
+        """The agent could not begin its part, or has failed itself."""
+        entry = self._spec.host_entries[node_rank]
+        text, code = f"{entry.name}: {message['text']}", message["exit_code"]
+        self._fail(UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
+        self._end_host(node_rank)
+
+    def _on_lost(self, node_rank: int, message: Message) -> None:
+        if node_rank in self._ended:
+            return
+        self._end_host(node_rank)
+        if node_rank not in self._results:
+            self._fail(self._mustered.explain_loss(node_rank, message))
+            self._record.lost(node_rank)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, fault: MsrunError) -> None:
+        if self._fault is None:
+            self._fault = fault
+            self._events.note("fault", {"reason": str(fault)})
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + LOST_S
+        self._limit_end()
+
+    def _limit_end(self) -> None:
+        if self._give_up_at is None:
+            self._give_up_at = time.monotonic() + self._spec.grace_s + END_S
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop_at = None
+            self._crew.tell_all("signal", signum=15)
+        if self._crew.interrupt is not None:
+            self._limit_end()
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up()
+        if self._console is not None and self._console.tick_s is not None:
+            self._console.tick(self._record.membership)
+
+    def _give_up(self) -> None:
+        for link in self._crew.links:
+            if link.node_rank not in self._ended:
+                self._fail(ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
+                self._end_host(link.node_rank)
+
+    def _conclude(self) -> JobResult:
+        fault = self._crew.interrupt or self._fault
+        failure = combine_failures(self._job_id, self._results, fault)
+        plan = self._plan or assemble_plan(
+            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+        )
+        self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
+        if failure is not None:
+            failure = hide_secrets(failure, plan.secrets)
+            with contextlib.suppress(OSError):  # disk full: what is printed has to do
+                write_failure(plan, failure)
+        if self._console is not None:
+            self._console.note("over", {})
+            where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
+            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well")
+        if self._logs.fault:
+            self._say(f"logs are not complete: {self._logs.fault}")
+        return JobResult(plan, failure, tuple(self._survivors))
+
+    def _say(self, text: str) -> None:
+        say(text, quiet=self._quiet)
+
+
+class _ConsoleOnceItIsThere:
+    """Passes moments on to the console; those before it is there are in the event log alone. An Observer."""
+
+    tick_s: float | None = None
+
+    def __init__(self, run: FleetRun) -> None:
+        self._run = run
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Pass a moment on."""
+        if self._run.console is not None:
+            self._run.console.note(kind, fields)
+
+    def tick(self, membership: object) -> None:
+        """Nothing regular to pass on."""
+
+
+def _hosts_in_words(plan: LaunchPlan) -> str:
+    count = len(plan.hosts)
+    return plan.hosts[0].where if count == 1 else f"{count} hosts"

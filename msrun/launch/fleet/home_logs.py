@@ -1,0 +1,120 @@
+"""Logs of all hosts in the launcher's log directory: pieces that come over the network, appended to their files."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
+
+from msrun import contract
+from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
+from msrun.cluster.messages import Message
+from msrun.launch.directory.log_directory import create_file
+from msrun.launch.remote.log_sender import unpack_piece
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+\.log\Z")
+MAX_ATTEMPT = 1 << 20
+
+
+class _Log(Protocol):
+    def write(self, data: bytearray, count: int) -> None:
+        """Append the first `count` bytes."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class PlainLog:
+    """One log that is not rotated."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = create_file(path)
+
+    def write(self, data: bytearray, count: int) -> None:
+        """Append the first `count` bytes."""
+        left = memoryview(data)[:count]
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class HomeLogs:
+    """Called by the threads of many hosts; each log comes from one of them."""
+
+    def __init__(self, folder: Path, rotation: LogRotation | None) -> None:
+        """`rotation`: None = logs are not rotated."""
+        self._folder = folder
+        self._rotation = rotation
+        self._lock = threading.Lock()
+        self._logs: dict[str, tuple[int, _Log]] = {}
+        """Name -> attempt and file."""
+        self._sizes: dict[str, int] = {}
+        self._names: dict[int, frozenset[str]] = {}
+        self.fault = ""
+        """Why logs are not complete: the first error of the disk; empty when they are."""
+
+    def expect(self, node_rank: int, names: Collection[str]) -> None:
+        """Make empty logs of these names, which only this host may write.
+
+        Raises:
+            OSError: a file cannot be made.
+        """
+        with self._lock:
+            self._names[node_rank] = frozenset(name for name in names if _NAME.match(name))
+            for name in self._names[node_rank]:
+                self._logs[name], self._sizes[name] = (0, self._open(name)), 0
+
+    def sizes(self, node_rank: int) -> dict[str, int]:
+        """Return how many bytes of the newest log of each name have come from a host."""
+        with self._lock:
+            return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
+
+    def _open(self, name: str) -> _Log:
+        path = self._folder / name
+        if self._rotation is None or name == contract.SCHEDULER_LOG:
+            return PlainLog(path)
+        os.close(create_file(path))
+        return RotatedLog(str(path), self._rotation)
+
+    def write(self, node_rank: int, message: Message) -> None:
+        """Append a piece. A full disk loses what does not fit, is remembered in `fault`, and stops nobody."""
+        name, attempt = str(message.get("name")), message.get("attempt")
+        if name not in self._names.get(node_rank, ()):
+            return
+        attempt = self._logs[name][0] if attempt is None else attempt
+        if type(attempt) is not int or not 0 <= attempt < MAX_ATTEMPT:
+            return
+        try:
+            data = bytearray(unpack_piece(message))
+            self._log(name, attempt).write(data, len(data))
+            self._sizes[name] += len(data)
+        except OSError as error:
+            self.fault = self.fault or f"{self._folder / name}: {error.strerror}"
+        except ValueError as error:
+            self.fault = self.fault or f"{self._folder / name}: {error}"
+
+    def _log(self, name: str, attempt: int) -> _Log:
+        """Return the file of an attempt; the logs of the one before are renamed as on the host."""
+        with self._lock:
+            current, log = self._logs[name]
+            if attempt > current and name != contract.SCHEDULER_LOG:
+                path = self._folder / name
+                log.close()
+                rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, current))))
+                log = self._open(name)
+                self._logs[name], self._sizes[name] = (attempt, log), 0
+            return log
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for _, log in self._logs.values():
+                log.close()
+            self._logs.clear()
+            self._names.clear()

@@ -1,0 +1,287 @@
+"""Before a job starts anywhere: reach all hosts at once, ask what they are, compare them, and see who reaches whom."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from msrun import __version__, contract
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.fleet_plan import spec_of_host
+from msrun.launch.fleet.home_logs import HomeLogs
+from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.preflight.agent_end import explain_agent_end
+from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, compare_hosts
+from msrun.launch.preflight.fleet_finding import FleetFinding, describe_finding, fleet_error
+from msrun.launch.preflight.host_report import HostAnswer, HostReport
+from msrun.launch.preflight.log_share import shown_word
+from msrun.launch.preflight.master_address import LOOPBACK, choose_master_address
+from msrun.launch.preflight.program_sources import read_sources
+from msrun.launch.preflight.reach import ReachResult
+from msrun.launch.remote.agent import PROTOCOL, HostJob
+from msrun.planning.hosts.brackets import fold
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.seats import seat_hosts
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec, is_loopback
+
+WAITING_LINE_S = 5.0
+ANSWER_S = 60.0
+"""How long hosts may take to answer once one has."""
+SHOWN_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Mustered:
+    """Hosts that are ready to start together."""
+
+    master: tuple[str, int]
+    """Numeric address and port of the scheduler, on node 0; port 0 when there is one host."""
+    shared: frozenset[int]
+    """Node ranks of those that see the launcher's log directory."""
+    explain_loss: Callable[[int, Message], ClusterError]
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Muster:
+    """The way to all hosts of a job. A context that gives the crew; leaving it ends all agents."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        caller: Mapping[str, str],
+        job_id: str,
+        signals: SignalPipe,
+        logs: HomeLogs | None,
+        events: EventLog | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            logs: where logs go; None and `events` None for a look that starts nothing.
+        """
+        self._spec = spec
+        self._caller = caller
+        self._job_id = job_id
+        self._logs = logs
+        self._events = events
+        self._say = say
+        self._inbox = Inbox()
+        self._crew = Crew(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self._opener = HostOpener(spec, job_id, say)
+        self._answers: dict[int, HostAnswer | MsrunError] = {}
+        self._sent_at: dict[int, float] = {}
+        self._reached: dict[int, ReachResult] = {}
+        self._listening: Message = {}
+        self._begin = time.monotonic()
+        self.findings: list[FleetFinding] = []
+        """What was found, in the order in which it is to be told."""
+
+    def __enter__(self) -> Crew:
+        return self._crew
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._inbox.close)
+            stack.callback(self._opener.close)
+            stack.callback(self._crew.close)
+
+    def run(self) -> Mustered:
+        """Return hosts that are ready.
+
+        Raises:
+            UsageError, ClusterError: what stands against it, first of all that was found.
+            RendezvousTimeout: hosts did not answer in time.
+            Interrupted: a signal came.
+        """
+        mustered = self.look()
+        error = fleet_error(self.findings, self._spec.host_entries)
+        if error is not None:
+            raise error
+        assert mustered is not None, "hosts without a fault, and no address"
+        return mustered
+
+    def look(self) -> Mustered | None:
+        """Ask all hosts, and fill `findings`; None when a job could not start.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        with shown_word(self._spec.log_dir) as shown:
+            self._connect(shown)
+            self._await_answers()
+        spec, entries = self._spec, self._spec.host_entries
+        given = "" if is_loopback(spec.master_addr) else spec.master_addr
+        facts = LauncherFacts(spec.program, __version__, given, self._own_sources())
+        self.findings = compare_hosts(entries, self._answers, facts)
+        self._note("checked", hosts=len(self._answers))
+        if fleet_error(self.findings, entries) is not None:
+            return None
+        answers = {node: answer for node, answer in self._answers.items() if isinstance(answer, HostAnswer)}
+        if len(entries) == 1:
+            master = (LOOPBACK, 0)
+        else:
+            address = choose_master_address(entries, answers, given).address
+            port = self._open_scheduler(address)
+            if port == 0:
+                return None
+            master = (address, port)
+        shared = frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir)
+        warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
+        return Mustered(master, shared, self.explain_loss, warnings)
+
+    def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
+        """Return why an agent has ended of which more was expected."""
+        entry = self._spec.host_entries[node_rank]
+        if message.get("exit_status") is None:
+            return ClusterError(str(message["reason"]))
+        return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _connect(self, shown: Mapping[str, str]) -> None:
+        spec, token = self._spec, secrets.token_hex(32)
+        seats = seat_hosts(spec.host_entries, spec.table_hosts)
+        environment = forwarded_environment(self._caller, spec.forward_env)
+        table = spec.rank_table_file.read_text(encoding="utf-8") if spec.rank_table_file else ""
+        links = []
+        for node, entry in enumerate(spec.host_entries):
+            job = HostJob(
+                protocol=PROTOCOL,
+                version=__version__,
+                job_id=self._job_id,
+                node_rank=node,
+                spec=spec_of_host(spec, seats, node, token),
+                environment=environment,
+                silence_s=spec.heartbeat_time_out_s,
+                can_resume=not self._opener.is_local(entry),
+                rank_table=table,
+                shown=shown,
+                master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",
+            )
+            links.append(self._link(node, job, environment))
+        self._crew.start(links)
+
+    def _link(self, node: int, job: HostJob, environment: Mapping[str, str]) -> AgentLink:
+        entry = self._spec.host_entries[node]
+        return AgentLink(
+            node,
+            entry,
+            lambda deadline: self._opener.open(entry, deadline),
+            self._opener.code(entry, environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
+            {"type": "job", "job": encode_record(job)},
+            self._inbox,
+            lambda message: self._take_first(node, message),
+            silence_s=self._spec.heartbeat_time_out_s,
+        )
+
+    def _take_first(self, node: int, message: Message) -> bool:
+        """Called by the thread that reads: logs are not to wait for the launcher's loop. True: it is done with."""
+        if self._logs is None:
+            return False
+        if message["type"] == "log":
+            self._logs.write(node, message)
+            return True
+        if message["type"] == "planned":
+            self._logs.expect(node, [str(name) for name in message["logs"]])
+        return False
+
+    def _await_answers(self) -> None:
+        handlers = {
+            "opened": self._on_opened,
+            "checked": self._on_checked,
+            "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
+            "error": lambda node, m: self._refuse(node, _error_of(m)),
+        }
+        limit_s = self._spec.cluster_time_out_s
+        deadline = self._begin + limit_s if limit_s >= 0 else None
+        total = len(self._crew.links)
+        line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
+        if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
+            for node in range(total):
+                self._refuse(node, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time"))
+
+    def _refuse(self, node: int, error: MsrunError) -> None:
+        """A host cannot take part; what was known of it first counts."""
+        self._answers.setdefault(node, error)
+
+    def _missing(self) -> str:
+        names = [link.entry.name for link in self._crew.links if link.node_rank not in self._answers]
+        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+        return f", missing: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+
+    def _on_opened(self, node: int, message: Message) -> None:
+        self._sent_at[node] = message["at"]
+        self._note("connected", node_rank=node, host=self._spec.host_entries[node].name, connect_s=message["seconds"])
+
+    def _on_checked(self, node: int, message: Message) -> None:
+        try:
+            report = HostReport.from_json(message.get("report"))
+        except ClusterError as error:
+            self._answers[node] = error
+            return
+        address = self._crew.links[node].address
+        self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), address)
+        self._note("agent_up", node_rank=node)
+
+    def _own_sources(self) -> tuple[tuple[str, str], ...]:
+        try:
+            return tuple(read_sources(self._spec.program, self._spec.working_directory))
+        except OSError:
+            return ()
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _open_scheduler(self, address: str) -> int:
+        """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
+        entries, links = self._spec.host_entries, self._crew.links
+        handlers = {
+            "listening": lambda _, m: self._listening.update(m),
+            "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
+            "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
+            "error": lambda node, m: self._lose(node, _error_of(m)),
+        }
+        links[0].send("listen", address=address, port=self._spec.master_port)
+        deadline = time.monotonic() + ANSWER_S
+        self._crew.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
+        if not self._listening.get("port"):
+            text = self._listening.get("error") or "does not open the scheduler's port"
+            self._add_failure("master_port", text, (0,), contract.EXIT_USAGE)
+            return 0
+        port = int(self._listening["port"])
+        for link in links[1:]:
+            link.send("reach", address=address, port=port)
+        self._crew.hear(lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline)
+        silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
+        if silent and not self._has_failed():
+            self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
+        self.findings += check_reach(entries, self._reached, address, port)
+        return 0 if self._has_failed() else port
+
+    def _lose(self, node: int, error: MsrunError) -> None:
+        self._add_failure("host", str(error), (node,), error.exit_code)
+
+    def _add_failure(self, name: str, text: str, nodes: Sequence[int], exit_code: int = contract.EXIT_CLUSTER) -> None:
+        self.findings.insert(0, FleetFinding("fail", name, text, tuple(nodes), exit_code))
+
+    def _has_failed(self) -> bool:
+        return fleet_error(self.findings, self._spec.host_entries) is not None
+
+    def _note(self, kind: str, **fields: object) -> None:
+        if self._events is not None:
+            self._events.note(kind, fields)
+
+
+def _error_of(message: Message) -> MsrunError:
+    text = str(message.get("text"))
+    return UsageError(text) if message.get("exit_code") == contract.EXIT_USAGE else ClusterError(text)

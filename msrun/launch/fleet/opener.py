@@ -1,0 +1,87 @@
+"""How each host of a job is reached: over SSH, or as a child process where it is this host."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from msrun.launch.fleet.agent_link import AgentCode
+from msrun.launch.job_hosts import is_this_host
+from msrun.launch.transport.agent_code import attach_code, pack_msrun, salvage_code, start_code
+from msrun.launch.transport.local import LocalPipe
+from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.spec import LaunchSpec
+
+
+class HostOpener:
+    """Opens pipes to agents, from any thread. `close` it in the end."""
+
+    def __init__(self, spec: LaunchSpec, job_id: str, warn: Callable[[str], None]) -> None:
+        """
+        Args:
+            warn: told what is not refused but should be known.
+
+        Raises:
+            UsageError: ssh_config cannot be read, or says what cannot be done.
+        """
+        self._spec = spec
+        self._job_id = job_id
+        self._local = {entry for entry in spec.host_entries if is_this_host(entry)}
+        self._shipped = pack_msrun() if spec.ship else ""
+        self._connector = None
+        if len(self._local) < len(spec.host_entries):
+            from msrun.launch.transport.ssh.connector import SshConnector
+
+            self._connector = SshConnector(spec.ssh, warn=warn, ask=_ask if sys.stdin.isatty() else None)
+            self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
+        self._window = threading.Semaphore(spec.ssh.window)
+
+    def is_local(self, entry: HostEntry) -> bool:
+        """Return whether an entry is this host, so that no SSH is needed."""
+        return entry in self._local
+
+    def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
+        """Return a pipe to a new process on a host.
+
+        Args:
+            deadline: moment of `time.monotonic`; None = the usual time from when it is this host's turn.
+
+        Raises:
+            ClusterError: it cannot be reached; the message names the host.
+        """
+        interpreter = entry.python or sys.executable
+        if self._connector is None or self.is_local(entry):
+            return LocalPipe(agent_argv(interpreter), "")
+        with self._window:
+            end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
+            return self._connector.open(entry, agent_command(interpreter), deadline=end)
+
+    def code(
+        self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]
+    ) -> AgentCode:
+        """Return what the interpreter there runs.
+
+        Args:
+            sizes: how much of its logs is here.
+        """
+        shipped = "" if self.is_local(entry) else self._shipped
+        attach = b"" if self.is_local(entry) else attach_code(environment, self._job_id, node_rank, shipped)
+
+        def salvage() -> bytes:
+            return salvage_code(environment, self._job_id, node_rank, sizes(), shipped)
+
+        return AgentCode(start_code(environment, shipped), attach, salvage)
+
+    def close(self) -> None:
+        """End all connections, those that are being made, too."""
+        if self._connector is not None:
+            self._connector.close()
+
+
+def _ask(what: str) -> str:
+    """Ask for a passphrase at the terminal."""
+    return getpass.getpass(f"{what}: ")

@@ -1,0 +1,89 @@
+"""What happens on all hosts as one job's moments: who runs, who has ended, which attempt it is.
+
+Each host tells its own story; here they become the events of one job. A host that is a restart ahead waits until all
+are: the events of an attempt are never mixed with those of the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from msrun.agent.observer import Observers
+from msrun.cluster.membership import Membership, WorkerState
+
+_OF_WORKERS = frozenset({"started", "exited"})
+_ONCE = frozenset({"stopping", "hang", "waiting"})
+"""Told by every host; the first one is the job's."""
+_AS_THEY_ARE = frozenset({"signal", "log_lost", "note"})
+
+
+class FleetRecord:
+    """The job as its hosts tell it. Owned by the launcher's loop."""
+
+    def __init__(self, ranks: Mapping[int, tuple[int, ...]], observers: Observers) -> None:
+        """`ranks`: node_rank -> global ranks there."""
+        self._ranks = ranks
+        self._observers = observers
+        self._ahead: dict[int, deque[tuple[str, dict[str, Any]]]] = {}
+        """Hosts that have told of a restart of which others have not -> what they have told since."""
+        self._told: set[str] = set()
+        self._restart: dict[str, Any] = {}
+        self.membership = self._new_membership()
+
+    def _new_membership(self) -> Membership:
+        return Membership(rank for ranks in self._ranks.values() for rank in ranks)
+
+    def note(self, node_rank: int, kind: str, fields: dict[str, Any]) -> None:
+        """Take a moment of one host."""
+        if node_rank in self._ahead:
+            self._ahead[node_rank].append((kind, fields))
+            return
+        if kind == "restarting":
+            self._ahead[node_rank] = deque()
+            self._restart = fields
+            self._begin_again()
+        elif kind in _OF_WORKERS and fields.get("global_rank") in self._ranks[node_rank]:
+            self._note_worker(kind, fields)
+            self._observers.tell(kind, **fields)
+            self._note_running(kind)
+        elif kind in _ONCE:
+            if kind not in self._told:
+                self._told.add(kind)
+                self._observers.tell(kind, **fields)
+        elif kind in _AS_THEY_ARE:
+            self._observers.tell(kind, **fields)
+        elif kind not in ("running", "started", "exited"):
+            self._observers.tell(f"host_{kind}", node_rank=node_rank, **fields)
+
+    def lost(self, node_rank: int) -> None:
+        """A host will tell no more; the others are not to wait for it."""
+        self._ranks = {node: ranks for node, ranks in self._ranks.items() if node != node_rank}
+        self._ahead.pop(node_rank, None)
+        self._begin_again()
+
+    def _note_worker(self, kind: str, fields: Mapping[str, Any]) -> None:
+        rank, membership = fields["global_rank"], self.membership
+        if kind == "started":
+            membership.started(rank, fields["pid"], 0.0)
+            return
+        member = membership.members[rank]
+        member.state = WorkerState(fields["state"])
+        member.wait_status = fields["status"]
+
+    def _note_running(self, kind: str) -> None:
+        if kind == "started" and "running" not in self._told and not self.membership.count(WorkerState.PLANNED):
+            self._told.add("running")
+            self._observers.tell("running", world_size=len(self.membership.members))
+
+    def _begin_again(self) -> None:
+        if not self._ahead or self._ahead.keys() != self._ranks.keys():
+            return
+        self._told.clear()
+        self.membership = self._new_membership()
+        self._observers.tell("restarting", **self._restart)
+        waiting, self._ahead = self._ahead, {}
+        for node_rank, moments in waiting.items():
+            for kind, fields in moments:
+                self.note(node_rank, kind, fields)

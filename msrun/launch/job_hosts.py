@@ -1,0 +1,151 @@
+"""The hosts that one command starts a job on: from --hosts, --hostfile or, with --ssh, a rank table."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msrun.cluster.addresses import own_addresses
+from msrun.errors import UsageError
+from msrun.launch.rank_table_file import check_rank_table
+from msrun.launch.table_hosts import TableHost, read_table_hosts
+from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
+from msrun.planning.hosts.host_list import check_distinct, parse_hosts
+from msrun.planning.hosts.hostfile import MAX_BYTES, parse_hostfile
+from msrun.planning.hosts.seats import order_by_table, seat_hosts
+from msrun.planning.hosts.selection import select_hosts
+from msrun.planning.hosts.slots import give_slots
+from msrun.planning.spec import is_loopback
+
+
+@dataclass(frozen=True)
+class JobHosts:
+    """The hosts of a job."""
+
+    entries: tuple[HostEntry, ...]
+    """In the order of their node_rank; empty when the only one is this host, and the job an ordinary one."""
+    seats: tuple[HostSeat, ...]
+    """Their ranks and devices where a rank table gives them, or where the only host is this one; else empty."""
+    options: dict[str, Any]
+    """The options of the command with what the hosts say."""
+
+
+def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:
+    """Read the hosts that the options name.
+
+    Args:
+        given: names of the options that were set; these must agree with the hosts.
+
+    Raises:
+        UsageError: no such file, a list that is wrong, or an option that contradicts it.
+    """
+    _check_together(options, given)
+    table = _read_table(options["rank_table_file"])
+    entries = _read_entries(options, table)
+    worker_num = options["worker_num"] if "worker_num" in given else None
+    entries = give_slots(entries, worker_num=worker_num, local_worker_num=options["local_worker_num"])
+    if options["python"] is not None:
+        entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
+    seats = tuple(host.seat for host in table)
+    total = sum(entry.slots for entry in entries)
+    if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
+        target = "cpu" if options["device_target"] == "auto" else options["device_target"]
+        check_rank_table(options["rank_table_file"], total, target)
+    if len(entries) == 1 and is_this_host(entries[0]) and entries[0].python in ("", sys.executable):
+        told = {**options, "worker_num": total, "local_worker_num": total}
+        return JobHosts((), seats or seat_hosts(entries), told)
+    if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
+        raise UsageError(
+            f"--master_addr {options['master_addr']}: the {len(entries)} hosts cannot reach each other by it; give the "
+            f"address of {entries[0].name}, on which the scheduler runs, or leave the option out"
+        )
+    return JobHosts(entries, seats, {**options, "worker_num": total, "local_worker_num": 0})
+
+
+def is_this_host(entry: HostEntry) -> bool:
+    """Return whether an entry needs no SSH: loopback, or a name or an address of this host, with no user or port."""
+    return not entry.user and not entry.port and bool(entry.keys & _own_keys())
+
+
+@functools.cache
+def _own_keys() -> frozenset[str]:
+    host_name = socket.gethostname()
+    return frozenset(map(host_key, (LOOPBACK, host_name, host_name.partition(".")[0], *own_addresses())))
+
+
+def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
+    """Refuse options of which one takes away the other's meaning."""
+    if options["hosts"] is not None and options["hostfile"] is not None:
+        raise UsageError("--hosts and --hostfile: give one of the two")
+    has_list = options["hosts"] is not None or options["hostfile"] is not None
+    if not has_list and not options["ssh"]:
+        name = next(name for name in ("include", "exclude", "python") if options[name] is not None)
+        remedy = "start msrun with that Python" if name == "python" else "leave it out"
+        raise UsageError(f"--{name} {options[name]}: for hosts of --hosts, --hostfile or --ssh; without them {remedy}")
+    if not has_list and options["rank_table_file"] is None:
+        raise UsageError("--ssh: no hosts are given; add --hosts, --hostfile, or --rank_table_file with their servers")
+    if "node_rank" in given:
+        raise UsageError(
+            f"--node_rank {options['node_rank']}: hosts are numbered in the order of their list; leave it out"
+        )
+    if options["python"] is not None:
+        check_python(options["python"], "--python")
+    for name in ("include", "exclude"):
+        if options["rank_table_file"] is not None and options[name] is not None:
+            raise UsageError(
+                f"--{name} {options[name]}: --rank_table_file names every worker of the job; make a smaller table with "
+                "ranktable select"
+            )
+
+
+def _read_table(path: Path | None) -> list[TableHost]:
+    return read_table_hosts(path.absolute()) if path is not None else []
+
+
+def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[HostEntry, ...]:
+    if options["hosts"] is not None:
+        entries = parse_hosts(options["hosts"])
+    elif options["hostfile"] is not None:
+        entries = parse_hostfile(_read_hostfile(options["hostfile"]), str(options["hostfile"]))
+    else:
+        return _entries_of_table(table, f"--rank_table_file {options['rank_table_file']}")
+    entries = select_hosts(entries, options["include"], options["exclude"])
+    if not table:
+        return entries
+    source = f"--rank_table_file {options['rank_table_file']}"
+    ordered = order_by_table(entries, [host.seat for host in table], [host.names for host in table], source)
+    return tuple(_with_address(entry, host) for entry, host in zip(ordered, table, strict=True))
+
+
+def _entries_of_table(table: list[TableHost], source: str) -> tuple[HostEntry, ...]:
+    entries = []
+    for host in table:
+        check_host_name(host.names[0], source)
+        seat = host.seat
+        entries.append(_with_address(HostEntry(host.names[0], len(seat.ranks), seat.device_ids, source=source), host))
+    check_distinct(entries)
+    return tuple(entries)
+
+
+def _with_address(entry: HostEntry, host: TableHost) -> HostEntry:
+    """Return the entry with the address that the table has for it, unless it has one itself."""
+    known = HostEntry(host.seat.address).known_address
+    return entry if entry.address else replace(entry, address=known)
+
+
+def _read_hostfile(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UsageError(f"--hostfile {path}: more than {MAX_BYTES} bytes; write ranges: node[0001-1024] slots=8")
+        return data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--hostfile {path}: cannot be read ({reason}); give a readable text file") from None

@@ -1,0 +1,206 @@
+"""What the launcher makes of the reports of all hosts: one list of findings, before any worker starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msrun import contract
+from msrun.errors import MsrunError, UsageError
+from msrun.launch.preflight.finding import Finding
+from msrun.launch.preflight.fleet_finding import FleetFinding, fold_findings, order_findings
+from msrun.launch.preflight.host_report import HostAnswer
+from msrun.launch.preflight.majority import find_majority
+from msrun.launch.preflight.master_address import choose_master_address
+from msrun.launch.preflight.reach import ReachResult
+from msrun.launch.preflight.source_checks import check_sources
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.program import Program
+
+MAX_SKEW_S = 1.0
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class LauncherFacts:
+    """What the hosts are compared with, beside each other."""
+
+    program: Program
+    msrun_version: str
+    master_addr: str = ""
+    """As given by the user; empty when not."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """The program's files here, as `program_sources.read_sources` gives them; empty when they are only on the hosts."""
+
+
+def compare_hosts(
+    entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError], launcher: LauncherFacts
+) -> list[FleetFinding]:
+    """Return everything that was found, failures first; the hosts' own findings and what they differ in.
+
+    Args:
+        entries: the hosts of the job, in the order of their node rank.
+        answers: by node rank; for a host that could not be asked, why.
+    """
+    reached = {node: answer for node, answer in sorted(answers.items()) if isinstance(answer, HostAnswer)}
+    findings = [*_check_reached(entries, answers)]
+    findings += fold_findings(
+        ((node, finding) for node, answer in reached.items() for finding in answer.report.findings), entries
+    )
+    if reached:
+        findings += _check_machines(entries, reached)
+        findings += _check_versions(entries, reached, launcher)
+        findings += check_sources(entries, reached, launcher.program, launcher.sources)
+        findings += _check_targets(entries, reached)
+        findings += fold_findings(_check_clocks(reached), entries)
+        findings += _describe_logs(reached)
+    if 0 in reached and not _has_failed(reached[0], "master_addr", "packages"):
+        findings.append(_check_master(entries, reached, launcher))
+    return order_findings(findings)
+
+
+def check_reach(
+    entries: Sequence[HostEntry], results: Mapping[int, ReachResult], address: str, port: int
+) -> list[FleetFinding]:
+    """Return which hosts cannot reach the scheduler, and why; `results` by node rank, of all hosts but node 0."""
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    remedy = "name the right address by --master_addr, or by address= in the hostfile"
+    said = []
+    for node, result in sorted(results.items()):
+        if not result.error:
+            said.append((node, Finding("ok", "scheduler", f"can reach the scheduler at {place}")))
+            continue
+        if result.is_own:
+            why = f"{address} is its own address, too, on {result.interface or 'an interface'}: no network of all hosts"
+        elif not result.source:
+            why = "it has no route there: another network"
+        else:
+            own = f"{result.source} ({result.interface})" if result.interface else result.source
+            why = f"its way there begins at {own}: a firewall, or another network"
+        text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
+        said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
+    return order_findings(fold_findings(said, entries))
+
+
+def _has_failed(answer: HostAnswer, *names: str) -> bool:
+    return any(finding.name in names and finding.status == "fail" for finding in answer.report.findings)
+
+
+def _check_reached(
+    entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]
+) -> Iterator[FleetFinding]:
+    failed = [
+        (node, Finding("fail", "host", str(answer), answer.exit_code))
+        for node, answer in sorted(answers.items())
+        if not isinstance(answer, HostAnswer)
+    ]
+    yield from fold_findings(failed, entries)
+    good = [node for node in sorted(answers) if isinstance(answers[node], HostAnswer)]
+    if good:
+        yield FleetFinding("ok", "host", "reached", tuple(good))
+
+
+def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+    """Two names of one machine: its workers would get the same devices, and its log files the same names."""
+    machines: dict[tuple[str, str, frozenset[str]], list[int]] = {}
+    for node, answer in reached.items():
+        report = answer.report
+        owned = frozenset(address.address for address in report.routable)
+        if report.boot_id:
+            machines.setdefault((report.boot_id, report.host_name, owned), []).append(node)
+    for (_, host_name, _), nodes in machines.items():
+        if len(nodes) > 1:
+            text = f"are one machine, {host_name}: one agent starts all workers of a host; name it once, with all slots"
+            yield FleetFinding("fail", "machine", text, tuple(nodes), contract.EXIT_USAGE)
+    kinds = {node: answer.report.architecture for node, answer in reached.items() if answer.report.architecture}
+    if (kind := find_majority(kinds)).odd:
+        text = kind.describe(entries, has="is", have="are")
+        yield FleetFinding("warn", "machine", f"{text}: floating-point results may differ between them")
+
+
+def _check_versions(
+    entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts
+) -> Iterator[FleetFinding]:
+    reports = {node: answer.report for node, answer in reached.items()}
+    same = "install the same on all hosts"
+    python = {node: report.python_version for node, report in reports.items()}
+    minor = {node: ".".join(version.split(".")[:2]) for node, version in python.items()}
+    remedy = f"{same}, or name another by --python or python= in the hostfile"
+    yield _compared(entries, "python", python, minor, remedy)
+    torch = {node: report.torch_version or NONE for node, report in reports.items()}
+    if set(torch.values()) != {NONE}:  # which each host warns of itself
+        public = {node: version.partition("+")[0] for node, version in torch.items()}
+        yield _compared(entries, "torch", torch, public, same)
+    numpy = find_majority({node: report.numpy_version or NONE for node, report in reports.items()})
+    if numpy.odd:
+        yield FleetFinding("warn", "numpy", f"{numpy.describe(entries)}; {same}")
+    msrun = {node: report.msrun_version or "unknown" for node, report in reports.items()}
+    here = launcher.msrun_version
+    for version, nodes in find_majority(msrun).groups.items():
+        if version == here:
+            yield FleetFinding("ok", "msrun", version, nodes)
+        else:
+            text = f"msrun {version} there, {here} here; install the same version, or send this one along with --ship"
+            yield FleetFinding("fail", "msrun", text, nodes, contract.EXIT_CLUSTER)
+
+
+def _compared(
+    entries: Sequence[HostEntry], name: str, exact: Mapping[int, str], must: Mapping[int, str], remedy: str
+) -> FleetFinding:
+    """Judge versions: a difference in `must` fails, one in `exact` alone is a warning."""
+    versions = find_majority(exact)
+    if find_majority(must).odd:
+        text = f"{versions.describe(entries)}; {remedy}"
+        return FleetFinding("fail", name, text, exit_code=contract.EXIT_CLUSTER)
+    if versions.odd:
+        return FleetFinding("warn", name, versions.describe(entries))
+    return FleetFinding("ok", name, versions.usual, tuple(exact))
+
+
+def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+    """Collectives of one job need one kind of device; `auto` decides on each host."""
+    targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
+    if (target := find_majority(targets)).odd:
+        text = (
+            f"{target.describe(entries, has='would use', have='would use')}; give --device_target, or leave hosts out"
+        )
+        yield FleetFinding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
+
+
+def _check_clocks(reached: Mapping[int, HostAnswer]) -> Iterator[tuple[int, Finding]]:
+    for node, answer in reached.items():
+        least_s, most_s = clock_skew(answer)
+        if least_s > MAX_SKEW_S or most_s < -MAX_SKEW_S:
+            text = f"clock {abs(least_s):.1f} s {'ahead of' if least_s > 0 else 'behind'} the one here"
+            yield node, Finding("warn", "clock", f"{text}: times in logs do not agree; start chrony or ntpd there")
+        else:
+            yield node, Finding("ok", "clock", f"clock agrees with the one here to {MAX_SKEW_S:g} s")
+
+
+def clock_skew(answer: HostAnswer) -> tuple[float, float]:
+    """Return how far (s) a host's clock is ahead of the launcher's, at least and at most.
+
+    The question took some time on its way, and so did the answer: the truth lies between. It is near the first of the
+    two, for the question waits until the agent has started, and the answer for nothing. Source: RFC 5905, section 8.
+    """
+    return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
+
+
+def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+    seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
+    others = tuple(node for node in reached if node not in seeing)
+    if seeing:
+        yield FleetFinding("ok", "logs", "log directory shared with this host: logs are not sent", seeing)
+    if others:
+        yield FleetFinding("ok", "logs", "logs are sent here while the job runs", others)
+
+
+def _check_master(
+    entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts
+) -> FleetFinding:
+    try:
+        master = choose_master_address(entries, reached, launcher.master_addr)
+    except UsageError as error:
+        return FleetFinding("fail", "master_addr", str(error), exit_code=error.exit_code)
+    text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
+    return FleetFinding("ok", "master_addr", text)

@@ -1,0 +1,133 @@
+"""What the checks of all hosts have found, folded: what many hosts have in common is one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msrun import contract
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_finding
+from msrun.planning.hosts.brackets import fold
+from msrun.planning.hosts.host_entry import HostEntry
+
+MAX_FOLDED_CHARS = 60
+SHOWN_NAMES = 3
+HOST = "{host}"
+"""In a text: the name of the host that it is said of."""
+_NUMBER = re.compile(r"(?<![\w.:/+-])\d+(?:\.\d+)?(?![\w.:/+-])")
+"""One that stands alone: a size or a time, no version, no address, no part of a path."""
+_DIGITS = re.compile(r"\d+(?:\.\d+)*")
+_ORDER = ("fail", "warn", "ok")
+
+
+@dataclass(frozen=True)
+class FleetFinding:
+    """One line about some hosts of a job, or about all of them together."""
+
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    text: str
+    nodes: tuple[int, ...] = ()
+    """Node ranks of the hosts that it is said of; empty: the job as a whole."""
+    exit_code: int = contract.EXIT_OK
+
+
+def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[HostEntry]) -> list[FleetFinding]:
+    """Return findings of single hosts as findings of all that say the same; only numbers and the host's name differ.
+
+    Args:
+        findings: pairs of node rank and finding.
+    """
+    groups: dict[tuple[str, str, int, str], list[tuple[int, str]]] = {}
+    for node, finding in findings:
+        text = _without_name(finding.text, entries[node].name)
+        key = (finding.status, finding.name, finding.exit_code, _DIGITS.sub("#", text))
+        groups.setdefault(key, []).append((node, text))
+    folded = []
+    for (status, name, exit_code, _), said in groups.items():
+        nodes = tuple(node for node, _ in said)
+        text = _common_text([text for _, text in said], entries[nodes[0]].name)
+        folded.append(FleetFinding(status, name, text, nodes, exit_code))  # type: ignore[arg-type]
+    return folded
+
+
+def order_findings(findings: Iterable[FleetFinding]) -> list[FleetFinding]:
+    """Return what fails first, then warnings, then what is well; otherwise in their order."""
+    return sorted(findings, key=lambda finding: _ORDER.index(finding.status))
+
+
+def render_fleet_findings(
+    findings: Iterable[FleetFinding], entries: Sequence[HostEntry], *, quiet: bool = False
+) -> list[str]:
+    """Return one line for each finding; with `quiet` only of what needs attention."""
+    return [
+        render_finding(Finding(finding.status, finding.name, describe_finding(finding, entries)))
+        for finding in findings
+        if finding.status != "ok" or not quiet
+    ]
+
+
+def describe_finding(finding: FleetFinding, entries: Sequence[HostEntry]) -> str:
+    """Return a finding with the hosts that it is said of in front: "h[3-5]: 512 MiB free for logs in /"."""
+    if not finding.nodes:
+        return finding.text
+    if len(finding.nodes) == 1 and re.match(rf"{re.escape(entries[finding.nodes[0]].name)}[ :]", finding.text):
+        return finding.text  # which names its host itself
+    return f"{name_hosts(finding.nodes, entries)}: {finding.text}"
+
+
+def name_hosts(nodes: Sequence[int], entries: Sequence[HostEntry]) -> str:
+    """Return hosts by name: all of them as "all 64 hosts", some as "h[03-05]", many odd ones with a count."""
+    if len(nodes) == len(entries) > 1:
+        return f"all {len(entries)} hosts"
+    names = [entries[node].name for node in nodes]
+    text = fold(names)
+    if len(text) <= MAX_FOLDED_CHARS or len(names) <= SHOWN_NAMES:
+        return text
+    return f"{', '.join(names[:SHOWN_NAMES])} and {len(names) - SHOWN_NAMES} more hosts"
+
+
+def fleet_error(findings: Sequence[FleetFinding], entries: Sequence[HostEntry]) -> MsrunError | None:
+    """Return the error that a run ends with: the first failure, and how many there are beside it. None: all is well."""
+    failures = [finding for finding in findings if finding.status == "fail"]
+    if not failures:
+        return None
+    exit_code = exit_code_of_fleet(failures)
+    first = next(finding for finding in failures if finding.exit_code == exit_code)
+    more = f" (and {len(failures) - 1} more; --check shows all)" if len(failures) > 1 else ""
+    kind = UsageError if exit_code == contract.EXIT_USAGE else ClusterError
+    error = kind(f"{describe_finding(first, entries)}{more}")
+    error.exit_code = exit_code
+    return error
+
+
+def exit_code_of_fleet(findings: Iterable[FleetFinding]) -> int:
+    """Return 0 when nothing failed, else the status of what the user has to change first."""
+    return exit_code_of_findings(Finding(one.status, one.name, one.text, one.exit_code) for one in findings)
+
+
+def _without_name(text: str, name: str) -> str:
+    """Take the host's own name from the front, where an error names it already, and mark it elsewhere."""
+    text = text.removeprefix(f"{name}: ")
+    return re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", HOST, text)
+
+
+def _common_text(texts: Sequence[str], first_name: str) -> str:
+    """Return the text of many hosts: with ranges where only numbers differ, else that of the first as an example."""
+    first = texts[0]
+    if all(text == first for text in texts):
+        return first.replace(HOST, first_name if len(texts) == 1 else "the host")
+    if len({_NUMBER.sub("#", text) for text in texts}) == 1:
+        columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+        ranges = iter([_range(column) for column in columns])
+        return _NUMBER.sub(lambda _: next(ranges), first).replace(HOST, "the host")
+    example = first.replace(HOST, first_name)
+    return f"such as {example}" if first.startswith(HOST) else f"on {first_name}: {example}"
+
+
+def _range(numbers: Sequence[str]) -> str:
+    ordered = sorted(numbers, key=float)
+    return ordered[0] if float(ordered[0]) == float(ordered[-1]) else f"{ordered[0]} to {ordered[-1]}"

@@ -1,0 +1,1 @@
+"""What runs on each host of a job that one launcher drives."""

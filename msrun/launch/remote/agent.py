@@ -1,0 +1,202 @@
+"""An agent: one host's part of a job that a launcher elsewhere drives. Started through a pipe, see `launch.transport`.
+
+Messages (`remote.launcher_link` has those of the connection itself):
+    launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
+                        start {master_addr, master_port, use_shared}     signal {signum}     bye {}
+    agent -> launcher   checked {report}   listening {port, error}   reached {result}
+                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
+                        logs_end {}    result {failure, survivors}      error {text, exit_code}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from msrun import contract
+from msrun.cluster.messages import Message
+from msrun.cluster.rendezvous import listen
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.directory.log_directory import write_private
+from msrun.launch.job import AgentPart, run_job
+from msrun.launch.preflight.host_look import make_host_report
+from msrun.launch.preflight.reach import try_reach
+from msrun.launch.remote.launcher_link import LauncherLink, listen_at
+from msrun.launch.remote.log_sender import LogSender
+from msrun.launch.remote.report import LauncherReport
+from msrun.launch.remote.spool import GIVEN_TABLE, SOCKET, make_spool, remove_spool
+from msrun.launch.remote.stream import take_stdio
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.spec import LaunchSpec
+
+PROTOCOL = 1
+"""Raised when an agent of an older msrun would not understand the launcher any more."""
+FETCH_S = 20.0
+"""How long the launcher may take to fetch the last of the logs while its connection is broken."""
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """What a launcher asks of one host."""
+
+    protocol: int
+    version: str
+    """msrun's, at the launcher."""
+    job_id: str
+    node_rank: int
+    spec: LaunchSpec
+    """Of this host; its log_dir is the launcher's."""
+    environment: Mapping[str, str]
+    """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
+    silence_s: float
+    """How long launcher and agent may hear nothing of each other."""
+    can_resume: bool
+    """Whether a broken connection may be replaced."""
+    rank_table: str = ""
+    """Text of the user's rank table."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
+    master_name: str = ""
+    """What --master_addr says, for the host that has to know it."""
+
+
+class Agent:
+    """Serves one launcher from `job` to `bye`."""
+
+    def __init__(self, link: LauncherLink) -> None:
+        self._link = link
+        self._spool: Path | None = None
+        self._listener: socket.socket | None = None
+        self._job: HostJob | None = None
+        self._caller: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Do what the launcher wants until it wants nothing more, or has gone."""
+        try:
+            while (message := self._link.wait()) is not None and message["type"] != "bye":
+                self._heed(message)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+
+    def clean_up(self) -> None:
+        """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
+        if self._spool is not None and not self._link.unsent_logs - {contract.SCHEDULER_LOG}:
+            remove_spool(self._spool)
+
+    def _heed(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "job":
+            self._prepare(message)
+        elif kind == "listen":
+            self._listen(message)
+        elif kind == "reach":
+            self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
+        elif kind == "start":
+            self._run_job(message)
+
+    def _prepare(self, message: Message) -> None:
+        asked_at = time.time()
+        job = self._job = decode_record(HostJob, message["job"])
+        if job.protocol != PROTOCOL:
+            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {job.protocol}: install the same")
+        self._spool = make_spool(job.job_id, job.node_rank)
+        if job.can_resume:
+            self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
+        login = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        self._caller = {**login, **job.environment}
+        report = make_host_report(
+            job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
+        )
+        self._link.send("checked", report=report.to_json())
+
+    def _listen(self, message: Message) -> None:
+        try:
+            self._listener = listen(
+                message["address"], message["port"], "end who uses it, or leave --master_port out to take a free one"
+            )
+            self._link.send("listening", port=self._listener.getsockname()[1], error="")
+        except UsageError as error:
+            self._link.send("listening", port=0, error=str(error))
+
+    def _run_job(self, message: Message) -> None:
+        assert self._job is not None and self._spool is not None
+        job, spool, link = self._job, self._spool, self._link
+        spec = replace(
+            job.spec,
+            master_addr=message["master_addr"],
+            master_port=message["master_port"],
+            log_dir=spool,
+            worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
+            rank_table_file=_write_table(spool, job.rank_table),
+        )
+        logs: LogSender | None = None
+
+        def display(plan: LaunchPlan) -> LauncherReport:
+            nonlocal logs
+            logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
+            link.send_logs(logs.next)
+            return LauncherReport(link, plan, logs)
+
+        listener, self._listener = self._listener, None
+        part = AgentPart(display, lambda text: link.send("say", text=text), listener)
+        try:
+            result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
+        finally:
+            link.finish_logs()
+        failure = encode_record(result.failure) if result.failure else None
+        link.send("result", failure=failure, survivors=list(result.survivors))
+
+
+def _write_table(spool: Path, text: str) -> Path | None:
+    if not text:
+        return None
+    path = spool / GIVEN_TABLE
+    write_private(path, text)
+    return path
+
+
+def _paths_to_send(plan: LaunchPlan, *, is_shared: bool) -> list[str]:
+    """Return the logs that the launcher cannot read itself; the scheduler's of node 0 is the job's."""
+    paths = [] if is_shared else [worker.log_path for worker in plan.workers]
+    is_first = plan.hosts[0].node_rank == 0
+    return [*paths, *([f"{plan.log_dir}/{contract.SCHEDULER_LOG}"] if is_first else [])]
+
+
+def _kept_files(plan: LaunchPlan) -> int:
+    return plan.log_keep if plan.log_max_bytes else 0
+
+
+def main() -> None:
+    """Serve the launcher at the other end of stdin and stdout."""
+    link = LauncherLink(take_stdio())
+    link.start()
+    agent = Agent(link)
+    try:
+        try:
+            agent.run()
+        except MsrunError as error:
+            link.send("error", text=str(error), exit_code=error.exit_code)
+            _await_bye(link)
+        except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
+            traceback.print_exc()
+            link.send(
+                "error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER
+            )
+            _await_bye(link)
+    finally:
+        link.close()
+        agent.clean_up()
+    os._exit(0)  # nothing is left to be done, and threads of libraries must not hold it up
+
+
+def _await_bye(link: LauncherLink) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        link.wait(FETCH_S)

@@ -1,0 +1,256 @@
+"""An agent's end of its connection to the launcher.
+
+A thread: gives signs of life, passes signals and wishes on, and sends what the job says and writes, however slowly the
+launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are numbered, so
+nothing is lost or doubled. When no launcher comes any more, the agent gets SIGHUP, which ends its part of the job.
+
+Messages without a number: beat {seen} both ways, attach {seen} and attached {seen}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.ledger import Ledger
+from msrun.cluster.messages import Message
+from msrun.launch.remote.stream import Stream
+
+LOG_TICK_S = 0.2
+WINDOW_BYTES = 4 << 20
+"""So much of the logs may be on its way without the launcher having said that it has it."""
+ORPHAN_S = 5.0
+"""How long an agent whose connection was closed waits for another one; a cut one is given up later."""
+CLOSE_S = 2.0
+
+
+class LauncherLink(threading.Thread):
+    """Serves one agent. `close` it when the agent is done."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(name="msrun-launcher-link", daemon=True)
+        self._stream: Stream | None = stream
+        self._is_attached = True
+        """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
+        self._outbox = Inbox()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._ledger = Ledger()
+        self._listener: socket.socket | None = None
+        self._next_log: Callable[[], Message | None] = lambda: None
+        self._log_bytes: dict[int, int] = {}
+        """Sequence number -> size, of what the launcher may not have yet."""
+        self._silence_s = 60.0
+        self._heard_at = self._parted_at = time.monotonic()
+        self._has_logs = True
+        self.is_orphan = False
+        """No launcher has come in time."""
+        self._is_closing = False
+
+    # -- for the agent's main thread ----------------------------------------------------------------------------------
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Tell the launcher."""
+        self._outbox.post({"type": kind, **fields})
+
+    def wait(self, timeout_s: float | None = None) -> Message | None:
+        """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
+        try:
+            message = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        return message if message["type"] != "gone" else None
+
+    def resume_at(self, listener: socket.socket, silence_s: float) -> None:
+        """Accept another connection at a socket from now on, when this one breaks.
+
+        Args:
+            silence_s: how long the launcher may give no sign of life.
+        """
+        self._outbox.post({"type": "_resume", "listener": listener, "silence_s": silence_s})
+
+    def send_logs(self, next_log: Callable[[], Message | None]) -> None:
+        """Send logs from now on: `next_log` returns the next message, None when there is nothing new."""
+        self._outbox.post({"type": "_logs", "next": next_log})
+
+    def finish_logs(self) -> None:
+        """Send `logs_end` once everything that is written now has been sent."""
+        self._outbox.post({"type": "_logs_end"})
+
+    def close(self) -> None:
+        """Send what is waiting, if somebody reads it, and end the thread."""
+        self._outbox.post({"type": "_close"})
+        self.join(CLOSE_S + 1.0)
+
+    @property
+    def unsent_logs(self) -> set[str]:
+        """Names of the logs of which the launcher lacks something; to be asked when the link is closed."""
+        kept = self._ledger.unseen()
+        if (more := self._next_log()) is not None:
+            kept.append(more)
+        return {str(message["name"]) for message in kept if message["type"] == "log"}
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        end = None
+        while end is None or (time.monotonic() < end and self._stream is not None and self._stream.unsent_bytes):
+            self._look(LOG_TICK_S if end is None else 0.05)
+            if self._is_closing and end is None:
+                end = time.monotonic() + CLOSE_S
+        if self._stream is not None:
+            self._stream.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _look(self, wait_s: float) -> None:
+        stream = self._stream
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._outbox, selectors.EVENT_READ)
+            if self._listener is not None:
+                selector.register(self._listener, selectors.EVENT_READ)
+            if stream is not None:
+                writes = selectors.EVENT_WRITE if stream.unsent_bytes else 0
+                if stream.reader == stream.writer:
+                    selector.register(stream.reader, selectors.EVENT_READ | writes)
+                else:
+                    selector.register(stream.reader, selectors.EVENT_READ)
+                    if writes:
+                        selector.register(stream.writer, selectors.EVENT_WRITE)
+            for key, _ in selector.select(wait_s):
+                if key.fileobj is self._listener:
+                    self._accept()
+        self._take_wishes()
+        if self._stream is not None:
+            self._stream.flush()
+            self._receive(self._stream)
+            self._send_logs()
+        self._look_at_clock()
+
+    def _take_wishes(self) -> None:
+        for wish in self._outbox.take():
+            kind = wish["type"]
+            if kind == "_close":
+                self._is_closing = True
+            elif kind == "_resume":
+                self._listener, self._silence_s = wish["listener"], wish["silence_s"]
+            elif kind == "_logs":
+                self._next_log = wish["next"]
+            elif kind == "_logs_end":
+                self._has_logs = False
+            else:
+                self._say(wish)
+
+    def _say(self, message: Message) -> int:
+        stamped = self._ledger.stamp(message)
+        if self._stream is not None and self._is_attached:
+            self._stream.send(stamped)
+        return int(stamped["seq"])
+
+    def _send_logs(self) -> None:
+        while self._is_attached and sum(self._log_bytes.values()) < WINDOW_BYTES:
+            message = self._next_log()
+            if message is None:
+                if not self._has_logs and self._next_log is not _nothing:
+                    self._next_log = _nothing
+                    self._say({"type": "logs_end"})
+                return
+            self._log_bytes[self._say(message)] = len(message.get("data", ""))
+
+    def _receive(self, stream: Stream) -> None:
+        for message in stream.receive():
+            self._heard_at = time.monotonic()
+            kind = message.get("type")
+            if kind in ("beat", "attach"):
+                self._acknowledge(message.get("seen"))
+            if kind == "beat":
+                stream.send({"type": "beat", "seen": self._ledger.seen})
+            elif kind == "attach":
+                stream.send({"type": "attached", "seen": self._ledger.seen})
+                self._is_attached = True
+                for kept in self._ledger.unseen():
+                    stream.send(kept)
+            elif self._ledger.take(message):
+                self._heed(message)
+        if stream.is_closed:
+            self._part()
+
+    def _acknowledge(self, seen: object) -> None:
+        self._ledger.acknowledge(seen)
+        if isinstance(seen, int):
+            for number in [number for number in self._log_bytes if number <= seen]:
+                del self._log_bytes[number]
+
+    def _heed(self, message: Message) -> None:
+        if message["type"] == "signal":
+            os.kill(os.getpid(), int(message["signum"]))
+        else:
+            self._inbox.put(message)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if self._stream is not None:
+            self._stream.close()
+        descriptor = connection.detach()
+        self._stream = Stream(descriptor, descriptor)
+        self._is_attached = False
+        self._heard_at = time.monotonic()
+
+    def _part(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+            self._parted_at = time.monotonic()
+        if self._listener is None:  # the job has not begun: nothing to come back for
+            self._abandon()
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if self._stream is not None and now - self._heard_at > self._silence_s:
+            self._part()
+            self._abandon()
+        elif self._stream is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if not self.is_orphan and not self._is_closing:
+            self.is_orphan = True
+            self._inbox.put({"type": "gone"})
+            os.kill(os.getpid(), signal.SIGHUP)
+
+
+def _nothing() -> None:
+    """Return None: there are no more logs."""
+
+
+def listen_at(path: Path) -> socket.socket:
+    """Return a listening socket at a path in a private folder."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.settimeout(0.0)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    listener.bind(str(path))
+    listener.listen(4)
+    return listener
+
+
+def wait_for(link: LauncherLink, kinds: Iterable[str]) -> Message | None:
+    """Return the launcher's next wish of these kinds; None when there is no launcher any more."""
+    wanted = set(kinds)
+    while (message := link.wait()) is not None:
+        if message["type"] in wanted:
+            return message
+    return None

@@ -1,0 +1,131 @@
+"""The logs of one host on their way to the launcher: read from their files as they grow, piece by piece."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from msrun import contract
+from msrun.cluster.messages import Message
+from msrun.launch.directory.rotated_reader import RotatedReader
+
+PIECE_BYTES = 1 << 17
+
+
+class _Reader(Protocol):
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes; empty when there are none now."""
+
+    def hold(self) -> None:
+        """Open what is there, so that a new name does not take it away."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class GrowingFile:
+    """A file that is written meanwhile. It stays the same one when it is renamed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes; empty when there are none now."""
+        self.hold()
+        return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
+
+    def hold(self) -> None:
+        """Open the file, if it is there, so that a new name does not take it away."""
+        if self._descriptor < 0:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LogSender:
+    """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread."""
+
+    def __init__(self, paths: Sequence[str], *, keep: int) -> None:
+        """`keep`: how many older files stay of a log that is rotated, 0 when they are not."""
+        self._keep = keep
+        self._paths = list(paths)
+        self._turn = 0
+        self._attempt = 0
+        self._lock = threading.Lock()
+        self._readers = [(path, 0, self._open(path)) for path in self._paths]
+        self._old: list[tuple[str, int, _Reader]] = []
+        """Logs of attempts that are over and have not been read to their end."""
+
+    @property
+    def names(self) -> list[str]:
+        """The files' names."""
+        return [Path(path).name for path in self._paths]
+
+    def _open(self, path: str) -> _Reader:
+        return RotatedReader(path, self._keep) if self._keep else GrowingFile(path)
+
+    def end_attempt(self) -> None:
+        """No worker runs any more, and their logs are about to be renamed."""
+        with self._lock:
+            for entry in [entry for entry in self._readers if not _is_of_host(entry[0])]:
+                entry[2].hold()
+                self._old.append(entry)
+                self._readers.remove(entry)
+
+    def begin_attempt(self) -> None:
+        """New workers write new logs under the old names."""
+        with self._lock:
+            self._attempt += 1
+            self._readers += [(p, self._attempt, self._open(p)) for p in self._paths if not _is_of_host(p)]
+
+    def next(self) -> Message | None:
+        """Return the next piece as a message, or None when all that is there was sent.
+
+        `log {name, attempt, data}`: data is deflated, then base64.
+        """
+        with self._lock:
+            for entry in list(self._old):
+                if data := entry[2].read(PIECE_BYTES):
+                    return pack_piece(Path(entry[0]).name, entry[1], data)
+                entry[2].close()
+                self._old.remove(entry)
+            for _ in range(len(self._readers)):
+                self._turn = (self._turn + 1) % len(self._readers)
+                path, attempt, reader = self._readers[self._turn]
+                if data := reader.read(PIECE_BYTES):
+                    return pack_piece(Path(path).name, attempt, data)
+        return None
+
+
+def _is_of_host(path: str) -> bool:
+    return Path(path).name == contract.SCHEDULER_LOG
+
+
+def pack_piece(name: str, attempt: int | None, data: bytes) -> Message:
+    """Return a piece of a log as a message; `attempt` None = the newest that the launcher knows."""
+    text = base64.b64encode(zlib.compress(data, 1)).decode("ascii")
+    return {"type": "log", "name": name, "attempt": attempt, "data": text}
+
+
+def unpack_piece(message: Message) -> bytes:
+    """Return the bytes of a `log` message.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    try:
+        return zlib.decompress(base64.b64decode(str(message["data"]), validate=True))
+    except (zlib.error, KeyError) as error:
+        raise ValueError(f"a piece of a log is damaged: {error}") from None

@@ -1,0 +1,51 @@
+"""What an agent that was killed has left on its host: the rest of its logs goes home, then its folder goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from msrun.agent.logs.rotated_log import rotated_path
+from msrun.cluster.messages import Message, encode_message
+from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
+from msrun.launch.remote.spool import remove_spool, spool_path
+from msrun.launch.transport.pipe import MARKER
+
+
+def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
+    """Write what is missing to stdout.
+
+    A log that is rotated is left where it is: how much of it has gone home cannot be told any more.
+
+    Args:
+        offsets: names of the logs, and how many bytes of each are at home.
+    """
+    spool = spool_path(job_id, node_rank)
+    _write(MARKER)
+    is_whole = True
+    for name, offset in offsets.items():
+        path = spool / name
+        if os.path.lexists(rotated_path(str(path), 1)):
+            is_whole = False
+            continue
+        _send(path, offset)
+    if is_whole:
+        remove_spool(spool)
+    os._exit(0)
+
+
+def _send(path: Path, offset: int) -> None:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            while data := file.read(PIECE_BYTES):
+                message: Message = pack_piece(path.name, None, data)
+                _write(encode_message(message))
+    except OSError:  # it was never made
+        return
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

@@ -1,0 +1,37 @@
+"""An agent's own folder on its host: logs on their way to the launcher, the job's records there, its socket."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from msrun import contract
+from msrun.errors import ClusterError
+
+SOCKET = "agent.sock"
+GIVEN_TABLE = "given_rank_table.json"
+
+
+def spool_path(job_id: str, node_rank: int) -> Path:
+    """Return where the folder is; another process of the same user and host finds it by the job alone."""
+    return Path(tempfile.gettempdir(), f"msrun-spool-{job_id}-{node_rank}")
+
+
+def make_spool(job_id: str, node_rank: int) -> Path:
+    """Make the folder, for its owner alone.
+
+    Raises:
+        ClusterError: it cannot be made, or is there already, which a stranger may have done.
+    """
+    path = spool_path(job_id, node_rank)
+    try:
+        path.mkdir(mode=contract.DIRECTORY_MODE)
+    except OSError as error:
+        raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
+    return path
+
+
+def remove_spool(path: Path) -> None:
+    """Remove the folder and all that is in it."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""A pipe to an agent on this host: a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+
+from msrun.errors import ClusterError
+
+READ_BYTES = 1 << 16
+MAX_STDERR_BYTES = 16 * 1024
+END_S = 2.0
+
+
+class LocalPipe:
+    """A child process as an agent; see `AgentPipe`."""
+
+    def __init__(self, argv: list[str], address: str) -> None:
+        """
+        Args:
+            address: this host's, for the other hosts.
+
+        Raises:
+            ClusterError: the interpreter cannot be started.
+        """
+        self.address = address
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise ClusterError(f"this host: cannot start {argv[0]} ({error.strerror}); see --python") from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def read(self) -> bytes:
+        """Return the next bytes; empty at the end."""
+        try:
+            return os.read(self._stdout.fileno(), READ_BYTES)
+        except (OSError, ValueError):
+            return b""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes.
+
+        Raises:
+            OSError: the agent has gone.
+        """
+        try:
+            self._stdin.write(data)
+            self._stdin.flush()
+        except ValueError:  # closed by another thread
+            raise BrokenPipeError from None
+
+    def close(self) -> None:
+        """Close its stdin, on which the agent ends, and wait a moment for that."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The agent's exit status, 128 + N for signal N; None as long as it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(END_S)
+            return code if code >= 0 else 128 - code
+        return None
+
+    def stderr_text(self) -> str:
+        """Return the end of its stderr."""
+        try:
+            size = os.fstat(self._stderr.fileno()).st_size
+            data = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
+        except (OSError, ValueError):
+            return ""
+        return data.decode("utf-8", "backslashreplace")

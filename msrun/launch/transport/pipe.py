@@ -1,0 +1,71 @@
+"""A pipe to an agent on a host, and the command line that starts one: the same whatever the job is."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from typing import Protocol
+
+# Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
+# whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
+_STEPS = """\
+import sys,hashlib
+sys.path[:1]==[""] and sys.path.pop(0)
+f=open(0,"rb",0,closefd=False)
+n,h=(f.readline().split()+[b"0",b""])[:2]
+s=b""
+while len(s)<int(n):
+    d=f.read(int(n)-len(s))
+    if not d: sys.exit("msrun agent: the launcher has gone")
+    s+=d
+if hashlib.sha256(s).hexdigest()==h.decode(): exec(s)
+else: sys.exit("msrun agent: what came through the pipe is damaged")
+"""
+_BOOTSTRAP = f"exec({_STEPS!r})"
+"""On one line and without an exclamation mark, which a csh would read."""
+
+MARKER = b"\x00msrun agent 1\x00\n"
+"""What an agent writes first; anything before it is noise of a login shell."""
+MAX_NOISE_BYTES = 1 << 20
+
+
+class AgentPipe(Protocol):
+    """A running agent's stdin and stdout; one thread reads, another writes."""
+
+    address: str
+    """Numeric address of the host as it is reached from here; empty when that is not known."""
+
+    def read(self) -> bytes:
+        """Return the next bytes that the agent wrote; waits. Empty at the end."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the agent; waits until they are on their way.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+
+    def close(self) -> None:
+        """End the pipe, from any thread; whoever waits in `read` or `write` comes back."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """After the end: the agent's exit status, 128 + N for signal N; None when the connection broke."""
+
+    def stderr_text(self) -> str:
+        """Return the last lines that the agent, or its shell, wrote to stderr."""
+
+
+def agent_argv(interpreter: str) -> list[str]:
+    """Return the command that starts an agent."""
+    return [interpreter, "-c", _BOOTSTRAP]
+
+
+def agent_command(interpreter: str) -> str:
+    """Return the same for a login shell: a constant, but for the interpreter."""
+    return f"exec {shlex.join(agent_argv(interpreter))}"
+
+
+def opening(code: bytes) -> bytes:
+    """Return what has to go through a new pipe first: the code that the interpreter is to run."""
+    return f"{len(code)} {hashlib.sha256(code).hexdigest()}\n".encode() + code

@@ -1,0 +1,186 @@
+"""Dialer: makes connections, again and again where a server was too busy, and shares those to jump hosts."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from msrun.launch.transport.ssh.fault import SshFault, reason_of
+from msrun.launch.transport.ssh.login import Login, end_transport
+from msrun.launch.transport.ssh.paramiko_names import Transport
+from msrun.launch.transport.ssh.stream import Stream, channel_stream, open_proxy_command, open_tcp
+from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.watchdog import Guard, Watchdog
+
+LOGINS_AT_A_TIME = 8
+"""With one server: of more than ten that have not logged in yet, sshd drops some at random (MaxStartups 10:30:100)."""
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class Connection:
+    """A login on a host."""
+
+    transport: Transport
+    stream: Stream
+
+    def end(self) -> None:
+        """End it; from any thread."""
+        end_transport(self.transport, self.stream)
+
+
+class Dialer:
+    """Makes connections, for many threads at a time; those that are not ended one by one end with `close`."""
+
+    def __init__(self, login: Login) -> None:
+        self._login = login
+        self._watchdog = Watchdog()
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._jumps: dict[object, Future[Connection]] = {}
+        self._doors: dict[object, threading.Semaphore] = {}
+
+    def connect(self, target: SshTarget, deadline: float) -> Connection:
+        """Log in; where the server hangs up early, try again, with pauses that differ from thread to thread.
+
+        Args:
+            deadline: of `time.monotonic`.
+
+        Raises:
+            SshFault: it cannot be done, or not in time.
+            UsageError: a name that may not be given to a ProxyCommand.
+        """
+        pause = FIRST_PAUSE_S
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._try(target, deadline)
+            except SshFault as fault:
+                if self._watchdog.is_closed:
+                    raise SshFault("called off") from None
+                if not fault.is_temporary:
+                    raise
+                wait = random.uniform(pause / 2, pause)  # noqa: S311 - those who were dropped together have to part
+                if not self._watchdog.pause(wait, deadline):
+                    raise SshFault(f"{fault.text} (in {tries} {'try' if tries == 1 else 'tries'})") from None
+            pause = min(2 * pause, LAST_PAUSE_S)
+
+    def within(self, connection: Connection, deadline: float, work: Callable[[], object]) -> None:
+        """Do something with a connection, which is ended when it takes too long.
+
+        Raises:
+            SshFault: it took too long, or was called off; in place of what the work raised.
+        """
+        with self._watchdog.guard(deadline) as guard:
+            guard.watch(connection.stream.kill)
+            try:
+                work()
+            except Exception:
+                if late := self._late(guard):
+                    raise late from None
+                raise
+
+    def end(self, connection: Connection) -> None:
+        """End one connection."""
+        with self._lock:
+            self._connections.discard(connection)
+        connection.end()
+
+    def close(self) -> None:
+        """End all connections, and what is being made."""
+        self._watchdog.close()
+        with self._lock:
+            connections = list(self._connections)
+            self._connections.clear()
+        for connection in connections:
+            connection.stream.kill()  # all at once; then wait for their threads, one after the other
+        for connection in connections:
+            connection.end()
+
+    def _try(self, target: SshTarget, deadline: float) -> Connection:
+        via = self._jump(target.via, deadline) if target.via else None
+        door = self._door(target)
+        if not door.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise SshFault("other logins on the same server took all the time; raise --ssh_connect_time_out")
+        try:
+            with self._watchdog.guard(deadline) as guard:
+                stream = self._open_stream(target, via, guard, deadline)
+                guard.watch(stream.kill)
+                try:
+                    transport = self._login.run(target, stream, deadline)
+                except SshFault as fault:
+                    raise self._late(guard) or fault from None
+        finally:
+            door.release()
+        return self._keep(Connection(transport, stream))
+
+    @staticmethod
+    def _open_stream(target: SshTarget, via: Connection | None, guard: Guard, deadline: float) -> Stream:
+        if via is None:
+            return open_proxy_command(target) if target.proxy_command else open_tcp(target, deadline, guard.watch)
+        left = max(0.01, deadline - time.monotonic())
+        place = (target.host_name, target.port)
+        try:
+            channel = via.transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=left)
+        except Exception as error:  # noqa: BLE001 - paramiko raises whatever its thread has met
+            assert target.via is not None
+            raise SshFault(
+                f"jump host {target.via.label} does not reach {target.host_name} port {target.port} "
+                f"({reason_of(error)}); is it up, and does the jump host forward (AllowTcpForwarding)?"
+            ) from None
+        return channel_stream(channel)
+
+    def _jump(self, target: SshTarget, deadline: float) -> Connection:
+        """Return the connection to a jump host, which all behind it share; the first who comes makes it."""
+        with self._lock:
+            shared = self._jumps.get(target.server)
+            is_first = shared is None or _is_broken(shared)
+            if shared is None or is_first:
+                shared = self._jumps[target.server] = Future()
+        if is_first:
+            try:
+                shared.set_result(self.connect(target, deadline))
+            except BaseException as error:  # noqa: BLE001 - for all who wait for it
+                shared.set_exception(error)
+        try:
+            return shared.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise SshFault(f"jump host {target.label}: no login in time") from None
+        except SshFault as fault:
+            text = fault.text if fault.text.startswith("jump host ") else f"jump host {target.label}: {fault.text}"
+            raise SshFault(text) from None
+
+    def _door(self, target: SshTarget) -> threading.Semaphore:
+        place = (target.host_name.lower(), target.port, target.via.server if target.via else ())
+        with self._lock:
+            return self._doors.setdefault(place, threading.Semaphore(LOGINS_AT_A_TIME))
+
+    def _keep(self, connection: Connection) -> Connection:
+        with self._lock:
+            is_closed = self._watchdog.is_closed
+            if not is_closed:
+                self._connections.add(connection)
+        if is_closed:
+            connection.end()
+            raise SshFault("called off")
+        return connection
+
+    def _late(self, guard: Guard) -> SshFault | None:
+        if self._watchdog.is_closed:
+            return SshFault("called off")
+        if guard.has_fired or time.monotonic() >= guard.deadline:
+            return SshFault(
+                f"no login within {guard.seconds:.3g} s: the host or its sshd hangs, or is slow; "
+                "log in with ssh -v, or raise --ssh_connect_time_out"
+            )
+        return None
+
+
+def _is_broken(shared: Future[Connection]) -> bool:
+    return shared.done() and shared.exception() is None and not shared.result().transport.is_active()

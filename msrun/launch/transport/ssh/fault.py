@@ -1,0 +1,19 @@
+"""Why one try to reach a host came to nothing; the connector makes a ClusterError of it."""
+
+from __future__ import annotations
+
+
+class SshFault(Exception):
+    """One line without the host's name: what happened, and the remedy."""
+
+    def __init__(self, text: str, *, is_temporary: bool = False) -> None:
+        """`is_temporary`: another try a moment later may go well."""
+        super().__init__(text)
+        self.text = text
+        self.is_temporary = is_temporary
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an exception of paramiko says, in one line; a refusal of the server has its reason in `text`."""
+    text = str(getattr(error, "text", "") or error).strip()
+    return text.partition("\n")[0].rstrip(".") or "connection closed"

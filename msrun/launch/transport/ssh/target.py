@@ -1,0 +1,59 @@
+"""SshTarget: one server and how to get to it, as command line, host list and ssh_config together say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from msrun.planning.hosts.ssh_settings import HostKeyPolicy
+
+DEFAULT_PORT = 22
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """A server, with everything expanded."""
+
+    name: str
+    """As the user wrote it."""
+    host_name: str
+    """Name or address to connect to."""
+    user: str
+    port: int = DEFAULT_PORT
+    identity_files: tuple[Path, ...] = ()
+    """Private keys, in the order in which they are tried."""
+    named_identity_files: frozenset[Path] = frozenset()
+    """Those that somebody asked for; the others are where ssh looks by itself."""
+    identities_only: bool = False
+    """Whether keys of the agent that are none of `identity_files` are left out."""
+    agent_socket: str = ""
+    """Of the ssh-agent; empty = none."""
+    may_prompt: bool = True
+    via: SshTarget | None = None
+    """The jump host before it."""
+    proxy_command: str = ""
+    known_hosts_files: tuple[Path, ...] = ()
+    """The user's; the first is the one that new hosts are written to."""
+    global_known_hosts_files: tuple[Path, ...] = ()
+    host_key_name: str = ""
+    """What known_hosts has it under: HostKeyAlias, else the host name, with the port when it is not 22."""
+    plain_host_key_name: str = ""
+    """A second name to look for: without the port; empty = none."""
+    host_keys: HostKeyPolicy = "strict"
+    hash_known_hosts: bool = False
+    tcp_time_out_s: float = 0.0
+    """ConnectTimeout: for the TCP connection alone; 0 = none of its own."""
+    address_family: str = "any"
+    """any, inet or inet6."""
+
+    @property
+    def label(self) -> str:
+        """The name and, where it differs, what is connected to."""
+        place = self.host_name if self.port == DEFAULT_PORT else f"{self.host_name} port {self.port}"
+        return self.name if place == self.name else f"{self.name} ({place})"
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """What two targets that are the same login on the same server have in common."""
+        route = self.via.server if self.via else ()
+        return self.host_name.lower(), self.port, self.user, self.proxy_command, route

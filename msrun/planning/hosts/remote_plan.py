@@ -1,0 +1,167 @@
+"""The plan of a job that is started on many hosts from here, as far as it can be told without asking them. Pure.
+
+Which devices, cores and threads there are, and where a host keeps its temporary files, is decided on each host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msrun import contract
+from msrun.planning.build import choose_start_method, environment_notes, preloaded_modules
+from msrun.planning.environment import common_environment, rank_environment
+from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.seats import UNKNOWN, seat_hosts
+from msrun.planning.placement.threads import THREADS_VARIABLE
+from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.settings import settings_note
+from msrun.planning.spec import LaunchSpec, is_loopback
+
+LOOPBACK = "127.0.0.1"
+DECIDED_THERE = (
+    contract.MASTER_PORT,
+    contract.MS_SCHED_PORT,
+    contract.MSRUN_DEVICE_TARGET,
+    contract.MSRUN_LOG_DIR,
+    contract.MSRUN_PROGRESS,
+    contract.MSRUN_RENDEZVOUS,
+    contract.RANK_TABLE_FILE,
+)
+"""Variables of workers whose values are known when the host has been reached."""
+
+
+def build_remote_plan(
+    spec: LaunchSpec, caller: Mapping[str, str], *, job_id: str, agent_command: Callable[[str], str]
+) -> LaunchPlan:
+    """Decide what can be decided here about a job on `spec.host_entries`.
+
+    Args:
+        caller: the launcher's environment.
+        agent_command: path of an interpreter -> what starts an agent with it.
+    """
+    forwarded = forwarded_environment(caller, spec.forward_env)
+    seats = seat_hosts(spec.host_entries, spec.table_hosts)
+    master_addr = _master_addr(spec, seats)
+    hosts = tuple(
+        _host(spec, entry, seat, _common(spec, seat, forwarded, job_id, master_addr), forwarded, agent_command)
+        for entry, seat in zip(spec.host_entries, seats, strict=True)
+    )
+    return LaunchPlan(
+        job_id=job_id,
+        world_size=spec.worker_num,
+        master_addr=master_addr,
+        master_port=spec.master_port,
+        log_dir=str(spec.log_dir),
+        run_dir="",
+        device_target=spec.device_target,
+        device_reason="--device_target" if spec.device_target != "auto" else "decided on each host",
+        cluster_time_out_s=spec.cluster_time_out_s,
+        grace_s=spec.grace_s,
+        forward_signals=spec.forward_signals,
+        hang_time_out_s=spec.hang_time_out_s,
+        max_restarts=spec.max_restarts,
+        log_max_bytes=spec.log_max_bytes,
+        log_keep=spec.log_keep,
+        tail_ranks=spec.tail_ranks,
+        rank_table_file=str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON),
+        hosts=hosts,
+        settings=spec.settings,
+        notes=tuple(_notes(spec, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env})),
+        fleet=seats if len(seats) > 1 else (),
+        forwarded=forwarded,
+    )
+
+
+def plan_agent(entry: HostEntry, agent_command: Callable[[str], str]) -> AgentPlan:
+    """Return how a host is reached and what is started there; `agent_command` as for `build_remote_plan`."""
+    python = entry.python or sys.executable
+    return AgentPlan(entry.name, entry.user, entry.port, python, agent_command(python))
+
+
+def _master_addr(spec: LaunchSpec, seats: Sequence[HostSeat]) -> str:
+    """Return where the scheduler will be: an address given, else node 0's as far as the list tells it."""
+    if len(seats) == 1:
+        return LOOPBACK
+    return seats[0].address if is_loopback(spec.master_addr) else spec.master_addr
+
+
+def _common(
+    spec: LaunchSpec, seat: HostSeat, forwarded: Mapping[str, str], job_id: str, master_addr: str
+) -> dict[str, str]:
+    """Return the variables of all workers of a host that are known here."""
+    given = dict(spec.env)
+    env = common_environment(
+        caller=forwarded,
+        extra=given,
+        job_id=job_id,
+        world_size=spec.worker_num,
+        local_world_size=len(seat.ranks),
+        master_addr=master_addr,
+        master_port=0,
+        log_dir="",
+        rank_table_file="",
+        rendezvous="",
+        progress="",
+        max_restarts=spec.max_restarts,
+        device_target=spec.device_target,
+        threads=1,
+        group_world_size=len(spec.host_entries),
+        interfaces={},
+    )
+    unknown = {*DECIDED_THERE, *([] if THREADS_VARIABLE in {**forwarded, **given} else [THREADS_VARIABLE])}
+    if spec.device_target != "auto":
+        unknown.discard(contract.MSRUN_DEVICE_TARGET)
+    if master_addr == UNKNOWN:
+        unknown |= {contract.MASTER_ADDR, contract.MS_SCHED_HOST}
+    return {name: value for name, value in env.items() if name not in unknown}
+
+
+def _host(
+    spec: LaunchSpec,
+    entry: HostEntry,
+    seat: HostSeat,
+    common: dict[str, str],
+    forwarded: Mapping[str, str],
+    agent_command: Callable[[str], str],
+) -> HostPlan:
+    start_method = choose_start_method(spec, forwarded)
+    return HostPlan(
+        node_rank=seat.node_rank,
+        name=entry.name,
+        address=seat.address,
+        program=spec.program,
+        working_directory=str(spec.working_directory),
+        start_method=start_method,
+        preload=preloaded_modules(spec) if start_method != "exec" else (),
+        common_env=common,
+        workers=tuple(_worker(spec, seat, local_rank) for local_rank in range(len(seat.ranks))),
+        place=f"node {seat.node_rank} ({entry.name})",
+        agent=plan_agent(entry, agent_command),
+    )
+
+
+def _worker(spec: LaunchSpec, seat: HostSeat, local_rank: int) -> WorkerPlan:
+    """`{ip}` and `{hostname}` in the name of a log are filled in by the host."""
+    rank, device_id = seat.ranks[local_rank], seat.device_ids[local_rank]
+    return WorkerPlan(
+        global_rank=rank,
+        local_rank=local_rank,
+        device_id=device_id,
+        env=rank_environment(global_rank=rank, local_rank=local_rank, node_rank=seat.node_rank, device_id=device_id),
+        log_path=str(Path(spec.log_dir, contract.worker_log_name(spec.worker_log_name, rank))),
+        physical_device=str(device_id),
+    )
+
+
+def _notes(spec: LaunchSpec, forwarded: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
+    names = (contract.MASTER_ADDR, *DECIDED_THERE, THREADS_VARIABLE)
+    open_names = [name for name in names if name not in {**planned, **forwarded}]
+    return [
+        *settings_note(spec.settings),
+        *environment_notes(spec, forwarded, planned),
+        f"decided on the hosts: whether the devices are there, cores, network interfaces, {', '.join(open_names)}",
+    ]

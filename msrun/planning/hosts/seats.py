@@ -1,0 +1,77 @@
+"""Which ranks run on which host of a list: contiguous by host, or as a rank table says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msrun.errors import UsageError
+from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.host_entry import HostEntry, host_key
+from msrun.planning.ranks import fold_ranks
+
+UNKNOWN = "?"
+"""An address that is found out when the host is reached."""
+
+
+def seat_hosts(entries: Sequence[HostEntry], table: Sequence[HostSeat] = ()) -> tuple[HostSeat, ...]:
+    """Return the seat of each host; ranks and devices are the table's where there is one.
+
+    Args:
+        table: the seats of a rank table, in the order of the hosts.
+    """
+    if table:
+        return tuple(replace(seat, name=entry.name) for entry, seat in zip(entries, table, strict=True))
+    seats, first = [], 0
+    for node_rank, entry in enumerate(entries):
+        ranks = tuple(range(first, first + entry.slots))
+        seats.append(HostSeat(node_rank, entry.name, entry.known_address or UNKNOWN, ranks, entry.device_ids))
+        first += entry.slots
+    return tuple(seats)
+
+
+def order_by_table(
+    entries: Sequence[HostEntry], table: Sequence[HostSeat], names: Sequence[Sequence[str]], source: str
+) -> tuple[HostEntry, ...]:
+    """Return the hosts of a list in the order of a rank table, with its workers and devices.
+
+    Args:
+        names: what the table calls each of its hosts: its addresses and its id.
+        source: the table, for errors.
+
+    Raises:
+        UsageError: the two do not name the same hosts, or give one of them different workers.
+    """
+    left = list(entries)
+    found = []
+    for seat, words in zip(table, names, strict=True):
+        keys = {host_key(word) for word in words}
+        entry = next((entry for entry in left if entry.keys & keys), None)
+        if entry is None:
+            raise UsageError(
+                f"{source}: its server {seat.name} is no host of {entries[0].source}; name the same hosts in both, or "
+                f"add address={seat.address} to its line of the hostfile"
+            )
+        left.remove(entry)
+        found.append(_as_in_table(entry, seat, source))
+    if left:
+        raise UsageError(
+            f"{left[0].source}: {left[0].name} is no server of {source}; name the same hosts in both, or give its line "
+            "of the hostfile the address= that the table has"
+        )
+    return tuple(found)
+
+
+def _as_in_table(entry: HostEntry, seat: HostSeat, source: str) -> HostEntry:
+    if entry.slots and entry.slots != len(seat.ranks):
+        raise UsageError(
+            f"{entry.source}: {entry.name} has {entry.slots} slots, in {source} it has {len(seat.ranks)}; make them "
+            "equal, or leave the slots out"
+        )
+    is_numbered = entry.device_ids != tuple(range(entry.slots))
+    if is_numbered and sorted(entry.device_ids) != sorted(seat.device_ids):
+        raise UsageError(
+            f"{entry.source}: {entry.name} has devices {fold_ranks(entry.device_ids)}, but "
+            f"{fold_ranks(seat.device_ids)} in {source}; make them equal, or leave devices= out"
+        )
+    return replace(entry, slots=len(seat.ranks), device_ids=seat.device_ids)

@@ -1,0 +1,161 @@
+"""--check over real SSH: everything that is wrong with any host is said at once, and nothing is started or written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import FleetRunner
+from host_net import HostNetError
+from job_runner import Finished, JobRunner
+from ssh_net import SshNet
+
+WRAPPER = """#!/bin/sh
+export {settings}
+exec {python} "$@"
+"""
+SKEWED = "import time\n_time = time.time\ntime.time = lambda: _time() + 90\n"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is another one on every host."""
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def net(own: Path) -> Iterator[SshNet]:
+    """Five hosts, each with the same program on its own disk, and one to start from."""
+    try:
+        with SshNet(5, private=[own]) as hosts:
+            for host in range(6):
+                write(hosts, host, own / "train.py", "import model\nopen('started', 'w').close()\n")
+                write(hosts, host, own / "model.py", "")
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+
+
+@pytest.fixture
+def fleet(msrun: JobRunner, net: SshNet, own: Path) -> FleetRunner:
+    return FleetRunner(msrun, net, own)
+
+
+def write(net: SshNet, host: int, path: Path, text: str) -> None:
+    net.path(host, path).write_text(text)
+
+
+def lines_of(finished: Finished) -> list[str]:
+    return [re.sub(" +", " ", line) for line in finished.stdout.decode().splitlines()]
+
+
+def make_python(folder: Path, **settings: str) -> Path:
+    """Write an interpreter that is this one with variables set."""
+    path = folder / "python"
+    folder.mkdir(exist_ok=True)
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    path.write_text(WRAPPER.format(settings=words, python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+def test_everything_that_is_wrong_with_five_hosts_is_one_answer(
+    fleet: FleetRunner, net: SshNet, own: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / "torch-2.12.0.dist-info").mkdir(parents=True)
+    (other / "torch-2.12.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n")
+    (other / "sitecustomize.py").write_text(SKEWED)
+    full = own / "full"
+    net.path(2, full).mkdir()
+    subprocess.run([*net.prefix(2), "mount", "-t", "tmpfs", "-o", "size=1m", "none", full], check=True, timeout=30)
+    net.path(2, full / "filled").write_bytes(bytes(1 << 19))
+    hosts = f"""
+        host0 slots=1
+        host1 slots=1 python={make_python(other, PYTHONPATH=str(other))}
+        host2 slots=1 python={make_python(tmp_path / "small", TMPDIR=str(full))}
+        host3 slots=1 python=/no/such/python
+        host4 slots=1 port=23
+    """
+    (tmp_path / "hosts").write_text(hosts)
+    write(net, 1, own / "train.py", "import model\nopen('started', 'w').close()  # older\n")
+    net.path(2, own / "model.py").unlink()
+    before = {host: {path.name for path in net.path(host, own).iterdir()} for host in range(6)}
+    try:
+        finished = fleet.runner.run(
+            *(f"--hostfile={tmp_path / 'hosts'}", "--check", "train.py"),
+            cwd=own,
+            prefix=net.prefix(net.control),
+            env={"HOME": str(net.home)},
+        )
+    finally:
+        write(net, 1, own / "train.py", net.path(0, own / "train.py").read_text())
+        write(net, 2, own / "model.py", "")
+    lines = lines_of(finished)
+    assert finished.code == 2
+    for pattern in (
+        r"fail host host3: there is no /no/such/python: .*(not found|No such file.*); install it there, or .*",
+        r"fail host host4 \(.* port 23\): connection refused.*",
+        rf"fail disk host2: the disk of {full}, where logs wait to be sent, is full; make room, or set TMPDIR there",
+        r"fail torch host1 has 2\.12\.0, the other 2 hosts .*; install the same on all hosts",
+        r"fail program host1 has another train\.py \(sha256 \w{8}\) than the other 2 hosts .*; copy one to all.*",
+        r"warn program host2 has no model\.py, the other 2 hosts one; copy one to all, or use a disk that they share",
+        r"warn clock host1: clock (8|9)\d\.\d s ahead of the one here: .*",
+        r"ok host host\[0-2\]: reached",
+        r"ok logs host\[0-2\]: logs are sent here while the job runs",
+    ):
+        assert [line for line in lines if re.fullmatch(pattern, line)], pattern
+    states = [line.split()[0] for line in lines]
+    assert states == sorted(states, key=("fail", "warn", "ok").index)
+    after = {host: {path.name for path in net.path(host, own).iterdir()} for host in range(6)}
+    assert after == {**before, 2: before[2] | {"model.py"}}
+
+
+def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(
+    fleet: FleetRunner, net: SshNet, own: Path
+) -> None:
+    before = {host: {path.name for path in net.path(host, own).iterdir()} for host in range(6)}
+    finished = fleet.run([1, 1, 1], "--check", "train.py")
+    assert finished.code == 0, finished.stdout
+    lines = lines_of(finished)
+    assert (
+        f"ok master_addr the scheduler is to listen at {net.address(0)} of host0 (by which it was reached from here)"
+        in lines
+    )
+    assert [
+        line for line in lines if re.fullmatch(rf"ok scheduler host\[1-2\]: can reach .* {net.address(0)}:\d+", line)
+    ]
+    assert [line for line in lines if re.fullmatch(r"ok program all 3 hosts: script .*train\.py and 1 module .*", line)]
+    assert "fail" not in {line.split()[0] for line in lines}
+    assert {host: {path.name for path in net.path(host, own).iterdir()} for host in range(6)} == before
+
+
+def test_host_that_cannot_reach_the_scheduler_is_named_before_anything_starts(
+    fleet: FleetRunner, net: SshNet, own: Path
+) -> None:
+    route = ["ip", "-n", net.namespace(2), "route"]
+    subprocess.run([*route, "add", "blackhole", net.address(0)], check=True, timeout=30)
+    try:
+        finished = fleet.run([1, 1, 1], "train.py")
+    finally:
+        subprocess.run([*route, "del", "blackhole", net.address(0)], check=True, timeout=30)
+    assert finished.code == 3
+    assert re.match(
+        rf"msrun: error: host2: cannot reach the scheduler at {net.address(0)}:\d+: the route there is a blackhole; .*"
+        r"name the right address by --master_addr",
+        finished.errors[0],
+    )
+    assert not [host for host in range(6) if net.path(host, own / "started").exists()]
+
+
+def test_two_names_of_one_host_and_an_address_of_another_are_refused(fleet: FleetRunner, net: SshNet) -> None:
+    finished = fleet.run(f"host0:1,{net.address(0)}:1", f"--master_addr={net.address(1)}", "--check", "train.py")
+    assert finished.code == 2
+    machine, master = (line for line in lines_of(finished) if line.startswith(("fail machine", "fail master_addr")))
+    assert re.match(r"fail machine all 2 hosts: are one machine, host0: .*name it once", machine)
+    assert f"--master_addr {net.address(1)}: not an address of host0, the first host" in master
+    assert f"give one of {net.address(0)}" in master

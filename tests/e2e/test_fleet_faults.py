@@ -1,0 +1,153 @@
+"""Many hosts over SSH, and what breaks: connections, servers, agents, the launcher, cables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import FleetRunner
+from host_net import HostNetError
+from job_runner import JobRunner, Running, wait_until
+from ssh_net import SshNet
+
+LIMIT = "--heartbeat_time_out=4"
+
+
+@pytest.fixture(scope="module")
+def own_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is another one on every host."""
+    return tmp_path_factory.mktemp("own_disk")
+
+
+@pytest.fixture(scope="module")
+def net(own_disk: Path) -> Iterator[SshNet]:
+    """Two hosts and one to start from."""
+    try:
+        with SshNet(2, private=[own_disk]) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+
+
+@pytest.fixture
+def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
+    return FleetRunner(msrun, net, tmp_path)
+
+
+@pytest.fixture
+def job(fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path) -> Running:
+    """A job of two workers on two hosts that waits to be ended, with logs that have to be sent."""
+    job = fleet.start([1, 1], LIMIT, workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    fleet.wait_for_workers(job, 2)
+    return job
+
+
+def events(job: Running) -> list[str]:
+    return [json.loads(line)["event"] for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
+
+
+def end(fleet: FleetRunner, job: Running) -> None:
+    """End a job that is to be well still."""
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+    fleet.prove_nothing_left()
+
+
+def test_killed_launcher_takes_every_host_with_it(fleet: FleetRunner, job: Running) -> None:
+    job.send(signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    fleet.prove_nothing_left()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_killed_agent_ends_the_job_and_its_host_is_named(fleet: FleetRunner, job: Running, host: int) -> None:
+    (agent,) = fleet.agents(host)
+    os.kill(agent, signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    assert f"host{host}: the agent was ended by SIGKILL" in ended.errors[0]
+    fleet.prove_nothing_left()
+
+
+def test_job_goes_on_when_the_server_of_its_connection_is_killed(fleet: FleetRunner, job: Running) -> None:
+    for session in fleet.net.sessions(1):
+        os.kill(session, signal.SIGKILL)
+    wait_until(lambda: "resumed" in events(job), "another connection is made")
+    end(fleet, job)
+
+
+def test_job_goes_on_when_the_server_of_its_connection_stands_still(fleet: FleetRunner, job: Running) -> None:
+    stopped = fleet.net.sessions(1)
+    for session in stopped:
+        os.kill(session, signal.SIGSTOP)
+    wait_until(lambda: "resumed" in events(job), "another connection is made")
+    end(fleet, job)
+    for session in stopped:
+        os.kill(session, signal.SIGKILL)
+
+
+def test_cut_cable_ends_the_job_on_both_sides(fleet: FleetRunner, job: Running) -> None:
+    fleet.net.cut(1)
+    try:
+        ended = job.finish()
+        assert ended.code == 3
+        assert "host1" in ended.errors[0]
+        fleet.prove_nothing_left()
+    finally:
+        fleet.net.mend(1)
+
+
+def test_short_cut_is_survived(fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path) -> None:
+    job = fleet.start([1, 1], "--heartbeat_time_out=60", workers / "count.py", log_dir=own_disk / tmp_path.name)
+    log = job.log_dir / "worker_1.log"
+    wait_until(lambda: log.exists() and log.stat().st_size > 200, "its log comes home")
+    for session in fleet.net.sessions(1):
+        os.kill(session, signal.SIGKILL)
+    wait_until(lambda: "resumed" in events(job), "another connection is made")
+    (fleet.cwd / "go_on").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    for rank in range(2):
+        assert ended.log(rank).decode().splitlines() == [f"line {number}" for number in range(400)]
+    fleet.prove_nothing_left()
+
+
+def test_slow_link_holds_up_no_worker(fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path) -> None:
+    log_dir = own_disk / tmp_path.name
+    fleet.net.limit(1, "2mbit")
+    try:
+        job = fleet.start([1, 1], "--tail_worker_log=none", workers / "noise.py", log_dir=log_dir)
+        job.wait_for(fleet.cwd / "written_0", fleet.cwd / "written_1")  # 2 MB that do not shrink: 8 s of the link
+        assert (job.log_dir / "worker_1.log").stat().st_size < 2_000_000
+        ended = job.finish()
+    finally:
+        fleet.net.limit(1, "10gbit")
+    assert ended.code == 0, ended.stderr
+    assert len(ended.log(1)) == 2_000_000
+    fleet.prove_nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, workers: Path, signum: int) -> None:
+    os.kill(fleet.net.server(1), signal.SIGSTOP)
+    try:
+        job = fleet.start([1, 1], workers / "wait.py")
+        wait_until(lambda: fleet.agents(0), "an agent runs on the other host")
+        job.send(signum)
+        assert job.finish().code in (130, -signal.SIGKILL)
+        wait_until(lambda: not fleet.agents(), "no agent is left")
+    finally:
+        os.kill(fleet.net.server(1), signal.SIGCONT)
+    fleet.prove_nothing_left()
+    assert not list(fleet.cwd.glob("ready_*"))
+
+
+def test_full_disk_here_loses_logs_and_says_so(fleet: FleetRunner, workers: Path, small_disk: Path) -> None:
+    job = fleet.start([1, 1], "--tail_worker_log=none", workers / "noise.py", log_dir=str(small_disk))
+    ended = job.finish()
+    assert ended.code in (0, 1)
+    fleet.prove_nothing_left()

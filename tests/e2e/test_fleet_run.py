@@ -1,0 +1,202 @@
+"""One command, many hosts over SSH: ranks, environment, arguments, logs, failures and exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import FleetRunner
+from host_net import HostNetError
+from job_runner import JobRunner, wait_until
+from ssh_net import SshNet
+
+
+@pytest.fixture(scope="module")
+def own_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is another one on every host."""
+    return tmp_path_factory.mktemp("own_disk")
+
+
+@pytest.fixture(scope="module")
+def net(own_disk: Path) -> Iterator[SshNet]:
+    """Three hosts and one to start from."""
+    try:
+        with SshNet(3, private=[own_disk]) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+
+
+@pytest.fixture
+def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
+    return FleetRunner(msrun, net, tmp_path)
+
+
+def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    job = fleet.run([2, 2], workers / "all_reduce.py")
+    assert job.code == 0, job.stderr
+    results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
+    assert [result["sum"] for result in results] == [[0.0, 10.0, 20.0, 30.0]] * 4
+    assert results[0]["all"] == [{"rank": rank, "local": str(rank % 2)} for rank in range(4)]
+    assert "all 4 workers on 2 hosts ended well" in job.stderr
+    plan = job.read_json("plan.json")
+    assert [host["name"] for host in plan["hosts"]] == ["host0", "host1"]
+    assert plan["master"]["address"] == fleet.net.address(0)
+    assert {path.name for path in job.log_dir.iterdir()} == {
+        *(f"worker_{rank}.log" for rank in range(4)),
+        *("scheduler.log", "rank_table.json", "plan.json", "events.jsonl", "job.lock"),
+    }
+
+
+def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run("host2:3,host0:1", workers / "record.py")
+    assert job.code == 0, job.stderr
+    env = [fleet.record(rank)["env"] for rank in range(4)]
+    assert [e["LOCAL_RANK"] for e in env] == ["0", "1", "2", "0"]
+    assert [e["LOCAL_WORLD_SIZE"] for e in env] == ["3", "3", "3", "1"]
+    assert [e["MS_NODE_RANK"] for e in env] == ["0", "0", "0", "1"]
+    assert {e["MASTER_ADDR"] for e in env} == {fleet.net.address(2)}
+    table = json.loads(Path(env[0]["RANK_TABLE_FILE"]).read_text()) if Path(env[0]["RANK_TABLE_FILE"]).exists() else {}
+    assert not table  # it lies with the agent, which has gone
+    servers = job.read_json("rank_table.json")["server_list"]
+    assert [server["server_id"] for server in servers] == [fleet.net.address(2), fleet.net.address(0)]
+
+
+AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]
+
+
+def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
+    fleet: FleetRunner, workers: Path, tmp_path: Path
+) -> None:
+    value = "quote' \" = $X `id`\nsecond line\ttab ☃"
+    words = [*AWKWARD, b"no text \xff\xfe"]
+    job = fleet.start([1, 1], f"--env=AWKWARD={value}", workers / "wait.py", *words, FOO_SECRET="hidden")
+    fleet.wait_for_workers(job, 2)
+    for pid in fleet.net.processes(0, 1):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"AWKWARD" not in line and value.encode() not in line
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+    job2 = fleet.run(
+        [1, 1], f"--env=AWKWARD={value}", "--forward_env=FOO_*", workers / "record.py", *words, FOO_BAR="1=2"
+    )
+    assert job2.code == 0, job2.stderr
+    for rank in range(2):
+        found = fleet.record(rank)
+        assert [word.encode("latin-1") for word in found["argv"][1:]] == [
+            word if isinstance(word, bytes) else word.encode() for word in words
+        ]
+        assert found["env"]["AWKWARD"].encode("latin-1").decode() == value
+        assert found["env"]["FOO_BAR"] == "1=2"
+        assert found["cwd"] == str(tmp_path)
+        assert not [name for name in found["env"] if name.startswith("SSH_")]
+    assert not (tmp_path / "x").exists()
+
+
+def test_first_failed_worker_ends_the_job_on_every_host(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run([2, 2, 1], workers / "end.py", "3", "raise")
+    assert job.code == 1
+    assert re.fullmatch(
+        r"msrun: error: rank 3 on node 1 \(host1, [\d.]+\) failed first: exit code 1, after [\d.]+ s", job.errors[0]
+    )
+    assert "  | RuntimeError: the loss is gone" in job.stderr
+    assert "  others " in job.stderr
+    failure = job.read_json("failure.json")
+    assert failure["first_failure"]["global_rank"] == 3 and failure["first_failure"]["host"].startswith("node 1 (host1")
+    assert failure["first_failure"]["log"].endswith("log_output/worker_3.log")
+    assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(("how", "code"), [("7", 7), ("SIGKILL", 137), ("SIGSEGV", 139)])
+def test_exit_status_is_that_of_the_first_failed_worker(fleet: FleetRunner, workers: Path, how: str, code: int) -> None:
+    assert fleet.run([1, 1], workers / "end.py", "1", how).code == code
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_msrun_ends_the_job_on_every_host(fleet: FleetRunner, workers: Path, signum: int) -> None:
+    job = fleet.start([1, 2], workers / "wait.py")
+    fleet.wait_for_workers(job, 3)
+    job.send(signum)
+    ended = job.finish()
+    assert ended.code == 128 + signum
+    assert ended.errors == [f"msrun: error: stopped by {signal.Signals(signum).name}"]
+    fleet.prove_nothing_left()
+
+
+def test_logs_of_hosts_without_a_common_disk_come_home_complete(
+    fleet: FleetRunner, workers: Path, own_disk: Path
+) -> None:
+    log_dir = own_disk / "logs"
+    job = fleet.run([1, 1], "--tail_worker_log=none", workers / "flood.py", "20000", log_dir=log_dir)
+    assert job.code == 0, job.stderr
+    for rank in range(2):
+        lines = b"".join(b"rank %d line %d %s\n" % (rank, n, b"x" * (n % 97)) for n in range(20000))
+        expected = lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
+        assert sorted(job.log(rank)) == sorted(expected) and job.log(rank).startswith(lines)
+    assert not fleet.net.path(1, log_dir).exists()  # nothing of it is on the other hosts
+    assert b"rank 0 registered" in (job.log_dir / "scheduler.log").read_bytes()
+
+
+def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run([1, 1], workers / "flood.py", "50000")
+    assert job.code == 0
+    assert all(job.log(rank).startswith(b"rank %d line 0" % rank) for rank in range(2))
+    checked = fleet.run([1, 1], "--check", workers / "flood.py", "1")
+    assert "log directory shared with this host" in checked.stdout.decode()
+
+
+def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
+    job = fleet.run([1, 1], "--tail_worker_log=0,1", workers / "flood.py", "3", log_dir=own_disk / "shown")
+    lines = job.stdout.split(b"\n")
+    assert b"[host0:0] rank 0 line 2 xx" in lines and b"[host1:1] rank 1 line 2 xx" in lines
+
+
+def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
+    fleet: FleetRunner, workers: Path, own_disk: Path
+) -> None:
+    job = fleet.run([1, 2], "--max_restarts=1", workers / "attempt.py", "code=7:1", log_dir=own_disk / "again")
+    assert job.code == 0, job.stderr
+    assert "ended well after restart 1" in job.stderr or "ended well" in job.stderr
+    for rank in range(3):
+        assert job.log(rank) == b"rank %d in attempt 1\n" % rank
+        assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
+    assert [event["event"] for event in job.events].count("restarting") == 1
+
+
+def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run("host1:2", workers / "record.py")
+    assert job.code == 0, job.stderr
+    assert fleet.record(0)["env"]["MSRUN_RENDEZVOUS"].startswith("file://")
+    assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    job = fleet.start([1, 1], workers / "wait.py")
+    fleet.wait_for_workers(job, 2)
+    wait_until(lambda: '"running"' in (job.log_dir / "events.jsonl").read_text(), "running is recorded")
+    here = fleet.net.prefix(fleet.net.control)
+    status = fleet.runner.start("--status", "log_output", cwd=tmp_path, prefix=here).finish()
+    assert status.code == 0
+    assert "host0" in status.stdout.decode() and "host1" in status.stdout.decode()
+    assert fleet.runner.start("--stop", "log_output", cwd=tmp_path, prefix=here).finish().code == 0
+    assert job.finish().code == 143
+    fleet.prove_nothing_left()
+
+
+def test_code_is_sent_to_hosts_whose_python_has_no_msrun(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python_without_msrun"
+    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = [f"--python={python}", "--forward_env=none", workers / "record.py"]
+    refused = fleet.run([1, 1], *words)
+    if refused.code == 0:
+        pytest.skip("msrun is installed into this Python itself")
+    assert refused.code == 3
+    assert "msrun is not installed" in refused.errors[0] and "--ship" in refused.errors[0]
+    shipped = fleet.run([1, 1], "--ship", *words)
+    assert shipped.code == 0, shipped.stderr

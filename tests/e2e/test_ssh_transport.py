@@ -1,0 +1,270 @@
+"""Agents over SSH on real OpenSSH servers, each a host of its own in a network namespace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_net import HostNetError
+from job_runner import wait_until
+from ssh_net import SshNet, make_key
+
+from msrun.errors import ClusterError
+from msrun.launch.transport.ssh.connector import SshConnector
+from msrun.launch.transport.ssh.pipe import SshPipe
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.ssh_settings import SshSettings
+
+DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[SshNet]:
+    """Three hosts; host 1 listens on port 2222 only, host 2 drops half of those who are not alone with it."""
+    try:
+        with SshNet(3, host_options={1: {"Port": "2222"}, 2: {"MaxStartups": "1:50:100"}}, keys=7) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts with SSH servers: {error}")
+
+
+class Launcher:
+    """Opens pipes from the host `control`, with a config of its own before that of the network."""
+
+    def __init__(self, net: SshNet, folder: Path) -> None:
+        self.net = net
+        self.folder = folder
+        self.config = folder / "config"
+        self.said: list[str] = []
+        self.connectors: list[SshConnector] = []
+
+    def connector(self, text: str = "", **settings: Any) -> SshConnector:
+        port = f"Host host1\n Port 2222\nHost *\n Include {self.net.client}/config\n"
+        self.config.write_text(f"{text}\n{port}")
+        settings = {"connect_time_out_s": DEADLINE_S, "config_file": self.config, **settings}
+        made = SshConnector(SshSettings(**settings), warn=self.said.append)
+        self.connectors.append(made)
+        return made
+
+    def open(self, name: str, text: str = "", command: str = "exec cat", **settings: Any) -> SshPipe:
+        return self.open_with(self.connector(text, **settings), name, command)
+
+    def open_with(self, connector: SshConnector, name: str, command: str = "exec cat") -> SshPipe:
+        """Open a pipe; by any thread."""
+        user, _, host = name.rpartition("@")
+        with self.net.inside(self.net.control):
+            return connector.open(HostEntry(host, user=user), command, deadline=time.monotonic() + DEADLINE_S)
+
+    def says(self, name: str, text: str = "", command: str = "hostname", **settings: Any) -> str:
+        """Return what a command says there."""
+        pipe = self.open(name, text, command, **settings)
+        said = b""
+        while data := pipe.read():
+            said += data
+        assert pipe.exit_status == 0, pipe.stderr_text()
+        pipe.close()
+        return said.decode().strip()
+
+    def refused(self, name: str, text: str = "", **settings: Any) -> str:
+        with pytest.raises(ClusterError) as raised:
+            self.open(name, text, **settings)
+        return str(raised.value)
+
+
+@pytest.fixture
+def launcher(net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
+    """A launcher; afterwards nothing of it is left on any host, nor here."""
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    made = Launcher(net, tmp_path)
+    yield made
+    for connector in made.connectors:
+        connector.close()
+    wait_until(lambda: threading.active_count() <= threads, f"threads have ended: {threading.enumerate()}")
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "descriptors are closed")
+    servers = {net.server(host) for host in range(net.count)}
+    everything = lambda: set(net.processes(*range(net.count))) - servers  # noqa: E731
+    wait_until(lambda: not everything(), "what was started on the hosts has ended")
+
+
+def test_host_is_reached_by_alias_address_port_and_user(net: SshNet, launcher: Launcher) -> None:
+    pipe = launcher.open("host0")
+    pipe.write(b"over and back")
+    assert (pipe.read(), pipe.address) == (b"over and back", net.address(0))
+    assert launcher.says(net.address(0)) == "host0"
+    assert launcher.says("friend", f"Host friend\n HostName {net.address(0)}") == "host0"
+    assert "connection refused" in launcher.refused("host1", "Host host1\n Port 22")
+    assert launcher.says("host1", host_keys="off") == "host1"
+    if net.has_ipv6:
+        assert launcher.says(net.address6(0)) == "host0"
+    launcher.open("nobody@host0", command="id").read()
+    assert "Accepted publickey for nobody" in net.server_log(0)
+
+
+def test_jump_hosts_lead_to_the_next_and_each_is_logged_in_once(net: SshNet, launcher: Launcher) -> None:
+    known = (net.client / "known_hosts").read_text()
+    (launcher.folder / "known").write_text(known + known.replace("host1,", f"[host1]:2222,[{net.address(1)}]:2222,"))
+    text = f"Host host*\n UserKnownHostsFile {launcher.folder}/known\nHost host2\n ProxyJump host0,host1\nHost b*\n"
+    text += f" ProxyJump host0\n HostName {net.address(2)}\n HostKeyAlias host2"
+    assert launcher.says("b1", text, "echo $SSH_CLIENT").split()[0] == net.address(0)
+    logins = net.server_log(0).count("Accepted publickey for root")
+    connector = launcher.connector(text)
+    with ThreadPoolExecutor(4) as pool:
+        pipes = list(pool.map(lambda name: launcher.open_with(connector, name), ("b1", "b2", "b3", "host2")))
+    for pipe in pipes:
+        data = os.urandom(100_000)
+        threading.Thread(target=pipe.write, args=(data,)).start()
+        got = b""
+        while len(got) < len(data):
+            got += pipe.read()
+        assert got == data and pipe.address == ""
+    assert net.server_log(0).count("Accepted publickey for root") == logins + 1
+    connector.close()
+    assert [pipe.read() for pipe in pipes] == [b""] * 4
+    assert launcher.says("host2", text, "echo $SSH_CLIENT").split()[0] == net.address(1)
+
+
+def test_jump_host_that_fails_is_named(net: SshNet, launcher: Launcher) -> None:
+    refused = launcher.refused("host2", config_file=_with_strange_jump(net, launcher.folder))
+    assert f"host2 ({net.address(2)}): jump host host0 ({net.address(0)}): login as root refused: tried " in refused
+    gone = launcher.refused("host2", "Host host2\n ProxyJump host0\n HostName 10.77.0.250")
+    assert "jump host host0 (10.77.0.9) does not reach 10.77.0.250 port 22" in gone
+    assert "AllowTcpForwarding" in gone
+
+
+def _with_strange_jump(net: SshNet, folder: Path) -> Path:
+    """Return a config with a key that the jump host does not know."""
+    path = folder / "strange"
+    path.write_text(
+        f"Host host0\n IdentityFile {net.client}/other_0\nHost host2\n ProxyJump host0\n HostName {net.address(2)}\n"
+        f"Host *\n HostName {net.address(0)}\n User root\n IdentityAgent none\n"
+        f" UserKnownHostsFile {net.client}/known_hosts\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new", "off"])
+def test_unknown_and_changed_keys_under_each_policy(net: SshNet, launcher: Launcher, policy: Any) -> None:
+    path = launcher.folder / "known"
+    text = f"Host *\n UserKnownHostsFile {path}"
+    if policy == "strict":
+        assert "is unknown: 10.77.0.9 is not in" in launcher.refused("host0", text, host_keys=policy)
+        assert not path.exists()
+    else:
+        assert launcher.says("host0", text, host_keys=policy) == "host0"
+        assert path.exists() == (policy == "accept-new")
+        assert bool(launcher.said) == (policy == "off")
+    if policy == "accept-new":
+        assert path.read_text().startswith("10.77.0.9 ssh-ed25519 ")
+        assert launcher.says("host0", text, host_keys="strict") == "host0"
+    path.write_text(f"10.77.0.9 {make_key(launcher.folder / 'other')}\n")
+    if policy == "off":
+        assert launcher.says("host0", text, host_keys=policy) == "host0"
+        return
+    refused = launcher.refused("host0", text, host_keys=policy)
+    assert "HOST KEY HAS CHANGED" in refused and f"ssh-keygen -f {path} -R 10.77.0.9" in refused
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", net.folder / "host_key_0"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    assert f"it is ED25519 {shown}, but {path}:1 has ED25519" in refused
+
+
+def test_keys_that_the_server_does_not_know_are_named_and_too_many_are_explained(
+    net: SshNet, launcher: Launcher
+) -> None:
+    others = tuple(net.client / f"other_{number}" for number in range(7))
+    only = f"Host *\n HostName {net.address(0)}\n User root\n UserKnownHostsFile {net.client}/known_hosts\n"
+    path = launcher.folder / "only"
+    path.write_text(only + " IdentityAgent none\n")
+    refused = launcher.refused("host0", config_file=path, identity_files=others[:2])
+    assert f"login as root refused: tried {others[0]}, {others[1]}" in refused
+    refused = launcher.refused("host0", config_file=path, identity_files=others)
+    assert "MaxAuthTries" in refused and str(others[5]) in refused and str(others[6]) not in refused
+    assert launcher.says("host0", config_file=path, identity_files=(net.client / "id_ed25519", *others)) == "host0"
+
+
+@pytest.mark.parametrize("count", [65, 129])
+def test_one_server_lets_in_as_many_as_come(net: SshNet, launcher: Launcher, count: int) -> None:
+    """MaxStartups 10:30:100 drops those that come together."""
+    _open_many(launcher, f"Host many*\n HostName {net.address(0)}", [f"many{index}" for index in range(count)])
+
+
+def test_server_that_drops_connections_at_random_lets_all_in_in_the_end(net: SshNet, launcher: Launcher) -> None:
+    before = net.server_log(2).count("drop connection")
+    _open_many(launcher, f"Host many*\n HostName {net.address(2)}", [f"many{index}" for index in range(16)])
+    assert net.server_log(2).count("drop connection") > before
+
+
+def _open_many(launcher: Launcher, text: str, names: Sequence[str]) -> None:
+    connector = launcher.connector(text)
+    with ThreadPoolExecutor(32) as pool:
+        pipes = list(pool.map(lambda name: launcher.open_with(connector, name), names))
+    for index, pipe in enumerate(pipes):
+        pipe.write(b"%d" % index)
+    assert [pipe.read() for pipe in pipes] == [b"%d" % index for index in range(len(pipes))]
+
+
+def test_stopped_session_holds_up_nobody_who_closes_the_pipe(net: SshNet, launcher: Launcher) -> None:
+    pipe = launcher.open("host0")
+    for pid in net.sessions(0):
+        os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
+        reader = pool.submit(pipe.read)
+        writer = pool.submit(_write_for_ever, pipe)
+        pipe.write(b"more")
+        pipe.close()
+        assert reader.result(DEADLINE_S) == b"" and isinstance(writer.exception(DEADLINE_S), OSError)
+    assert pipe.exit_status is None
+    for pid in net.sessions(0):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _write_for_ever(pipe: SshPipe) -> None:
+    while True:
+        pipe.write(bytes(1 << 20))
+
+
+def test_stopped_server_is_given_up_in_time_and_a_late_banner_is_waited_for(net: SshNet, launcher: Launcher) -> None:
+    os.kill(net.server(0), signal.SIGSTOP)
+    try:
+        assert ": no login within 1 s: the host or its sshd hangs" in launcher.refused("host0", connect_time_out_s=1.0)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(launcher.says, "host0")
+            wait_until(lambda: _waiting(net, 0) > 1, "the client waits for the banner")
+            os.kill(net.server(0), signal.SIGCONT)
+            assert late.result(DEADLINE_S) == "host0"
+    finally:
+        os.kill(net.server(0), signal.SIGCONT)
+
+
+def _waiting(net: SshNet, host: int) -> int:
+    """Return how many connections a server has not taken yet."""
+    shown = subprocess.run([*net.prefix(host), "ss", "-Hltn4", "sport = :22"], capture_output=True, text=True)
+    return int(shown.stdout.split()[1])
+
+
+def test_killed_session_and_ends_of_agents_are_known(net: SshNet, launcher: Launcher) -> None:
+    pipe = launcher.open("host0")
+    for pid in net.sessions(0):
+        os.kill(pid, signal.SIGKILL)
+    assert pipe.read() == b"" and pipe.exit_status is None
+    for command, status in (("exit 3", 3), ("kill -KILL $$", 137), ("exec /no/python -c x", 127)):
+        pipe = launcher.open("host0", command=command)
+        assert pipe.read() == b"" and pipe.exit_status == status
+    assert "/no/python" in pipe.stderr_text()
+
+
+def test_host_that_is_off_or_absent_is_named(net: SshNet, launcher: Launcher) -> None:
+    net.cut(2)
+    try:
+        assert "does not answer within 0.5 s" in launcher.refused("host2", connect_time_out_s=0.5)
+    finally:
+        net.mend(2)
+    assert "the name gone.invalid cannot be resolved" in launcher.refused("gone.invalid")

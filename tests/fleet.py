@@ -1,0 +1,83 @@
+"""Jobs on many hosts, started by one msrun over real SSH; network namespaces stand in for the hosts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from job_runner import MARK, Finished, JobRunner, Running, wait_until
+from ssh_net import SshNet
+
+
+class FleetRunner:
+    """Starts msrun on the host `control`, which has no server; all hosts see the directory of the test."""
+
+    def __init__(self, runner: JobRunner, net: SshNet, cwd: Path) -> None:
+        self.runner = runner
+        self.net = net
+        self.cwd = cwd
+
+    def hosts(self, *slots: int) -> str:
+        """Return a host list: so many workers on host0, host1, ..."""
+        return ",".join(f"{self.net.name(host)}:{count}" for host, count in enumerate(slots))
+
+    def start(
+        self, hosts: str | Sequence[int], *words: str | bytes | Path, log_dir: Path | str = "log_output", **env: str
+    ) -> Running:
+        """Start a job; `log_dir`, on a disk of `control` too, is where msrun is told to put its logs."""
+        listed = hosts if isinstance(hosts, str) else self.hosts(*hosts)
+        at = self.net.path(self.net.control, Path(log_dir)) if Path(log_dir).is_absolute() else log_dir
+        return self.runner.start(
+            f"--hosts={listed}",
+            f"--forward_env={MARK}",
+            f"--log_dir={log_dir}",
+            *words,
+            cwd=self.cwd,
+            prefix=self.net.prefix(self.net.control),
+            log_dir=str(at),
+            env={"HOME": str(self.net.home), **env},
+        )
+
+    def run(
+        self, hosts: str | Sequence[int], *words: str | bytes | Path, log_dir: Path | str = "log_output", **env: str
+    ) -> Finished:
+        """Run a job to its end; nothing of it may be left on any host."""
+        finished = self.start(hosts, *words, log_dir=log_dir, **env).finish()
+        self.prove_nothing_left()
+        return finished
+
+    def prove_nothing_left(self) -> None:
+        """Fail when a process or a folder of a job is on any host."""
+        self.runner.prove_nothing_left()
+        wait_until(lambda: not self.agents(), "agents gone", 10.0)
+        wait_until(lambda: not self.spools(), f"spools gone: {self.spools()}", 10.0)
+
+    def spools(self) -> list[str]:
+        """Return the folders that agents of this runner's jobs have on their hosts."""
+        ids = set(self.runner.job_ids())
+        found = Path(tempfile.gettempdir()).glob("msrun-spool-*")
+        return [path.name for path in found if path.name.split("-")[2] in ids]
+
+    def agents(self, *hosts: int) -> list[int]:
+        """Return the process ids of agents on these hosts, or on all."""
+        found = []
+        for pid in self.net.processes(*(hosts or range(self.net.count))):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if len(words) > 2 and words[1] == b"-c" and b"hashlib" in words[2]:
+                found.append(pid)
+        return found
+
+    def wait_for_workers(self, job: Running, count: int) -> None:
+        """Wait until workers/wait.py has begun everywhere."""
+        job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
+
+    def record(self, rank: int) -> dict[str, Any]:
+        """Return what workers/record.py has written."""
+        found: dict[str, Any] = json.loads((self.cwd / f"record_{rank}.json").read_text())
+        return found

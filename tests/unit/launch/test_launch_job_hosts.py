@@ -1,0 +1,186 @@
+"""The hosts of a job from the options: lists, files, rank tables, this host, and options that contradict them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.errors import UsageError
+from msrun.launch.job_hosts import JobHosts, is_this_host, read_job_hosts
+from msrun.planning.hosts.host_entry import HostEntry
+
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "python", "rank_table_file", "local_worker_num")),
+    "ssh": False,
+    "device_target": "auto",
+    "worker_num": 8,
+    "node_rank": -1,
+    "master_addr": "127.0.0.1",
+}
+
+
+def read(**options: Any) -> JobHosts:
+    return read_job_hosts({**DEFAULTS, **options}, set(options))
+
+
+def names(found: JobHosts) -> list[tuple[str, int]]:
+    return [(entry.name, entry.slots) for entry in found.entries]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two servers; the second in the file has rank 0."""
+    servers = [
+        {"server_id": "node-a", "host_ip": "10.0.0.1", "device": [{"device_id": "0", "rank_id": "2"}]},
+        {
+            "server_id": "node-b",
+            "host_ip": "10.0.0.2",
+            "device": [{"device_id": "4", "rank_id": "0"}, {"device_id": "5", "rank_id": "1"}],
+        },
+    ]
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}))
+    return path
+
+
+def test_list_gives_the_numbers_of_the_job() -> None:
+    found = read(hosts="h1:3,h2:1")
+    assert names(found) == [("h1", 3), ("h2", 1)]
+    assert (found.options["worker_num"], found.options["local_worker_num"], found.seats) == (4, 0, ())
+
+
+def test_default_number_of_workers_is_no_number_that_was_given() -> None:
+    assert names(read(hosts="h1,h2")) == [("h1", 1), ("h2", 1)]
+    assert names(read(hosts="h1,h2", worker_num=8)) == [("h1", 4), ("h2", 4)]
+
+
+def test_file_is_read_and_filtered(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(b"\xef\xbb\xbfh1 slots=4\r\nh2 slots=4\r\n")
+    assert names(read(hostfile=path, include="h2:1,3")) == [("h2", 2)]
+    assert names(read(hostfile=path, exclude="h2")) == [("h1", 4)]
+
+
+def test_interpreter_of_the_job_is_that_of_hosts_without_one_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("h1 python=/a/python\nh2\n")
+    assert [entry.python for entry in read(hostfile=path, python="/b/python").entries] == ["/a/python", "/b/python"]
+    assert [entry.python for entry in read(hostfile=path).entries] == ["/a/python", ""]
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", socket.gethostname()])
+def test_only_this_host_is_an_ordinary_job(name: str) -> None:
+    found = read(hosts=f"[{name}]:4" if ":" in name else f"{name}:4", include=None)
+    assert found.entries == ()
+    assert (found.options["worker_num"], found.options["local_worker_num"]) == (4, 4)
+
+
+def test_devices_of_only_this_host_are_kept() -> None:
+    (seat,) = read(hosts="localhost:4", include="localhost:1,3").seats
+    assert (seat.ranks, seat.device_ids) == ((0, 1), (1, 3))
+
+
+@pytest.mark.parametrize("options", [{"hosts": "me@localhost:2"}, {"hosts": "localhost:2", "python": "/opt/python"}])
+def test_this_host_as_another_user_or_with_another_python_is_reached_like_any_other(options: dict[str, Any]) -> None:
+    assert names(read(**options)) == [("localhost", 2)]
+
+
+def test_python_that_runs_msrun_is_no_other() -> None:
+    assert read(hosts="localhost:2", python=sys.executable).entries == ()
+
+
+def test_this_host_among_others_stays_one_of_them() -> None:
+    assert names(read(hosts="localhost:2,h2:2")) == [("localhost", 2), ("h2", 2)]
+
+
+def test_host_is_this_one_by_name_address_and_loopback() -> None:
+    assert is_this_host(HostEntry("LOCALHOST")) and is_this_host(HostEntry("127.9.9.9"))
+    assert is_this_host(HostEntry("alias", address="127.0.0.1"))
+    assert not is_this_host(HostEntry("no-such-host")) and not is_this_host(HostEntry("192.0.2.1"))
+    assert not is_this_host(HostEntry("localhost", port=2222)) and not is_this_host(HostEntry("localhost", user="me"))
+
+
+def test_servers_of_a_table_are_the_hosts(table: Path) -> None:
+    found = read(ssh=True, rank_table_file=table)
+    assert names(found) == [("10.0.0.2", 2), ("10.0.0.1", 1)]
+    assert [entry.device_ids for entry in found.entries] == [(4, 5), (0,)]
+    assert [seat.ranks for seat in found.seats] == [(0, 1), (2,)]
+    assert [entry.address for entry in found.entries] == ["10.0.0.2", "10.0.0.1"]
+
+
+def test_list_may_name_the_hosts_of_a_table_in_its_own_words(table: Path) -> None:
+    found = read(hosts="me@node-a,node-b:2", rank_table_file=table)
+    assert names(found) == [("node-b", 2), ("node-a", 1)]
+    assert [(entry.user, entry.address) for entry in found.entries] == [("", "10.0.0.2"), ("me", "10.0.0.1")]
+
+
+def test_name_in_a_table_that_is_none_is_refused(table: Path) -> None:
+    table.write_text(table.read_text().replace("10.0.0.2", "-oProxyCommand=x"))
+    with pytest.raises(UsageError, match=r"--rank_table_file .*table\.json: '-oProxyCommand=x' starts with '-'"):
+        read(ssh=True, rank_table_file=table)
+
+
+REFUSED = [
+    ({"hosts": "h1", "hostfile": Path("f")}, "--hosts and --hostfile: give one of the two"),
+    ({"include": "h1"}, "--include h1: for hosts of --hosts, --hostfile or --ssh; without them leave it out"),
+    ({"exclude": "h1"}, "--exclude h1: for hosts of"),
+    ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
+    ({"ssh": True}, "--ssh: no hosts are given"),
+    ({"hosts": "h1", "node_rank": 0}, "--node_rank 0: hosts are numbered in the order of their list"),
+    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3': give the absolute path"),
+    ({"hosts": "h1,h2", "master_addr": "127.0.0.1"}, "--master_addr 127.0.0.1: the 2 hosts cannot reach each other"),
+    ({"hosts": "h1,h2", "master_addr": "localhost"}, "--master_addr localhost: .*give the address of h1"),
+    ({"hosts": "h1,h2:4", "worker_num": 3}, "--worker_num 3: leaves -1 workers for h1"),
+    ({"hosts": "h1:2", "local_worker_num": 3}, "--local_worker_num 3: --hosts gives h1 2 slots"),
+    ({"hosts": "h1", "include": "h2"}, "--include h2: h2 is none of the job's hosts"),
+    ({"hosts": "h1", "include": "h1", "exclude": "h1"}, "--include and --exclude: give one"),
+    ({"hostfile": Path("/no/such/file")}, r"--hostfile /no/such/file: cannot be read \(No such file"),
+    ({"hostfile": Path("/proc")}, r"--hostfile /proc: cannot be read \(Is a directory\)"),
+    ({"hostfile": Path("/dev/zero")}, "--hostfile /dev/zero: more than 4000000 bytes"),
+    ({"hosts": "h1", "rank_table_file": Path("/no/table")}, "--rank_table_file /no/table: "),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hosts": "node-a"}, "its server node-b is no host of --hosts; name the same hosts in both"),
+        ({"hosts": "node-a,node-b,h3"}, "--hosts: h3 is no server of --rank_table_file"),
+        ({"hosts": "node-a:2,node-b"}, "--hosts: node-a has 2 slots, in --rank_table_file .* it has 1"),
+        ({"hosts": "node-a,node-b", "worker_num": 4}, "--worker_num 4: the slots of 2 hosts add up to 3"),
+        ({"hosts": "node-a,node-b", "include": "node-a"}, "--include node-a: --rank_table_file names every worker"),
+        ({"ssh": True, "exclude": "node-a"}, "--exclude node-a: .*make a smaller table with ranktable select"),
+    ],
+)
+def test_list_and_table_that_differ_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(rank_table_file=table, **options)
+
+
+def test_table_that_breaks_a_rule_is_refused(table: Path) -> None:
+    table.write_text(table.read_text().replace('"server_count": "2"', '"server_count": "3"'))
+    with pytest.raises(UsageError, match=r"--rank_table_file .*table\.json: .*server_count"):
+        read(ssh=True, rank_table_file=table)
+
+
+def test_hostfile_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"h1\xff\n")
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        read(hostfile=tmp_path / "f")
+
+
+def test_table_without_devices_or_with_doubtful_ranks_is_refused(table: Path) -> None:
+    table.write_text(table.read_text().replace('"rank_id": "2"', '"rank_id": "5"'))
+    with pytest.raises(UsageError, match="its rank_ids are not 0 to 2"):
+        read(ssh=True, rank_table_file=table)

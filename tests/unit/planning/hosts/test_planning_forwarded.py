@@ -1,0 +1,109 @@
+"""Which variables of the launcher go to the hosts, which never do, and that values are not touched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun import contract
+from msrun.errors import UsageError
+from msrun.planning.hosts.forwarded import NEVER, check_patterns, forwarded_environment
+
+
+def names(text: str) -> list[str]:
+    return text.split()
+
+
+GOES = names("""
+    PATH LD_LIBRARY_PATH PYTHONPATH PYTHONHASHSEED PYTHONUNBUFFERED VIRTUAL_ENV CONDA_PREFIX CC CXX
+    OMP_NUM_THREADS OMP_PROC_BIND GOMP_SPINCOUNT KMP_AFFINITY MKL_NUM_THREADS OPENBLAS_NUM_THREADS MALLOC_ARENA_MAX
+    NCCL_DEBUG NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME UCX_TLS FI_PROVIDER
+    TORCH_LOGS TORCHINDUCTOR_CACHE_DIR PYTORCH_CUDA_ALLOC_CONF TRITON_CACHE_DIR
+    CUDA_HOME CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUBLAS_WORKSPACE_CONFIG
+    HCCL_CONNECT_TIMEOUT HCCL_SOCKET_IFNAME ASCEND_HOME_PATH ASCEND_OPP_PATH ASCEND_LAUNCH_BLOCKING
+    MS_ENABLE_LCCL MS_TOPO_TIMEOUT MS_RECEIVE_MSG_TIMEOUT GLOG_v GLOG_log_dir
+    HF_HOME HF_TOKEN TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM WANDB_API_KEY MLFLOW_TRACKING_URI
+    TZ LANG LC_ALL
+""")
+
+STAYS = names("""
+    SSH_AUTH_SOCK SSH_CONNECTION DISPLAY XAUTHORITY XDG_RUNTIME_DIR LS_COLORS TERM TERM_PROGRAM TMUX STY SUDO_USER
+    _ PWD OLDPWD SHLVL SHELL BASH_ENV BASH_FUNC_x ENV HOME USER LOGNAME MAIL HOSTNAME TMPDIR
+    HCCL_IF_IP MS_WORKER_IP NCCL_HOSTID
+    CUDA_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ASCEND_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+    PYTHONHOME PYTHONSTARTUP PYTHONEXECUTABLE
+    MSRUN_HOSTS MSRUN_TOKEN SLURM_JOB_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK PET_NNODES KUBERNETES_SERVICE_HOST
+    TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE JOB_COMPLETION_INDEX NODE_RANK
+    MS_ROLE MS_SCHED_HOST MS_SCHED_PORT MS_SCHED_NUM MS_WORKER_NUM MS_SERVER_NUM MS_NODE_ID MS_NODE_RANK
+    RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK_ID RANK_SIZE DEVICE_ID
+    RANK_TABLE_FILE LD_PRELOAD EDITOR MY_OWN AWS_SECRET_ACCESS_KEY
+""")
+
+NEVER_WITH_STAR = set(STAYS) - {"LD_PRELOAD", "EDITOR", "MY_OWN", "AWS_SECRET_ACCESS_KEY"}
+
+
+@pytest.mark.parametrize("name", GOES)
+def test_what_decides_how_a_program_runs_goes_to_the_hosts(name: str) -> None:
+    assert forwarded_environment({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_belongs_to_this_host_login_or_launcher_stays(name: str) -> None:
+    assert forwarded_environment({name: "x"}) == {}
+
+
+def test_pattern_of_everything_takes_all_but_what_never_goes() -> None:
+    caller = dict.fromkeys([*GOES, *STAYS], "x")
+    assert set(forwarded_environment(caller, ["*"])) == {*GOES, *STAYS} - NEVER_WITH_STAR
+
+
+def test_patterns_are_added_and_none_turns_the_usual_off() -> None:
+    caller = {"PATH": "/bin", "FOO_A": "1", "FOO_B": "2", "BAR": "3", "foo_c": "4"}
+    assert set(forwarded_environment(caller, ["FOO_*"])) == {"PATH", "FOO_A", "FOO_B"}
+    assert set(forwarded_environment(caller, ["FOO_[A]", "BA?"])) == {"PATH", "FOO_A", "BAR"}
+    assert set(forwarded_environment(caller, ["none", "BAR"])) == {"BAR"}
+    assert forwarded_environment(caller, ["none"]) == {}
+
+
+def test_names_that_no_shell_could_set_stay() -> None:
+    caller = {"BASH_FUNC_module%%": "() { :; }", "NCCL_A.B": "1", "NCCL A": "1", "2X": "1", "NCCL_\u00e9": "1", "": "1"}
+    assert forwarded_environment(caller, ["*"]) == {}
+
+
+@given(st.text().filter(lambda text: "\0" not in text))
+@settings(max_examples=40)
+def test_values_arrive_letter_for_letter(value: str) -> None:
+    caller = {"NCCL_A": value, "NCCL_B": b"\xff\n'\"=$x".decode("utf-8", "surrogateescape")}
+    assert json.loads(json.dumps(forwarded_environment(caller))) == caller
+
+
+@pytest.mark.parametrize("pattern", ["FOO", "FOO_*", "*", "_x", "[AB]C", "F?O", "none", "LD_PRELOAD"])
+def test_pattern_is_taken(pattern: str) -> None:
+    check_patterns([pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "--forward_env '': not a name and no pattern"),
+        ("A=1", "--forward_env 'A=1': .*--env gives a variable a value"),
+        ("A B", "'A B': not a name"),
+        ("A,B", "'A,B': not a name"),
+        ("2X", "'2X': not a name"),
+        ("A\n", "not a name"),
+        ("HOME", "--forward_env HOME: belongs to this host or its login; --env HOME=VALUE sets it"),
+        ("CUDA_VISIBLE_DEVICES", "belongs to this host"),
+        ("RANK", "--forward_env RANK: msrun sets it for every worker; leave it out"),
+        ("MASTER_ADDR", "msrun sets it"),
+    ],
+)
+def test_pattern_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_patterns(["FOO", pattern])
+
+
+def test_every_variable_of_the_contract_is_among_those_that_never_go() -> None:
+    assert set(NEVER) >= contract.RANK_VARIABLES | contract.JOB_VARIABLES

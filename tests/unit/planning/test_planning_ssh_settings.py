@@ -1,0 +1,68 @@
+"""What the command line says of SSH, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.cli import command
+from msrun.errors import UsageError
+from msrun.options import build_spec, normalise
+from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
+from msrun.planning.record_json import decode_record, encode_record
+from msrun.sources import Sources, apply_sources
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"user": "-oProxyCommand=x"}, "--ssh_user: user '-oProxyCommand=x'"),
+        ({"user": "a b"}, "--ssh_user"),
+        ({"port": -1}, "--ssh_port -1: must be 1 to 65535"),
+        ({"port": 65536}, "--ssh_port 65536"),
+        ({"connect_time_out_s": 0.0}, "--ssh_connect_time_out 0: must be more than 0"),
+        ({"connect_time_out_s": float("nan")}, "--ssh_connect_time_out nan"),
+        ({"window": 0}, "--ssh_window 0: must be 1 to 1024"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_ssh_settings(SshSettings(**wrong))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "settings", [SshSettings(), SshSettings(Path("/c"), "me", 22, (Path("/a"), Path("/b")), "accept-new", 1.5, 1024)]
+)
+def test_good_settings_pass_and_survive_json(settings: SshSettings) -> None:
+    check_ssh_settings(settings)
+    assert decode_record(SshSettings, json.loads(json.dumps(encode_record(settings)))) == settings
+
+
+def settings_of(*words: str) -> SshSettings:
+    with command.make_context("msrun", normalise([*words, "true"]), obj=Sources()) as context:
+        return build_spec(apply_sources(context, context.params), dict(os.environ)).ssh
+
+
+def test_options_variables_and_file_become_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text("ssh_identity: [a, /b]\nssh_window: 7\nssh_user: them\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("MSRUN_SSH_PORT", "2222")
+    assert settings_of() == SshSettings(port=2222)
+    words = (
+        "--config=job.yaml",
+        "--ssh-user=me",
+        "--ssh_config=~/c",
+        "--ssh_host_keys=off",
+        "--ssh_connect_time_out=5",
+    )
+    found = settings_of(*words, "--ssh_connect_time_out=5")
+    assert found == SshSettings(
+        Path("/home/me/c"), "me", 2222, (tmp_path / "a", Path("/b")), "off", connect_time_out_s=5.0, window=7
+    )
+    assert settings_of("--ssh_config=none").config_file == Path("none")

@@ -87,8 +87,10 @@ class Hosts:
     """`count` hosts for jobs of `workers` each, and one more that the commands are typed on. A context."""
 
     def __init__(self, count: int, workers: int, meter: CpuMeter) -> None:
-        # What `env PYTHONPATH=...` in a login profile would do: every way finds this msrun, and torch, on the hosts.
-        self._net = SshNet(count, options={"SetEnv": f"PYTHONPATH={HERE.parent}"})
+        # Every way finds this msrun, and torch, on the hosts, and nobody's ~/.bashrc, which may take longer than all
+        # the rest, is part of what is measured.
+        self._home = tempfile.TemporaryDirectory(prefix="msrun-benchmark-home-")
+        self._net = SshNet(count, options={"SetEnv": f"PYTHONPATH={HERE.parent} HOME={self._home.name}"})
         self.count = count
         self.workers = workers
         self._meter = meter
@@ -102,6 +104,7 @@ class Hosts:
 
     def __exit__(self, *error: Any) -> None:
         self._net.__exit__(*error)
+        self._home.cleanup()
 
     def run(self, peer: Peer) -> Run:
         """Run one job and prove that it was right.

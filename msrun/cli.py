@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ Examples:
   msrun --config job.yaml --check
   msrun --hosts node[01-16]:8 train.py
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
+  srun --ntasks-per-node=1 msrun train.py
 
 An option may also be set as MSRUN_<OPTION> in the environment (MSRUN_WORKER_NUM=4) or as a line of the --config file
 (worker_num: 4), which may hold script, args, module and env, too. The command line wins over the environment, that
@@ -94,11 +95,25 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         if host_list is not None:
             seats = host_list.hosts
             options = host_list.apply(options, given)
+    elif options["discover"]:
+        options = _discover(options, given, sources)
     spec = replace(
         build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=seats, host_entries=entries
     )
     check_spec(spec)
     return spec
+
+
+def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
+    """Return the options with this host's place in a job that a cluster manager or another launcher has started."""
+    from msrun.launch.console import say
+    from msrun.launch.own_place import find_own_place
+
+    found = find_own_place(options, given, os.environ)
+    sources.settings = (*sources.settings, *found.settings)
+    for line in found.lines:
+        say(line, quiet=options["quiet"])
+    return {**options, **found.options}
 
 
 def _check(options: dict[str, Any]) -> int:

@@ -21,12 +21,14 @@ from typing import Any, Self
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
+WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace")
+"""What the runtime imports in every worker at its first call; the fork server does it once for all of them."""
 MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""
 
 _JOB_VARIABLE = re.compile(
-    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|SLURM_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET)\w*\Z"
-    r"|(WORLD_SIZE|DEVICE_ID|NODE_RANK|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|PYTHONUNBUFFERED)\Z"
+    r"(RANK|MS_|MSRUN_|OMPI_|PMIX?_|PRTE_|PET_|VC_|KUBERNETES_|SLURMD?_|TORCHELASTIC_|PYTEST_|MASTER_|LOCAL_|GROUP_|ROLE_|GLOO_|NCCL_|TP_SOCKET)\w*\Z"
+    r"|(WORLD_SIZE|DEVICE_ID|NODE_RANK|JOB_COMPLETION_INDEX|OMP_NUM_THREADS|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS|PYTHONUNBUFFERED)\Z"
 )
 
 
@@ -210,6 +212,34 @@ class JobRunner:
         """Run `msrun ARGS` in `cwd` to its end; when it has ended, nothing of it may be left."""
         finished = self.start(*args, cwd=cwd, **settings).finish(deadline_s)
         self.prove_nothing_left(deadline_s=0.0)
+        return finished
+
+    def run_world(
+        self,
+        world_size: int,
+        script: Path,
+        *args: str | Path,
+        cwd: Path,
+        preload: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Finished:
+        """Run a worker that uses the runtime, and may import what stands in tests/, to its good end.
+
+        Args:
+            preload: modules, beside `WORKER_IMPORTS`, whose import the fork server does for all ranks.
+        """
+        finished = self.run(
+            f"--worker_num={world_size}",
+            "--quiet",
+            *(f"--preload={name}" for name in (*WORKER_IMPORTS, *preload)),
+            script,
+            *args,
+            cwd=cwd,
+            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), **(env or {})},
+            deadline_s=deadline_s,
+        )
+        assert finished.code == 0, finished.stderr
         return finished
 
     def processes(self) -> list[int]:

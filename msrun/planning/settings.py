@@ -1,6 +1,6 @@
 """Settings of a job and where they came from: the command line, MSRUN_<OPTION> in the environment, a file, a default.
 
-What is nearer wins: command line > environment > `--config` file > default.
+What is nearer wins: command line > environment > `--config` file > what a cluster manager tells > default.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
+from msrun.planning.discovery.launcher_variables import is_of_launcher
+from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"
 TOKEN_VARIABLE = "MSRUN_TOKEN"  # noqa: S105 - the name of a variable, not a token
-"""The secret by which the hosts of a job meet. For msrun alone: workers do not get it."""
+"""The secret by which the hosts of a job meet."""
+SECRET_VARIABLES = (TOKEN_VARIABLE, SERVER_PASSWORD_VARIABLE, CLIENT_PASSWORD_VARIABLE)
+"""For msrun alone: workers do not get them."""
 MISSPELLED = 0.8
 """How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
 
@@ -36,6 +40,11 @@ class Setting:
         """The value for people, on one line."""
         values = self.value if isinstance(self.value, list) else [self.value]
         return " ".join(_plain(value) for value in values).replace("\n", "\\n").replace("\r", "\\r")
+
+
+@dataclass(frozen=True)
+class FoundSetting(Setting):
+    """One that a cluster manager or another launcher has told; said at the start, in a line of its own."""
 
 
 def _plain(value: Any) -> str:
@@ -60,8 +69,8 @@ def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[s
         if variable in known:
             if value:
                 found[known[variable]] = value
-        elif variable not in contract.JOB_VARIABLES:
-            _refuse_misspelled(variable, list(known))
+        elif variable not in contract.JOB_VARIABLES and variable not in SECRET_VARIABLES:
+            _refuse_misspelled(variable, [*known, *SECRET_VARIABLES])
     return found
 
 
@@ -80,16 +89,20 @@ def _refuse_misspelled(variable: str, known: list[str]) -> None:
 
 
 def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts."""
-    settings = {TOKEN_VARIABLE, *(variable_name(name) for name in names)}
+    """Return what workers inherit: settings for this msrun are none for an msrun that a worker starts.
+
+    Nor is its own place in the job of mpirun, PMI or torchrun theirs.
+    """
+    settings = {*SECRET_VARIABLES, *(variable_name(name) for name in names)}
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
-    return {name: value for name, value in environ.items() if name not in settings}
+    return {name: value for name, value in environ.items() if name not in settings and not is_of_launcher(name)}
 
 
 def settings_note(settings: Iterable[Setting]) -> list[str]:
-    """Return one line about what came from elsewhere than the command line, or nothing."""
-    elsewhere = [setting for setting in settings if setting.source != COMMAND_LINE]
+    """Return one line about what was set elsewhere than on the command line, or nothing."""
+    set_by_user = (setting for setting in settings if not isinstance(setting, FoundSetting))
+    elsewhere = [setting for setting in set_by_user if setting.source != COMMAND_LINE]
     shown = [f"{setting.name}={setting.text} ({setting.source})" for setting in elsewhere]
     return [f"settings: {', '.join(shown)}"] if shown else []
 

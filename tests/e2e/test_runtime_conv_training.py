@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conv_networks import ALL_ROWS, MIXED, SCENARIOS, WORLD_SIZE, Scenario
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -21,16 +20,9 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker found, per scenario and rank; every scenario in one process group."""
     folder = tmp_path_factory.mktemp("conv-training")
-    finished = msrun_of_module.run(
-        f"--worker_num={WORLD_SIZE}",
-        "--quiet",
-        workers / "runtime" / "conv_training.py",
-        folder / "result.json",
-        cwd=folder,
-        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
-        deadline_s=DEADLINE_S,
+    msrun_of_module.run_world(
+        WORLD_SIZE, workers / "runtime" / "conv_training.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
     )
-    assert finished.code == 0, finished.stderr
     return dict(json.loads((folder / "result.json").read_text()))
 
 

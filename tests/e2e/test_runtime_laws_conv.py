@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from operator_cases import OperatorCase
 from operator_cases_conv import BINARY, UNARY
 
@@ -24,17 +23,16 @@ def outcomes(
     found = {}
     for world_size in WORLDS:
         folder = tmp_path_factory.mktemp(f"laws-conv-{world_size}")
-        finished = msrun_of_module.run(
-            f"--worker_num={world_size}",
-            "--quiet",
+        msrun_of_module.run_world(
+            world_size,
             workers / "runtime" / "laws.py",
             folder / "result.json",
             "operator_cases_conv",
+            preload=["law_graphs"],
+            env={"LAW_GRAPHS": f"operator_cases_conv {world_size}"},
             cwd=folder,
-            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
             deadline_s=DEADLINE_S,
         )
-        assert finished.code == 0, finished.stderr
         found[world_size] = json.loads((folder / "result.json").read_text())
     return found
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from operator_cases_transformer import BINARY, EVERY_CASE_UP_TO, ON_FOUR, UNARY, OperatorCase
 
 WORLDS = (2, 4)
@@ -27,17 +26,16 @@ def outcomes(
         def __missing__(self, world_size: int) -> dict[str, Any]:
             folder = tmp_path_factory.mktemp(f"laws-transformer-{world_size}")
             result = folder / "result.json"
-            finished = msrun_of_module.run(
-                f"--worker_num={world_size}",
-                "--quiet",
+            msrun_of_module.run_world(
+                world_size,
                 workers / "runtime" / "laws.py",
                 result,
                 "operator_cases_transformer",
+                preload=["law_graphs"],
+                env={"LAW_GRAPHS": f"operator_cases_transformer {world_size}"},
                 cwd=folder,
-                env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
                 deadline_s=DEADLINE_S,
             )
-            assert finished.code == 0, finished.stderr
             self[world_size] = json.loads(result.read_text())
             return self[world_size]
 

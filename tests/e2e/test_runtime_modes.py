@@ -6,7 +6,6 @@ The cases stand in tests/mode_*.py; one job of four ranks runs them all, and one
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import mode_hybrid
 import mode_precision
 import mode_training
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 
 DEADLINE_S = 400.0
 EXACT = 1e-10
@@ -39,17 +38,14 @@ def outcomes(
     def run(world_size: int) -> dict[str, Outcome]:
         folder = tmp_path_factory.mktemp(f"modes-{world_size}")
         modules = FOUR if world_size == 4 else ("mode_hybrid",)
-        finished = msrun_of_module.run(
-            f"--worker_num={world_size}",
-            "--quiet",
+        msrun_of_module.run_world(
+            world_size,
             workers / "runtime" / "modes.py",
             folder / "result.json",
             *modules,
             cwd=folder,
-            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
             deadline_s=DEADLINE_S,
         )
-        assert finished.code == 0, finished.stderr
         return dict(json.loads((folder / "result.json").read_text()))
 
     def outcome(case: str, world_size: int = 4) -> Outcome:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from runtime_patterns import PATTERNS, WORLD_SIZE
 
 DEADLINE_S = 400.0
@@ -21,16 +20,9 @@ def outcomes(
 ) -> dict[str, list[str]]:
     """What went wrong in which pattern; all of them in one process group."""
     folder = tmp_path_factory.mktemp("patterns")
-    finished = msrun_of_module.run(
-        f"--worker_num={WORLD_SIZE}",
-        "--quiet",
-        workers / "runtime" / "patterns.py",
-        folder / "result.json",
-        cwd=folder,
-        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
-        deadline_s=DEADLINE_S,
+    msrun_of_module.run_world(
+        WORLD_SIZE, workers / "runtime" / "patterns.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
     )
-    assert finished.code == 0, finished.stderr
     return dict(json.loads((folder / "result.json").read_text()))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH, WORLD_SIZES, Scenario
 
 DEADLINE_S = 400.0
@@ -25,16 +24,9 @@ def run_job(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.
 
     def run(script: str, world_size: int) -> Any:
         folder = tmp_path_factory.mktemp(f"{script}-{world_size}")
-        finished = msrun_of_module.run(
-            f"--worker_num={world_size}",
-            "--quiet",
-            workers / "runtime" / f"{script}.py",
-            folder / "result.json",
-            cwd=folder,
-            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
-            deadline_s=DEADLINE_S,
+        msrun_of_module.run_world(
+            world_size, workers / "runtime" / f"{script}.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
         )
-        assert finished.code == 0, finished.stderr
         return json.loads((folder / "result.json").read_text())
 
     return run

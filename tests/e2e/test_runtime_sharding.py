@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from sharding_cases import CASES, WORLD_SIZE, ShardingCase
 
 DEADLINE_S = 400.0
@@ -22,16 +21,9 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker found; every case in one process group."""
     folder = tmp_path_factory.mktemp("sharding")
-    finished = msrun_of_module.run(
-        f"--worker_num={WORLD_SIZE}",
-        "--quiet",
-        workers / "runtime" / "sharding.py",
-        folder / "result.json",
-        cwd=folder,
-        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
-        deadline_s=DEADLINE_S,
+    msrun_of_module.run_world(
+        WORLD_SIZE, workers / "runtime" / "sharding.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
     )
-    assert finished.code == 0, finished.stderr
     return dict(json.loads((folder / "result.json").read_text()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,14 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every rank found; all cases and measures in one job, with an allocator that gives memory back at once."""
     folder = tmp_path_factory.mktemp("steps")
-    finished = msrun_of_module.run(
-        f"--worker_num={WORLD_SIZE}",
-        "--quiet",
+    msrun_of_module.run_world(
+        WORLD_SIZE,
         workers / "runtime" / "steps.py",
         folder / "result.json",
         cwd=folder,
-        env={
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]),
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-        },
+        env={"MALLOC_MMAP_THRESHOLD_": "65536"},
         deadline_s=DEADLINE_S,
     )
-    assert finished.code == 0, finished.stderr
     return list(json.loads((folder / "result.json").read_text()))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from job_runner import REPOSITORY, JobRunner
+from job_runner import JobRunner
 from transformer_scenarios import RESUMED, SAVED_AFTER, SCENARIOS, STEPS, WORLD_SIZE, Scenario, build, train, wrap
 
 from msrun.runtime import load_checkpoint
@@ -26,17 +25,14 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker found; every scenario in one process group."""
     folder = tmp_path_factory.mktemp("transformer")
-    finished = msrun_of_module.run(
-        f"--worker_num={WORLD_SIZE}",
-        "--quiet",
+    msrun_of_module.run_world(
+        WORLD_SIZE,
         workers / "runtime" / "transformer.py",
         folder / "result.json",
         folder / "checkpoint",
         cwd=folder,
-        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
         deadline_s=DEADLINE_S,
     )
-    assert finished.code == 0, finished.stderr
     return {**json.loads((folder / "result.json").read_text()), "checkpoint": folder / "checkpoint"}
 
 

@@ -127,6 +127,7 @@ class AgentLink:
         self._can_resume = False
         if self._pipe is None:
             self._closed.set()
+        self._outbox.put({"type": "beat", "seen": self._ledger.seen})  # so that it knows that all has come home
         self.send("bye")
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Muster, Mustered
-from msrun.launch.fleet.outcome import combine_failures, read_failure
+from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
@@ -278,6 +278,7 @@ class FleetRun:
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
+            failure = hide_secrets(failure, plan.secrets)
             with contextlib.suppress(OSError):  # disk full: what is printed has to do
                 write_failure(plan, failure)
         if self._console is not None:

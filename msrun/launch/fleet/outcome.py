@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msrun.errors import ClusterError, Interrupted, MsrunError
 from msrun.launch.failure import JobFailure, WorkerFailure
+from msrun.planning.masking import hide_values
 from msrun.planning.record_json import decode_record
 
 
@@ -34,6 +35,20 @@ def read_failure(value: Any, log_dir: Path) -> JobFailure | None:
 
 def _at_home(worker: WorkerFailure, log_dir: Path) -> WorkerFailure:
     return replace(worker, log=str(log_dir / Path(worker.log).name))
+
+
+def hide_secrets(failure: JobFailure, secrets: Sequence[str]) -> JobFailure:
+    """Return a failure in whose excerpts of logs these values are hidden."""
+    first = failure.first_failure
+    return replace(
+        failure,
+        first_failure=_hidden(first, secrets) if first else None,
+        lagging=[_hidden(worker, secrets) for worker in failure.lagging],
+    )
+
+
+def _hidden(worker: WorkerFailure, secrets: Sequence[str]) -> WorkerFailure:
+    return replace(worker, excerpt=[hide_values(line, secrets) for line in worker.excerpt])
 
 
 def combine_failures(

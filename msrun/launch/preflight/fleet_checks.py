@@ -54,7 +54,7 @@ def compare_hosts(
         findings += _check_targets(entries, reached)
         findings += fold_findings(_check_clocks(reached), entries)
         findings += _describe_logs(reached)
-    if 0 in reached and not _has_failed(reached[0], "master_addr"):
+    if 0 in reached and not _has_failed(reached[0], "master_addr", "packages"):
         findings.append(_check_master(entries, reached, launcher))
     return order_findings(findings)
 
@@ -82,8 +82,8 @@ def check_reach(
     return order_findings(fold_findings(said, entries))
 
 
-def _has_failed(answer: HostAnswer, name: str) -> bool:
-    return any(finding.name == name and finding.status == "fail" for finding in answer.report.findings)
+def _has_failed(answer: HostAnswer, *names: str) -> bool:
+    return any(finding.name in names and finding.status == "fail" for finding in answer.report.findings)
 
 
 def _check_reached(

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ OF_LOG_DIR = frozenset({"log_dir", "disk"})
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
 ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
 """The launcher compares these between hosts, and says that they are well."""
+NEEDED_PACKAGES = ("psutil",)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SSH_CONNECTION = "SSH_CONNECTION"
 """Set by sshd: address and port of the client, address and port of the server. Source: ssh(1)."""
@@ -65,6 +67,7 @@ def make_host_report(
     target = ""
     if not look.has_failed("devices"):
         target = look.at("devices", lambda: place_own_devices(spec, caller).target, "")
+    look.at("packages", _check_packages, None)
     client, server = _ssh_ends(os.environ.get(SSH_CONNECTION, ""))
     return HostReport(
         host_name=socket.gethostname(),
@@ -82,7 +85,7 @@ def make_host_report(
         received_at=asked_at,
         sees_log_dir=sees_log_dir,
         sources=sources,
-        addresses=look.at("addresses", read_addresses, ()),
+        addresses=() if look.has_failed("packages") else look.at("addresses", read_addresses, ()),
         findings=tuple(look.findings),
         made_at=time.time(),
     )
@@ -161,6 +164,20 @@ def _version(package: str) -> str:
         return version(package) or ""
     except PackageNotFoundError:
         return ""
+
+
+def _check_packages() -> None:
+    """Look for what an agent cannot do without: with --ship, or on a shared disk, msrun is there and these may not be.
+
+    Raises:
+        ClusterError: this Python lacks some.
+    """
+    missing = [name for name in NEEDED_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ClusterError(
+            f"{', '.join(missing)} not installed for {sys.executable}, and msrun needs it there; install it, or name "
+            "another Python by --python, or by python= in the hostfile"
+        )
 
 
 def _boot_id() -> str:

@@ -110,7 +110,11 @@ class Agent:
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
-        login = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        own = (
+            "SSH_",
+            "MSRUN_",
+        )  # of the connection, and, where this is the launcher's host, settings and secrets of it
+        login = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         self._caller = {**login, **job.environment}
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name

@@ -50,10 +50,12 @@ def fold(names: Iterable[str]) -> str:
     """
     folded: list[tuple[str, str, list[str]]] = []
     for name in names:
-        match = None if "[" in name or "]" in name or ":" in name else _LAST_NUMBER.match(name)
-        head, number, tail = match.groups() if match else (name, "", "")
-        if number and len(number) <= MAX_DIGITS and folded and folded[-1][0] == head and folded[-1][1] == tail:
-            folded[-1][2].append(number)
+        match = None if set(name) & set("[]:") else _LAST_NUMBER.match(name)
+        is_foldable = match is not None and len(match[2]) <= MAX_DIGITS
+        head, number, tail = match.groups() if match and is_foldable else (name, "", "")
+        last = folded[-1] if folded else ("", "", [""])
+        if number and last[2][0] and last[:2] == (head, tail):
+            last[2].append(number)
         else:
             folded.append((head, tail, [number]))
     return ",".join(_fold_group(*group) for group in folded)

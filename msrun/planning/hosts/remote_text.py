@@ -16,7 +16,7 @@ def render_reach(plan: LaunchPlan) -> list[str]:
     return [
         "hosts",
         *(f"  {line}" for line in _columns(plan.hosts)),
-        *(f"agent        {_first_line(command)}" for command in commands),
+        *(f"agent        {_head(command)}" for command in commands),
         "environment that goes there from here",
         *(variable_lines(plan.forwarded) or ["  nothing"]),
     ]
@@ -43,10 +43,10 @@ def _on_one_line(value: str) -> str:
     return value.replace("\n", "\\n").replace("\r", "\\r")
 
 
-def _first_line(command: str) -> str:
-    """Return the head of a command; the rest is the same for every job."""
-    first, *more = command.splitlines()
-    return f"{first} ... (and {len(more)} lines that are the same for every job; --dry_run=json has them)"
+def _head(command: str) -> str:
+    """Return a command up to the program that the interpreter is given, which is the same for every job."""
+    words, mark, program = command.partition(" -c ")
+    return f"{words}{mark}... (a program of {len(program)} characters, the same for every job; --dry_run=json has it)"
 
 
 def _columns(hosts: Sequence[HostPlan]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trains the networks of conv_networks in every way and, on this very process, without any parallelism.
+"""Trains the networks of conv_networks in every way and, on one of these processes, without any parallelism.
 
 usage: conv_training.py RESULT.json
 """
@@ -72,10 +72,30 @@ def relative(mine, right):
     return float((mine - right).abs().max() / right.abs().max().clamp_min(1e-3))
 
 
-def run(scenario, rank):
-    """Return what both ways gave."""
-    serial, optimizer, whole = make(scenario)
-    right = train(scenario, serial, optimizer, whole, lambda tensor: in_copies(scenario, tensor))
+def kind(scenario):
+    """Return all of a scenario that one process can tell."""
+    order = scenario.full_batch if scenario.copies > 1 else None
+    return scenario.network, scenario.dtype, scenario.steps, scenario.copies, order
+
+
+def serial(scenario):
+    """Return the losses of one process, and the parameters and buffers after training."""
+    network, optimizer, whole = make(scenario)
+    losses = train(scenario, network, optimizer, whole, lambda tensor: in_copies(scenario, tensor))
+    return losses, {name: p.detach() for name, p in network.named_parameters()}, dict(network.named_buffers())
+
+
+def all_serial(rank):
+    """Return kind -> what one process gave; every kind is trained on one rank, which tells the others."""
+    kinds = {kind(scenario): scenario for scenario in SCENARIOS}
+    mine = {each: serial(kinds[each]) for number, each in enumerate(kinds) if number % WORLD_SIZE == rank}
+    everyone = [None] * WORLD_SIZE
+    dist.all_gather_object(everyone, mine)
+    return {each: found for part in everyone for each, found in part.items()}
+
+
+def run(scenario, rank, right, parameters, buffers):
+    """Return what the ranks together gave, compared with one process."""
     if scenario.deferred:
         with no_init_parameters():
             network, optimizer, whole = make(scenario)
@@ -96,11 +116,10 @@ def run(scenario, rank):
         (lambda tensor: tensor) if scenario.full_batch else lambda tensor: tensor.chunk(WORLD_SIZE)[rank],
     )
     weights = 0.0
-    for (_, mine), (_, value) in zip(network.named_parameters(), serial.named_parameters(), strict=True):
+    for (_, mine), (_, value) in zip(network.named_parameters(), parameters.items(), strict=True):
         shape, layout, mesh = find_placement(mine)
-        weights = max(weights, relative(mine.detach(), value.detach()[layout.slices(mesh, shape, rank)]))
-    values = dict(serial.named_buffers())
-    buffers = {name: relative(mine.double(), values[name].double()) for name, mine in network.named_buffers()}
+        weights = max(weights, relative(mine.detach(), value[layout.slices(mesh, shape, rank)]))
+    buffers = {name: relative(mine.double(), buffers[name].double()) for name, mine in network.named_buffers()}
     return {
         "right": right,
         "losses": losses,
@@ -115,10 +134,11 @@ def run(scenario, rank):
 def main():
     init(timeout_s=120)
     rank = get_rank()
+    right = all_serial(rank)
     results = {}
     for scenario in SCENARIOS:
         everyone = [None] * WORLD_SIZE
-        dist.all_gather_object(everyone, run(scenario, rank))
+        dist.all_gather_object(everyone, run(scenario, rank, *right[kind(scenario)]))
         results[scenario.name] = everyone
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))

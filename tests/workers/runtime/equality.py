@@ -3,6 +3,7 @@
 usage: equality.py RESULT.json
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -54,20 +55,23 @@ def make_network(dtype):
     return Network()
 
 
-def batches(scenario, dtype):
+@functools.cache
+def batches(steps, dtype):
     generator = torch.Generator().manual_seed(2)
-    for _ in range(scenario.steps):
+    found = []
+    for _ in range(steps):
         images = torch.randn(GLOBAL_BATCH, SIZES[0], generator=generator, dtype=torch.float64).to(dtype)
-        yield images, torch.randint(0, SIZES[-1], (GLOBAL_BATCH,), generator=generator)
+        found.append((images, torch.randint(0, SIZES[-1], (GLOBAL_BATCH,), generator=generator)))
+    return found
 
 
-def serial(scenario, dtype):
-    """Return losses and weights of one process; copies added up give that many times the mean loss."""
+@functools.cache
+def serial(optimizer_name, factor, steps, dtype):
+    """Return losses and weights of one process, whose loss is `factor` times the mean."""
     network = make_network(dtype)
-    optimizer = OPTIMIZERS[scenario.optimizer](network.parameters())
-    factor = scenario.copies if scenario.compat == "mindspore" else 1
+    optimizer = OPTIMIZERS[optimizer_name](network.parameters())
     losses = []
-    for images, labels in batches(scenario, dtype):
+    for images, labels in batches(steps, dtype):
         loss = F.cross_entropy(network(images), labels) * factor
         loss.backward()
         optimizer.step()
@@ -118,7 +122,7 @@ def parallel(scenario, dtype, rank):
     if scenario.hsdp is not None:
         step.hsdp(**scenario.hsdp)
     losses = []
-    for images, labels in batches(scenario, dtype):
+    for images, labels in batches(scenario.steps, dtype):
         traffic.reset()
         loss = step(part_of(images, scenario, rank), part_of(labels, scenario, rank))
         if scenario.form == "module":
@@ -190,7 +194,8 @@ def main():
     for scenario in SCENARIOS:
         for dtype_name in scenario.dtypes:
             dtype = getattr(torch, dtype_name)
-            right, weights = serial(scenario, dtype)
+            factor = scenario.copies if scenario.compat == "mindspore" else 1  # copies are added up
+            right, weights = serial(scenario.optimizer, factor, scenario.steps, dtype)
             losses, network, step, optimizer, moved = parallel(scenario, dtype, rank)
             mine = {
                 "losses": losses,

@@ -1,12 +1,9 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
 usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
-MODULE holds the cases: operator_cases, or another one in its form. Worlds of more ranks than its EVERY_CASE_UP_TO (4
-unless it says so) run the cases with `on_eight` only. Two ranks compute in other types too: those, and all of
-operator_cases, in float32, or each in what the module says in MORE_TYPES.
+MODULE holds the cases: operator_cases, or another one in its form; law_graphs says which of them run.
 """
 
-import importlib
 import itertools
 import json
 import math
@@ -15,10 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from operator_cases import OperatorNetwork
+from law_graphs import graph_of, runs_of
 
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
@@ -130,12 +126,8 @@ def law_of(case, mesh, rank, dtypes, *, follows):
     outcome = {}
     for dtype in dtypes:
         serial = Serial(case, dtype)
-        network = OperatorNetwork(case, serial.values)
         given = [index for index in range(len(case.shapes)) if index not in case.parameters]
-        arguments = [serial.values[index] for index in given]
-        captured = capture(
-            find_target(network), arguments, {}, input_shapes=[tuple(a.shape) for a in arguments], parameter_shapes={}
-        )
+        captured = graph_of(case, dtype)
         if follows:
             plans = [(None, [layout]) for layout in all_layouts(mesh, case.shapes[0])]
         else:
@@ -177,18 +169,12 @@ def redistributions(mesh, rank):
 
 def main():
     module = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
-    cases = importlib.import_module(module)
     init(timeout_s=120)
     mesh, rank = build_mesh(get_group_size()), get_rank()
-    everywhere = mesh.size <= getattr(cases, "EVERY_CASE_UP_TO", 4)
     results = {}
-    for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
-        if everywhere or case.on_eight:
-            is_in_both = case.on_eight or module == "operator_cases"
-            others = getattr(cases, "MORE_TYPES", {case.name: ("float32",) if is_in_both else ()}).get(case.name, ())
-            dtypes = [torch.float64, *(getattr(torch, text) for text in others if mesh.size == 2)]
-            results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
-    if everywhere and module == "operator_cases":
+    for case, follows, dtypes in runs_of(module, mesh.size):
+        results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
+    if mesh.size <= 4 and module == "operator_cases":
         results["redistribution"] = {"float64": redistributions(mesh, rank)}
     gathered = [None] * mesh.size
     dist.all_gather_object(gathered, results)

@@ -262,6 +262,14 @@ def test_name_of_the_scheduler_that_its_host_does_not_know_is_told_once() -> Non
     assert code == 3
 
 
+def test_host_whose_addresses_could_not_be_read_is_not_blamed_for_having_none() -> None:
+    odd = {0: {"addresses": (), "findings": (Finding("fail", "packages", "psutil not installed", 3),)}}
+    lines, code = look(2, odd)
+    assert code == 3 and [line for line in lines if line.startswith("fail")] == [
+        "fail packages h1: psutil not installed"
+    ]
+
+
 REMEDY = "name the right address by --master_addr, or by address= in the hostfile"
 REACHES = [
     (ReachResult(source="10.0.0.3", interface="eth0"), "ok scheduler h3: can reach the scheduler at 10.0.0.1:41233", 0),

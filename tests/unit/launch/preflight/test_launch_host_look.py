@@ -95,6 +95,7 @@ def test_agent_of_its_own_process_says_what_its_host_is(folder: Path) -> None:
     assert not report.sees_log_dir and not [finding for finding in report.findings if finding.status == "fail"]
     assert {finding.name for finding in report.findings} >= {"disk", "temporary", "devices", "memory", "open_files"}
     assert not {finding.name for finding in report.findings} & {"master_port", "rank_table", "python", "log_dir"}
+    assert not [finding for finding in report.findings if finding.name == "program"]  # compared by the launcher
     assert sorted(os.listdir(folder)) == ["model.py", "train.py"]
 
 
@@ -248,3 +249,14 @@ def test_missing_packages_are_empty_versions(folder: Path, monkeypatch: pytest.M
     report = look(spec_for(folder))
     assert (report.torch_version, report.numpy_version) == ("", "")
     assert found(report, "torch")[0].status == "warn"
+
+
+def test_python_without_what_an_agent_needs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not found(look(spec_for(folder)), "packages")
+    monkeypatch.setattr(host_look, "NEEDED_PACKAGES", ("psutil", "no_such_package_here"))
+    report = look(spec_for(folder))
+    (finding,) = found(report, "packages")
+    assert (finding.status, finding.exit_code, report.addresses) == ("fail", 3, ())
+    assert finding.text.startswith(
+        f"no_such_package_here not installed for {sys.executable}, and msrun needs it there; "
+    )

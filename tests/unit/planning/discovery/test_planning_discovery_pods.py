@@ -1,0 +1,150 @@
+"""Variables of Kubernetes pods (PyTorchJob, TrainJob, Volcano, Indexed Job, JobSet) and of torchrun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msrun.errors import UsageError
+from msrun.planning.discovery.kubernetes_job import find_kubernetes_job, read_domain
+from msrun.planning.discovery.surroundings import HostView, Surroundings
+from msrun.planning.discovery.torchrun import find_pytorch_pods, find_torchrun
+from msrun.planning.discovery.volcano import find_volcano
+
+DOMAIN = "train.default.svc.cluster.local"
+POD_1 = HostView("train-1", DOMAIN, cpu_count=6)
+PET = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-0", "PET_MASTER_PORT": "29500"}
+PYTORCH_JOB = {
+    "PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto", "MASTER_ADDR": "train-master-0",
+    "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "1", "PYTHONUNBUFFERED": "1", "KUBERNETES_SERVICE_HOST": "10.1",
+}  # fmt: skip
+OLD_PYTORCH_JOB = {name: value for name, value in PYTORCH_JOB.items() if not name.startswith("PET_")}
+VOLCANO = {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1", "VC_NODE_HOSTS": "t-node-0.t,t-node-1.t", "VC_NODE_NUM": "2"}
+
+
+def seat(job: Surroundings | None) -> tuple[Any, ...]:
+    """Return what was found: number and index of hosts, workers, address, port."""
+    assert job is not None
+    values = (job.node_num, job.node_rank, job.local_worker_num, job.master_addr, job.master_port)
+    return tuple(told.value if told else None for told in values)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (PET, (2, 1, None, "train-0", 29500)),
+        ({**PET, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "4"}, (2, 1, 4, "train-0", 29500)),
+        ({**PET, "PET_NPROC_PER_NODE": "gpu"}, (2, 1, None, "train-0", 29500)),
+        ({**PET, "PET_NPROC_PER_NODE": "cpu"}, (2, 1, 6, "train-0", 29500)),
+        (PYTORCH_JOB, (3, 1, None, "train-master-0", 23456)),
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, (1, None, 4, None, None)),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "localhost"}, (2, 0, None, "train-1", None)),
+        ({"PET_NNODES": "2"}, (2, None, None, None, None)),
+    ],
+)
+def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
+    assert seat(find_torchrun(environ, POD_1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address", "port"),
+    [
+        ("h1:29400", "h1", 29400),
+        ("h1", "h1", 29400),
+        ("[fd77::9]:1234", "fd77::9", 1234),
+        ("fd77::9", "fd77::9", 29400),
+        ("[fd77::9]", "fd77::9", 29400),
+    ],
+)
+def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting(
+    endpoint: str, address: str, port: int
+) -> None:
+    environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_NODE_RANK": "0"}
+    assert seat(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
+
+
+def test_an_etcd_server_is_no_master() -> None:
+    job = find_torchrun({"PET_NNODES": "2", "PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "etcd:2379"}, POD_1)
+    assert job is not None and job.master_addr is None and "PET_MASTER_ADDR" in job.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"PET_NNODES": "2:4"}, "PET_NNODES=2:4: the number of hosts is fixed, with msrun; set one number, such as 4"),
+        ({"PET_NNODES": "two"}, "PET_NNODES='two'"),
+        ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: must be below PET_NNODES=2"),
+        ({"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE='0': a whole number from 1 on"),
+        ({"PET_MASTER_ADDR": "127.0.0.1"}, "PET_MASTER_ADDR=127.0.0.1: other hosts cannot be reached by it"),
+        ({"PET_MASTER_ADDR": "", "PET_RDZV_ENDPOINT": "h1:x"}, "PET_RDZV_ENDPOINT=h1:x: HOST:PORT is expected"),
+    ],
+)
+def test_wrong_torchrun_variables_are_refused(change: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_torchrun({**PET, **change}, POD_1)
+    assert said in str(caught.value)
+
+
+def test_a_worker_of_torchrun_is_not_taken_for_its_host() -> None:
+    assert find_torchrun({**PET, "TORCHELASTIC_RUN_ID": "none"}, POD_1) is None
+    assert find_pytorch_pods({**OLD_PYTORCH_JOB, "LOCAL_RANK": "0"}, POD_1) is None
+
+
+def test_an_operator_without_pet_variables_counts_pods() -> None:
+    assert seat(find_pytorch_pods(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
+    outside = {name: value for name, value in OLD_PYTORCH_JOB.items() if not name.startswith("KUBERNETES")}
+    assert find_pytorch_pods(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
+
+
+def test_volcano_pods_of_one_task_are_nodes() -> None:
+    assert seat(find_volcano(VOLCANO, POD_1)) == (2, 1, None, "t-node-0.t", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"VC_PS_HOSTS": "t-ps-0.t"}, "VC_<TASK>_HOSTS of 2 tasks (NODE, PS)"),
+        ({"VC_NODE_NUM": "3"}, "VC_NODE_NUM=3: but VC_NODE_HOSTS has 2 hosts"),
+        ({"VC_TASK_INDEX": "2"}, "VC_TASK_INDEX=2: must be below VC_NODE_HOSTS=2"),
+    ],
+)
+def test_volcano_pods_without_numbers_of_their_own_are_refused(change: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_volcano({**VOLCANO, **change}, POD_1)
+    assert said in str(caught.value)
+
+
+def test_volcano_without_the_svc_plugin_goes_by_the_host_name() -> None:
+    job = find_volcano({"VC_TASK_INDEX": "1"}, POD_1)
+    assert seat(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
+    assert job is not None and job.are_peers_near
+
+
+def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both() -> None:
+    job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, POD_1)
+    assert seat(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
+    assert job is not None and job.are_peers_near
+    child = find_kubernetes_job({"JOB_COMPLETION_INDEX": "12"}, HostView("js-node-0-12", "js.ns.svc"))
+    assert seat(child)[3] == "js-node-0-0.js.ns.svc"
+
+
+@pytest.mark.parametrize("host", [HostView("train-1"), HostView("gpu-node-7", DOMAIN), HostView("train", DOMAIN)])
+def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host: HostView) -> None:
+    job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, host)
+    assert seat(job) == (None, 1, None, None, None)
+    assert job is not None and not job.are_peers_near and "headless Service" in job.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "domain"),
+    [
+        (f"127.0.0.1\tlocalhost\n10.244.1.5\ttrain-1.{DOMAIN}\ttrain-1\n", DOMAIN),
+        (f"10.244.1.5 train-1 # train-1.{DOMAIN}\n", ""),
+        ("10.244.1.5\ttrain-1\n", ""),
+        (f"10.244.1.6 train-10.{DOMAIN} train-10\n", ""),
+        ("", ""),
+    ],
+)
+def test_service_of_a_pod_is_read_from_its_hosts_file(text: str, domain: str) -> None:
+    assert read_domain(text, "train-1") == domain

@@ -1,0 +1,133 @@
+"""Slurm's variables, as srun, sbatch and salloc of Slurm 22.05 set them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msrun.errors import UsageError
+from msrun.planning.discovery.slurm import find_slurm
+from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
+from msrun.planning.hosts.brackets import fold
+
+HOST = HostView("n2")
+JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOBID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3"}
+BATCH = {
+    **JOB, "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "3", "SLURM_NTASKS": "3", "SLURM_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "1(x3)",
+}  # fmt: skip
+STEP = {
+    **JOB, "SLURMD_NODENAME": "n2", "SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NTASKS": "2",
+}  # fmt: skip
+SHELL = {
+    **JOB, "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1",
+}  # fmt: skip
+
+
+def found(environ: dict[str, str]) -> Surroundings:
+    job = find_slurm(environ, HOST)
+    assert job is not None
+    return job
+
+
+def test_task_of_a_step_is_a_node_of_the_step_not_of_the_allocation() -> None:
+    job = found(STEP)
+    assert job.name == "Slurm job 4711"
+    assert job.node_num and (job.node_num.value, job.node_num.source) == (2, "SLURM_STEP_NUM_NODES")
+    assert job.node_rank and (job.node_rank.value, job.node_rank.source) == (1, "SLURM_NODEID")
+    assert job.master_addr and (job.master_addr.value, job.master_addr.source) == ("n1", "SLURM_STEP_NODELIST")
+    assert job.master_port and FIRST_PORT <= job.master_port.value < FIRST_PORT + PORT_COUNT
+    assert job.local_worker_num is None
+    assert (job.cpu_count, job.cpu_remedy) == (HOST.cpu_count, "srun --cpus-per-task=N gives more")
+
+
+def test_gpus_of_the_node_are_its_workers() -> None:
+    job = found({**STEP, "SLURM_GPUS_ON_NODE": "8"})
+    assert job.local_worker_num and (job.local_worker_num.value, job.local_worker_num.source) == (
+        8,
+        "SLURM_GPUS_ON_NODE",
+    )
+    assert found({**STEP, "SLURM_GPUS_ON_NODE": "0"}).local_worker_num is None
+
+
+def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job() -> None:
+    changes = [{}, {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}]
+    here, there, *others = [found({**STEP, **change}).master_port for change in changes]
+    assert here == there
+    assert here not in others and len(set(others)) == 2
+
+
+@pytest.mark.parametrize("environ", [BATCH, SHELL, JOB], ids=["batch script", "shell of salloc", "salloc without one"])
+def test_started_once_in_an_allocation_of_several_it_is_one_host_and_says_how_to_use_all(
+    environ: dict[str, str],
+) -> None:
+    job = found(environ)
+    assert job.node_num and job.node_num.value == 1
+    assert job.node_rank is None and job.master_addr is None
+    assert "Slurm job 4711 has 3 nodes" in job.hint and "srun --ntasks-per-node=1 msrun" in job.hint
+
+
+def test_allocation_of_one_node_needs_no_hint() -> None:
+    assert found({**SHELL, "SLURM_JOB_NUM_NODES": "1"}).hint == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS=16 on 2 hosts: srun starts msrun once per worker"),
+        ({"SLURM_NODEID": "2"}, "SLURM_NODEID=2: must be below SLURM_STEP_NUM_NODES=2"),
+        ({"SLURM_NODEID": "x"}, "SLURM_NODEID='x': a whole number"),
+        ({"SLURM_NODEID": "1" * 5000}, "a whole number"),
+        ({"SLURM_STEP_NUM_NODES": "0"}, "a whole number from 1 on"),
+        ({"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}, "2 nodes, but SLURM_STEP_NUM_NODES=3"),
+        ({"SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST: 'n[1-' has a ["),
+        ({"SLURMD_NODENAME": "n1"}, "SLURM_NODEID=1: is n2 in SLURM_STEP_NODELIST=n[1-2], but SLURMD_NODENAME=n1"),
+        ({"SLURM_GPUS_ON_NODE": "many"}, "SLURM_GPUS_ON_NODE='many': a whole number"),
+    ],
+)
+def test_contradictions_are_refused_with_the_variable(change: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_slurm({**STEP, **change}, HOST)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_several_tasks_on_one_host_are_refused_too() -> None:
+    with pytest.raises(UsageError, match="srun --ntasks-per-node=1 msrun"):
+        find_slurm({**SHELL, "SLURM_STEP_NUM_TASKS": "4"}, HOST)
+
+
+def test_outside_slurm_nothing_is_found() -> None:
+    assert find_slurm({"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": ""}, HOST) is None
+
+
+numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)
+
+
+@settings(max_examples=25)
+@given(numbers=numbers, width=st.integers(1, 5), data=st.data())
+def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
+    numbers: list[int], width: int, data: st.DataObject
+) -> None:
+    nodes = [f"rack-{number:0{width}d}" for number in numbers]
+    rank = data.draw(st.integers(0, len(nodes) - 1))
+    count = str(len(nodes))
+    environ = {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": fold(nodes), "SLURM_STEP_NUM_NODES": count,
+        "SLURM_STEP_NUM_TASKS": count, "SLURM_NODEID": str(rank), "SLURMD_NODENAME": nodes[rank],
+    }  # fmt: skip
+    job = found(environ)
+    assert job.node_rank and job.node_rank.value == rank
+    assert job.master_addr and job.master_addr.value == nodes[0]
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(st.sampled_from([*sorted(STEP), "SLURM_GPUS_ON_NODE"]), st.text(max_size=12)))
+def test_whatever_the_variables_hold_there_is_a_seat_or_one_line(change: dict[str, str]) -> None:
+    with contextlib.suppress(UsageError):
+        find_slurm({**STEP, **change}, HOST)

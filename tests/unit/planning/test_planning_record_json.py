@@ -1,0 +1,105 @@
+"""Dataclasses to JSON and back: what a host is asked and what it answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.placement.bind_options import CoreBinding
+from msrun.planning.program import Program
+from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.spec import LaunchSpec
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    path: Path
+    share: float
+    word: Literal["a", "b"] = "a"
+    maybe: Inner | None = None
+    either: int | str = 0
+    pairs: tuple[tuple[str, str], ...] = ()
+    table: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    rows: list[dict[str, int | str]] = field(default_factory=list)
+    flag: bool = False
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=6)
+inners = st.builds(Inner, texts, st.lists(st.integers(), max_size=3).map(tuple))
+outers = st.builds(
+    Outer,
+    inners,
+    st.sampled_from([Path("/"), Path("/a b/c"), Path("x")]),
+    st.floats(allow_nan=False),
+    word=st.sampled_from(["a", "b"]),
+    maybe=st.none() | inners,
+    either=st.integers() | texts,
+    pairs=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+    table=st.dictionaries(st.integers(), st.lists(st.integers(), max_size=2).map(tuple), max_size=2),
+    rows=st.lists(st.dictionaries(texts, st.integers() | texts, max_size=2), max_size=2),
+    flag=st.booleans(),
+)
+
+
+@given(outers)
+def test_record_comes_back_as_it_was(record: Outer) -> None:
+    assert decode_record(Outer, json.loads(json.dumps(encode_record(record)))) == record
+
+
+def test_launch_spec_comes_back_as_it_was() -> None:
+    spec = LaunchSpec(
+        program=Program("script", "/a/train.py", ("two words", "\udcff")),
+        worker_num=4,
+        local_worker_num=2,
+        working_directory=Path("/work"),
+        log_dir=Path("/work/log_output"),
+        env=(("A", "1=2\n"),),
+        rank_table_file=None,
+        bind_core=CoreBinding(is_auto=False, devices={0: (1, 2)}, scheduler=(3,)),
+        table_hosts=(HostSeat(0, "h", "10.0.0.1", (0, 1), (0, 1)),),
+        host_entries=(HostEntry("h", 2, (0, 1), user="u", port=2222),),
+    )
+    assert decode_record(LaunchSpec, json.loads(json.dumps(encode_record(spec)))) == spec
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "list is no JSON object"),
+        ({"name": 1}, "'1' is not str"),
+        ({"name": "x", "numbers": "12"}, "is not tuple"),
+        ({"name": "x", "numbers": [True]}, "'True' is not int"),
+        ({"name": "x", "other": 1}, "unknown field other"),
+        ({}, "name"),
+    ],
+)
+def test_value_of_another_form_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_record(Inner, value)
+
+
+plain = st.none() | st.booleans() | st.integers() | texts
+
+
+@given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
+def test_no_json_value_raises_anything_but_value_error(value: object) -> None:
+    try:
+        decode_record(Outer, value)
+    except ValueError:
+        return
+    raise AssertionError("taken for a record")

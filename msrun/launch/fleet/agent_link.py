@@ -80,7 +80,11 @@ class AgentLink:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._pipe: AgentPipe | None = None
         self._heard_at = time.monotonic()
-        self._has_begun = self._can_resume = False
+        self._has_begun = self._can_resume = self._was_replaced = False
+        self._reopening = threading.Lock()
+        """Held while another connection is made."""
+        self._spare: AgentPipe | None = None
+        """A connection that stands, and is to take the place of the one that is read."""
         self._is_attached = True
         """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
         self._closed = threading.Event()
@@ -100,12 +104,16 @@ class AgentLink:
             self._outbox.put(self._ledger.stamp({"type": kind, **fields}))
 
     def beat(self) -> None:
-        """Give a sign of life, and look for one; a connection without one is closed, so that another is tried."""
+        """Give a sign of life, and look for one; where there is none for long, another connection is tried."""
         if self._pipe is None or self.is_over:
             return
         self._outbox.put({"type": "beat", "seen": self._ledger.seen})
-        if self._can_resume and time.monotonic() - self._heard_at > self._silence_s / 3:
+        if not self._can_resume:
+            return
+        if self.silent_s > self._silence_s:
             self._break()
+        elif self._is_quiet and not self._reopening.locked():
+            threading.Thread(target=self._replace, name=f"msrun-again-{self.node_rank}", daemon=True).start()
 
     def begin(self) -> None:
         """From now on the agent has something to come back for."""
@@ -116,6 +124,10 @@ class AgentLink:
     def silent_s(self) -> float:
         """How long nothing has been heard."""
         return time.monotonic() - self._heard_at
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.silent_s > self._silence_s / 3
 
     @property
     def is_open(self) -> bool:
@@ -182,18 +194,10 @@ class AgentLink:
             noise = self._read_pipe(pipe)
             if self._closed.is_set():
                 break
-            status = pipe.exit_status
-            if status is not None or not self._can_resume:
-                stderr = pipe.stderr_text()
-                pipe.close()
-                if status and self._has_begun and not self._closed.is_set():
-                    self._salvage()
-                self._end(noise, status, stderr)
+            if self._spare is None and (pipe.exit_status is not None or not self._can_resume):
+                self._end_with(pipe, noise)
                 return
-            self._is_attached, self._pipe = False, None
-            pipe.close()
-            self._post("cut", reason=f"the connection to {self.entry.name} broke")
-            again = self._open_again()
+            again = self._change(pipe)
             if again is None:
                 silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
                 self._end(f"{self.entry.name}: {silence}", None)
@@ -201,18 +205,50 @@ class AgentLink:
             pipe = self._pipe = again
         pipe.close()
 
-    def _open_again(self) -> AgentPipe | None:
-        """Return a new pipe to the agent, within the time in which it waits for one."""
-        deadline = self._heard_at + self._silence_s
-        while time.monotonic() < deadline and not self._closed.is_set():
-            try:
-                pipe = self._open_pipe(deadline)
-                pipe.write(opening(self._code.attach))
-                pipe.write(encode_message({"type": "attach", "seen": self._ledger.seen}))
-                return pipe
-            except (ClusterError, OSError):
-                self._closed.wait(RETRY_S)
-        return None
+    def _end_with(self, pipe: AgentPipe, noise: str) -> None:
+        """The agent has ended before its time; an attached pipe tells no more of its end than that."""
+        status, stderr = pipe.exit_status, pipe.stderr_text()
+        pipe.close()
+        if self._has_begun and (status or self._was_replaced):
+            self._salvage()
+        if self._was_replaced:
+            self._end(f"{self.entry.name}: its agent has ended without a word; see dmesg there", None)
+        else:
+            self._end(noise, status, stderr)
+
+    def _change(self, broken: AgentPipe) -> AgentPipe | None:
+        """Return the pipe that takes the place of a broken one."""
+        self._is_attached, self._pipe = False, None
+        broken.close()
+        self._post("cut", reason=f"the connection to {self.entry.name} broke")
+        with self._reopening:
+            again, self._spare = self._spare, None
+            deadline = self._heard_at + self._silence_s
+            while again is None and time.monotonic() < deadline and not self._closed.is_set():
+                with contextlib.suppress(ClusterError, OSError):
+                    again = self._attach(self._open_pipe(deadline))
+                if again is None:
+                    self._closed.wait(RETRY_S)
+        self._was_replaced = True
+        return again
+
+    def _attach(self, pipe: AgentPipe) -> AgentPipe:
+        """Let a new pipe go to the agent that runs; it then leaves the old one."""
+        pipe.write(opening(self._code.attach))
+        pipe.write(encode_message({"type": "attach", "seen": self._ledger.seen}))
+        return pipe
+
+    def _replace(self) -> None:
+        """Put a new connection in the place of a quiet one, which is closed only when the new one stands."""
+        with self._reopening, contextlib.suppress(ClusterError, OSError):
+            if self._spare is not None or not self._is_quiet:
+                return
+            pipe = self._open_pipe(self._heard_at + self._silence_s)
+            if not self._is_quiet or self._closed.is_set():  # it was only slow
+                pipe.close()
+                return
+            self._spare = self._attach(pipe)
+            self._break()
 
     def _salvage(self) -> None:
         """Fetch what a killed agent has left of its logs, and let it be cleared away."""

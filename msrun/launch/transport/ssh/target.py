@@ -50,7 +50,7 @@ class SshTarget:
     def label(self) -> str:
         """The name and, where it differs, what is connected to."""
         place = self.host_name if self.port == DEFAULT_PORT else f"{self.host_name} port {self.port}"
-        return self.name if place == self.name else f"{self.name} ({place})"
+        return place if self.host_name == self.name else f"{self.name} ({place})"
 
     @property
     def server(self) -> tuple[object, ...]:

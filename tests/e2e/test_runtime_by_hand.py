@@ -136,51 +136,70 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
         assert stream.read() == f"msrun: error: {text.format(port=meeting.port)}\n"
 
 
-SCHEDULER = """
-import sys
+MEETING = """
+import sys, time
+from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.network import listen_at
 from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.registry import Registry
+from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registry import Registry, Request
 from msrun.runtime.joining.spec import Meeting
-listener = listen_at(Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler"))
-registrar = Registrar(listener, Registry("MS_ROLE", 1), "scheduler", 2)
+addresses, size = tuple(sys.argv[1].split(",")), int(sys.argv[2])
+meeting = Meeting(addresses, 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
+"""
+SCHEDULER = """
+registrar = Registrar(listen_at(meeting), Registry("MS_ROLE", size), "scheduler", 2)
 registrar.gather(600)
 registrar.answer(1)
 print(registrar.watch(), flush=True)
 """
 WORKER = """
-import sys, time
-from msrun.runtime.joining.lifeline import Lifeline
-from msrun.runtime.joining.registration import register
-from msrun.runtime.joining.registry import Request
-from msrun.runtime.joining.spec import Meeting
-meeting = Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
-Lifeline(register(meeting, Request("MS_ROLE", 1, -1, "test"), 600, 2).stream, meeting.place)
-print("registered", flush=True)
-time.sleep(600)
+found = register(meeting, Request("MS_ROLE", size, -1, "test"), 600, 2)
+line = Lifeline(found.stream, meeting.place)
+print(found.seat.global_rank, found.own_address, found.keeper_address, flush=True)
 """
 
 
-def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner) -> None:
+def start_on(net: HostNet, msrun: JobRunner, host: int, program: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*net.prefix(host), sys.executable, "-c", MEETING + program, *words],
+        env=msrun.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def net() -> Iterator[HostNet]:
+    """Two hosts; one test cuts a cable."""
     try:
-        with HostNet(2) as net:
-            scheduler, worker = (
-                subprocess.Popen(
-                    [*net.prefix(host), sys.executable, "-c", program, net.address(0)],
-                    env=msrun.environ(),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                for host, program in enumerate((SCHEDULER, WORKER))
-            )
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "registered\n"
-            net.cut(1)
-            told, _ = scheduler.communicate(timeout=DEADLINE_S)
-            _, error = worker.communicate(timeout=DEADLINE_S)
+        with HostNet(2) as hosts:
+            yield hosts
     except HostNetError as error:
         pytest.skip(f"cannot make network namespaces: {error}")
+
+
+def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> None:
+    words = (net.address(0), "1")
+    scheduler = start_on(net, msrun, 0, SCHEDULER, *words)
+    worker = start_on(net, msrun, 1, WORKER + "time.sleep(600)", *words)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == f"0 {net.address(1)} {net.address(0)}\n"
+    net.cut(1)
+    told, _ = scheduler.communicate(timeout=DEADLINE_S)
+    _, error = worker.communicate(timeout=DEADLINE_S)
     assert told == f"rank 0 (test, {net.address(1)})\n"
     assert error == f"msrun: error: lost the scheduler at {net.address(0)}:8118\n"
     assert worker.returncode == -signal.SIGTERM
+
+
+def test_ranks_on_the_keepers_host_use_the_address_that_other_hosts_reach(msrun: JobRunner, net: HostNet) -> None:
+    """Of several addresses, of which the first leads others nowhere, as with the networks of mpirun's host."""
+    words = (f"127.0.0.1,{net.address(0)}", "2")
+    processes = [start_on(net, msrun, 0, SCHEDULER, *words)]
+    processes += [start_on(net, msrun, host, WORKER + "line.leave()", *words) for host in range(2)]
+    told = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], told
+    assert told[1][0].split()[1:] == [net.address(0), "127.0.0.1"]
+    assert told[2][0].split()[1:] == [net.address(1), net.address(0)]

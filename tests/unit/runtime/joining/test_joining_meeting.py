@@ -235,6 +235,14 @@ def test_keeper_listens_on_its_address_alone_unless_there_is_a_doubt(
         raise
 
 
+def test_own_name_that_is_loopback_here_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts gives the own name 127.0.1.1."""
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    with listen_at(Meeting(("myself",), free_meeting().port, "job", "MASTER_ADDR")) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
 def test_unknown_address_leaves_the_interface_open() -> None:
     environ: dict[str, str] = {}
     keep_to_interface(environ, "192.0.2.77")

@@ -15,6 +15,7 @@ from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_nu
 from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
+from msrun.planning.tls_spec import TlsSpec, parse_tls_config
 from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
@@ -140,6 +141,11 @@ OPTIONS: list[click.Parameter] = [
     ),
     option("ssh_window", type=int, default=WINDOW, show_default=True, help="Hosts that are connected at a time."),
     option("token_file", type=click.Path(path_type=Path), help="File with the secret by which several hosts meet."),
+    option(
+        "tls_config",
+        type=click.Path(path_type=Path),
+        help="JSON file of certificates: several hosts and their scheduler talk through TLS.",
+    ),
     option(
         "heartbeat_time_out",
         type=float,
@@ -328,6 +334,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
         token=_read_token(options["token_file"], caller),
         heartbeat_time_out_s=options["heartbeat_time_out"],
+        tls=_read_tls(options["tls_config"], caller),
         forward_env=tuple(options["forward_env"]),
         ship=options["ship"],
         ssh=_ssh_settings(options),
@@ -362,6 +369,12 @@ def _read_token(path: Path | None, caller: dict[str, str]) -> str:
     if not token:
         raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
     return token
+
+
+def _read_tls(path: Path | None, caller: dict[str, str]) -> TlsSpec | None:
+    if path is None:
+        return None
+    return parse_tls_config(_read_text("--tls_config", path), str(path), str(path.absolute().parent), caller)
 
 
 def _read_text(name: str, path: Path) -> str:

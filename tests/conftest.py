@@ -12,6 +12,9 @@ import hypothesis
 import pytest
 from job_runner import JobRunner, is_job_variable
 
+# Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 WORKERS = Path(__file__).parent / "workers"
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -70,6 +73,14 @@ def msrun_of_module() -> Iterator[JobRunner]:
     """The same for jobs whose one run serves several tests."""
     with JobRunner() as runner:
         yield runner
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that an example writes when it has no data, so that not every worker of every example makes it."""
+    from msrun.runtime.data import write_digits
+
+    return write_digits(tmp_path_factory.mktemp("data") / "digits")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ Messages, JSON with a length in front (`cluster.messages`):
                         fleet {hosts}               seated {job_id, store_port, node_rank}
                         stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
                         over {verdict}              beat {}
-    host -> scheduler   register {request, nonce, proof}
+    host -> scheduler   hi {}                       register {request, nonce, proof}
                         failed {attempt, verdict}   ended {attempt, can_continue}
                         ready {attempt}             beat {}
 """
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 
 from msrun import contract
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, NotUnderstood
 from msrun.cluster.fleet import Fleet, Verdict
 from msrun.cluster.guest import Guest, MeetingTerms
 from msrun.cluster.hosts import Refused, Registry
@@ -175,7 +175,8 @@ class Coordinator(threading.Thread):
         if self._strangers >= MAX_STRANGERS:
             stream.close()
             return
-        guest = Guest(Connection(stream, MAX_GREETING_BYTES), f"{address[0]}:{address[1]}")
+        tls = self._terms.tls.open_session() if self._terms.tls else None
+        guest = Guest(Connection(stream, MAX_GREETING_BYTES, tls), f"{address[0]}:{address[1]}")
         self._guests[id(guest)] = guest
         self._strangers += 1
         self._selector.register(guest.connection, selectors.EVENT_READ, guest)
@@ -188,7 +189,7 @@ class Coordinator(threading.Thread):
         try:
             messages = guest.connection.receive()
         except ValueError as error:
-            self._refuse(guest, f"no msrun host: {error}")
+            self._misunderstand(guest, error)
             return
         for message in messages:
             if id(guest) not in self._guests:
@@ -202,12 +203,20 @@ class Coordinator(threading.Thread):
         else:
             self._watch(guest)
 
+    def _misunderstand(self, guest: Guest, error: ValueError) -> None:
+        if guest.request is not None:  # its connection is of no use any more
+            self._part(guest, f"has sent what cannot be read ({error}): something between the hosts changes it")
+        else:
+            self._refuse(guest, str(error) if isinstance(error, NotUnderstood) else f"no msrun host: {error}")
+
     def _watch(self, guest: Guest) -> None:
         if id(guest) in self._guests:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.connection.has_unsent else 0)
             self._selector.modify(guest.connection, wanted, guest)
 
     def _register(self, guest: Guest, message: Message) -> None:
+        if message.get("type") == "hi":
+            return
         try:
             request = guest.read_request(message, self._terms.token)
             self._registry.add(id(guest), request)

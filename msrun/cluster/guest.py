@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest, Refused
 from msrun.cluster.messages import Message
 from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
 from msrun.planning.host_seat import HostSeat
+
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class MeetingTerms:
     silence_s: float
     """How long a host may give no sign of life."""
     max_restarts: int
+    tls: TlsIdentity | None = None
+    """What all connections go through; None = as they are."""
 
     @property
     def beat_s(self) -> float:

@@ -3,6 +3,7 @@
 A thread, so that a launcher whose terminal is held up is not taken for dead. What it hears lands in the launcher's
 inbox: the scheduler's messages as they are (see `cluster.coordinator`), and of its own
     waiting {text}      what it waits for, every few seconds
+    registered {tls}    the scheduler has let it in; `tls`: through what, e.g. TLSv1.3, or empty
     refused {reason}    it cannot take part
     absent {reason}     nobody was there in time
     lost {reason}       the scheduler has gone
@@ -15,12 +16,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from msrun.cluster.connection import Connection
+from msrun.cluster.connection import Connection, NotUnderstood
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
 from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
+
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
 
 CONNECT_S = 3.0
 RETRY_S = 0.5
@@ -43,12 +48,14 @@ class HostLink(threading.Thread):
         inbox: Inbox,
         *,
         limit_s: float,
+        tls: TlsIdentity | None = None,
     ) -> None:
         """
         Args:
             place: numeric address and port of the scheduler.
             request: what to say, from this host's address towards the scheduler.
             limit_s: how long the scheduler may be absent; negative = for ever.
+            tls: what the connection goes through; None = as it is.
         """
         super().__init__(name="msrun-host-link", daemon=True)
         self._place = place
@@ -56,6 +63,7 @@ class HostLink(threading.Thread):
         self._request = request
         self._inbox = inbox
         self._limit_s = limit_s
+        self._tls = tls
         self._outbox = Inbox()
         self._nonce = new_nonce()
         self._scheduler_nonce = ""
@@ -108,8 +116,11 @@ class HostLink(threading.Thread):
             stream = socket.create_connection(self._place, timeout=CONNECT_S)
         except OSError as error:
             return error.strerror or str(error) or type(error).__name__
-        connection = Connection(stream)
+        connection = Connection(stream, tls=self._tls.open_session() if self._tls else None)
         try:
+            if self._tls is None:  # a scheduler that wants TLS waits for our first word
+                connection.send({"type": "hi"})
+            connection.flush()
             self._serve(connection, stream.getsockname()[0].partition("%")[0])
         finally:
             connection.close()
@@ -154,6 +165,10 @@ class HostLink(threading.Thread):
     def _receive(self, connection: Connection, own_address: str) -> None:
         try:
             messages = connection.receive()
+        except NotUnderstood as error:
+            kind = "lost" if self._is_registered else "refused"
+            self._finish(kind, f"no connection with the scheduler at {self._place[0]}:{self._place[1]}: {error}")
+            return
         except ValueError as error:
             self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler: {error}")
             return
@@ -195,7 +210,7 @@ class HostLink(threading.Thread):
                 return
             self._beat_s, self._silence_s = float(message["beat_s"]), float(message["silence_s"])
             self._is_registered = True
-            self._inbox.post({"type": "registered"})
+            self._inbox.post({"type": "registered", "tls": connection.tls_version})
         else:
             self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler")
 

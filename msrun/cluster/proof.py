@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when hosts of an older msrun could not take part any more."""
 _CLIENT, _SERVER = b"msrun host", b"msrun scheduler"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
@@ -28,6 +28,10 @@ from msrun.launch.table_hosts import table_digest
 from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.spec import LaunchSpec, is_loopback
+
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls.key_pair import Side
 
 UNKNOWN = "?"
 """Name and address of a host that a dry run cannot know."""
@@ -87,6 +91,8 @@ class Gathering:
         self._coordinator: Coordinator | None = None
         self._link: HostLink | None = None
         self._meeting: Meeting | None = None
+        self._warnings: set[str] = set()
+        """What was said about certificates; two may come from one CA."""
         self.inbox = Inbox()
         """What the scheduler says from now on."""
         self.store_listener: socket.socket | None = None
@@ -111,12 +117,14 @@ class Gathering:
         """Register and wait until all hosts have come.
 
         Raises:
-            UsageError: the scheduler cannot be served here, or its name stands for loopback.
+            UsageError: the scheduler cannot be served here, its name stands for loopback, or a file of --tls_config is
+                wrong.
             ClusterError: this host was refused, or the scheduler has gone.
             RendezvousTimeout: not everybody came in time; says who is missing.
             Interrupted: a signal came.
         """
         spec, begin = self._spec, time.monotonic()
+        tls = self._open_tls("client")
         master_addr = self._resolve_master()
         token = spec.token.encode() or derived_token(spec.meeting_port)
         if has_scheduler(spec, master_addr):
@@ -129,7 +137,7 @@ class Gathering:
         if limit_s > 0:
             limit_s = max(0.0, limit_s - (time.monotonic() - begin))
         place = (master_addr, spec.meeting_port)
-        self._link = HostLink(place, token, self._request, self.inbox, limit_s=limit_s)
+        self._link = HostLink(place, token, self._request, self.inbox, limit_s=limit_s, tls=tls)
         self._link.start()
         self._meeting = self._await_meeting(master_addr)
         return self._meeting
@@ -153,6 +161,18 @@ class Gathering:
                 if selector.select(NAME_RETRY_S):
                     self._heed_signals()
 
+    def _open_tls(self, side: Side) -> TlsIdentity | None:
+        if self._spec.tls is None:
+            return None
+        from msrun.cluster.tls.identity import open_identity
+
+        identity = open_identity(self._spec.tls, side)
+        for warning in identity.warnings:
+            if warning not in self._warnings:
+                self._warnings.add(warning)
+                self._say(warning)
+        return identity
+
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
             if signum not in self._spec.forward_signals:
@@ -165,6 +185,7 @@ class Gathering:
 
     def _serve(self, master_addr: str, token: bytes) -> None:
         spec = self._spec
+        tls = self._open_tls("server")
         remedy = "end who uses it, or give another --master_port on all hosts"
         listener = self._listener or listen(master_addr, spec.meeting_port, remedy)
         try:
@@ -179,6 +200,7 @@ class Gathering:
             spec.cluster_time_out_s,
             spec.heartbeat_time_out_s,
             spec.max_restarts,
+            tls,
         )
         registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         inbox = self.inbox
@@ -223,7 +245,7 @@ class Gathering:
         if kind in ("waiting", "note"):
             self._say(message["text"])
         elif kind == "registered":
-            self._say("registered with the scheduler")
+            self._say("registered with the scheduler" + (f" through {message['tls']}" if message["tls"] else ""))
         elif kind == "refused":
             raise ClusterError(reason)
         elif kind == "lost":

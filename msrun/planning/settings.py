@@ -13,11 +13,14 @@ from typing import Any
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.discovery.launcher_variables import is_of_launcher
+from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"
 TOKEN_VARIABLE = "MSRUN_TOKEN"  # noqa: S105 - the name of a variable, not a token
-"""The secret by which the hosts of a job meet. For msrun alone: workers do not get it."""
+"""The secret by which the hosts of a job meet."""
+SECRET_VARIABLES = (TOKEN_VARIABLE, SERVER_PASSWORD_VARIABLE, CLIENT_PASSWORD_VARIABLE)
+"""For msrun alone: workers do not get them."""
 MISSPELLED = 0.8
 """How close a variable must be to one of ours to be taken for it; others may have variables of this prefix, too."""
 
@@ -66,8 +69,8 @@ def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[s
         if variable in known:
             if value:
                 found[known[variable]] = value
-        elif variable not in contract.JOB_VARIABLES:
-            _refuse_misspelled(variable, list(known))
+        elif variable not in contract.JOB_VARIABLES and variable not in SECRET_VARIABLES:
+            _refuse_misspelled(variable, [*known, *SECRET_VARIABLES])
     return found
 
 
@@ -90,7 +93,7 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
 
     Nor is its own place in the job of mpirun, PMI or torchrun theirs.
     """
-    settings = {TOKEN_VARIABLE, *(variable_name(name) for name in names)}
+    settings = {*SECRET_VARIABLES, *(variable_name(name) for name in names)}
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
     return {name: value for name, value in environ.items() if name not in settings and not is_of_launcher(name)}

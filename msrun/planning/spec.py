@@ -19,6 +19,7 @@ from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
+from msrun.planning.tls_spec import TlsSpec
 
 StartMethod = Literal["auto", "fork", "exec"]
 DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
@@ -88,6 +89,8 @@ class LaunchSpec:
     """What the hosts of a job of several know each other by; empty = none was given."""
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
+    tls: TlsSpec | None = None
+    """How the hosts of a job of several encrypt what they and the scheduler say; None = not at all."""
     table_hosts: tuple[HostSeat, ...] = ()
     """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
     Of an ordinary job on one host also that host, when it was given with its devices."""

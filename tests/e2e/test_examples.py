@@ -11,7 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import FleetRunner
+from host_net import HostNetError
 from job_runner import REPOSITORY, JobRunner
+from ssh_net import SshNet
 
 from msrun.runtime.data import write_idx
 
@@ -34,6 +37,13 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path / "examples"
 
 
+@pytest.fixture
+def with_digits(examples: Path, digits: Path) -> Path:
+    """The same after a first run, which has written the data."""
+    shutil.copytree(digits, examples / "data" / "digits")
+    return examples
+
+
 def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
     """Run an example's run.sh and return the log of worker 0."""
     path = f"{folder.parent.parent / 'bin'}:{os.environ['PATH']}"
@@ -48,7 +58,7 @@ def run_alone(msrun: JobRunner, folder: Path, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=folder,
-        env=msrun.environ(env),
+        env=msrun.environ({"OMP_NUM_THREADS": "1", **env}),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -64,17 +74,17 @@ def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, digits: Path) -> np.ndarray:
     """Losses of the example optimizer_parallel in one process."""
-    folder = tmp_path_factory.mktemp("alone") / "examples"
-    shutil.copytree(REPOSITORY / "examples", folder, ignore=shutil.ignore_patterns("log_output", "data"))
-    return losses(STEP_LINE, run_alone(msrun_of_module, folder / "optimizer_parallel", EPOCHS="1"))
+    folder = tmp_path_factory.mktemp("alone") / "optimizer_parallel"
+    shutil.copytree(REPOSITORY / "examples" / "optimizer_parallel", folder)
+    return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(digits), EPOCHS="1"))
 
 
 def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
-    msrun: JobRunner, examples: Path, one_epoch_alone: np.ndarray
+    msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
-    folder = examples / "optimizer_parallel"
+    folder = with_digits / "optimizer_parallel"
     text = run_example(msrun, folder, EPOCHS="5")
     parallel = losses(STEP_LINE, text)
     assert len(parallel) == 25
@@ -86,8 +96,24 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
     np.testing.assert_allclose(parallel[: len(one_epoch_alone)], one_epoch_alone, rtol=1e-5)
 
 
-def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, examples: Path) -> None:
-    folder = examples / "multiple_copy"
+def test_optimizer_parallel_over_four_hosts_equals_one_process(
+    msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
+) -> None:
+    try:
+        with SshNet(4) as net:
+            folder = with_digits / "optimizer_parallel"
+            fleet = FleetRunner(msrun, net, folder)
+            done = fleet.start("host[0-3]:2", "--env=EPOCHS=1", "train.py").finish(DEADLINE_S)
+            fleet.prove_nothing_left()
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+    assert done.code == 0, done.stderr
+    parallel = losses(STEP_LINE, done.log(0).decode())
+    np.testing.assert_allclose(parallel, one_epoch_alone, rtol=1e-5)
+
+
+def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, with_digits: Path) -> None:
+    folder = with_digits / "multiple_copy"
     settings = {"EPOCHS": "6", "PRINT_EVERY": "48"}
     text = run_example(msrun, folder, **settings)
     parallel = losses(MONITOR_LINE, text)
@@ -115,6 +141,7 @@ def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: 
 def test_example_trains_alike_however_its_workers_start(
     msrun: JobRunner, examples: Path, start: str, one_epoch_alone: np.ndarray
 ) -> None:
+    """Without data at first: the workers write it."""
     folder = examples / "optimizer_parallel"
     if start == "torchrun":
         command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

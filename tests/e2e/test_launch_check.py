@@ -17,6 +17,7 @@ NAMES = [
     "temporary",
     "shared_memory",
     "master_port",
+    "tls",
     "devices",
     "rank_table",
     "memory",

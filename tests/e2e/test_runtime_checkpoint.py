@@ -46,7 +46,7 @@ def run_alone(runner: JobRunner, *args: str | Path, cwd: Path, **env: str) -> su
     return subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=cwd,
-        env=runner.environ(env),
+        env=runner.environ({"OMP_NUM_THREADS": "1", **env}),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -206,7 +206,8 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     assert next(iter(losses(alone.stdout))) == (2, 4)
 
 
-def test_example_survives_the_death_of_a_worker(msrun: JobRunner, tmp_path: Path) -> None:
+def test_example_survives_the_death_of_a_worker(msrun: JobRunner, tmp_path: Path, digits: Path) -> None:
+    shutil.copytree(digits, tmp_path / "examples" / "data" / "digits")
     shutil.copytree(
         REPOSITORY / "examples" / "resume",
         tmp_path / "examples" / "resume",

@@ -26,6 +26,7 @@ from msrun.launch.preflight.host_room import (
     free_processes,
     open_file_limit,
 )
+from msrun.launch.preflight.tls_files import look_at_tls
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.spec import LaunchSpec
 
@@ -290,6 +291,7 @@ CHECKS = (
     Check("temporary", _look_at_temporary, stops_run=True),
     Check("shared_memory", _look_at_shared_memory),
     Check("master_port", _look_at_port, stops_run=True),
+    Check("tls", look_at_tls),
     Check("devices", _look_at_devices),
     Check("rank_table", _look_at_rank_table),
     Check("memory", _look_at_memory),

@@ -117,7 +117,8 @@ class Agent:
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
-        login = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
+        login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
         self._caller = {**login, **job.environment}
         if job.will_run:
             self._server = start_early(job.spec, self._caller, job.job_id)

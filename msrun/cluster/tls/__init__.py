@@ -1,0 +1,1 @@
+"""TLS of the connections between hosts and scheduler. Loaded for jobs with --tls_config only."""

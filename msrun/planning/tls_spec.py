@@ -1,0 +1,174 @@
+"""TlsSpec: how the connections between hosts and scheduler are encrypted, from a JSON file with MindSpore's keys.
+
+    {"server_cert_path": "server.p12", "client_cert_path": "client.p12", "ca_cert_path": "ca.crt", "crl_path": "",
+     "cipher_list": "ECDHE-ECDSA-AES256-GCM-SHA384", "cert_expire_warning_time_in_day": 90}
+
+Ours are `server_password_file`, `client_password_file` and `server_name`. Paths count from the folder of the file.
+Source: MindSpore's dynamic cluster, "Security"; ps/constants.h for the cipher suites and the limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from msrun.errors import UsageError, near_miss
+
+SERVER_PASSWORD_VARIABLE = "MSRUN_TLS_SERVER_PASSWORD"  # noqa: S105 - the name of a variable
+CLIENT_PASSWORD_VARIABLE = "MSRUN_TLS_CLIENT_PASSWORD"  # noqa: S105 - the name of a variable
+PSK_CIPHER = "ECDHE-PSK-CHACHA20-POLY1305"
+"""On MindSpore's list, but it goes with a shared key instead of certificates, so that two hosts never agree on it."""
+CIPHERS = (
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "ECDHE-RSA-CHACHA20-POLY1305",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-CCM",
+    "ECDHE-ECDSA-AES128-CCM",
+)
+"""The suites of TLS 1.2 that MindSpore allows, strongest first. TLS 1.3 has three of its own, with the same ciphers."""
+WARNING_DAYS = 90
+MIN_WARNING_DAYS, MAX_WARNING_DAYS = 7, 180
+SHOWN_CIPHERS = 3
+PATH_KEYS = (
+    "server_cert_path",
+    "client_cert_path",
+    "ca_cert_path",
+    "crl_path",
+    "server_password_file",
+    "client_password_file",
+)
+OTHER_KEYS = ("cipher_list", "cert_expire_warning_time_in_day", "server_name")
+MINDSPORE_KEYS = ("recovery", "connection_num", "cert_check_interval_in_hour")
+"""What else a file of MindSpore's may hold; it has no meaning here."""
+PASSWORD_KEYS = ("server_password", "client_password", "password")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsSpec:
+    """What the user asked for; none of the files it names was read."""
+
+    source: str
+    """The path as given with --tls_config, for messages."""
+    client_cert_path: str
+    """Certificate and key of this host. All paths are absolute."""
+    ca_cert_path: str
+    server_cert_path: str = ""
+    """Certificate and key of the scheduler; may be empty on hosts without it."""
+    crl_path: str = ""
+    """Empty = no revocation list."""
+    ciphers: tuple[str, ...] = CIPHERS
+    """Suites for TLS 1.2, the preferred one first."""
+    warning_days: int = WARNING_DAYS
+    """How long before its end a certificate is warned about."""
+    server_name: str = ""
+    """Name or address that the scheduler's certificate has to be for; empty = the CA vouches for all it signed."""
+    server_password_file: str = ""
+    client_password_file: str = ""
+    server_password: str = field(default="", repr=False)
+    """From the environment; wins over the file."""
+    client_password: str = field(default="", repr=False)
+
+    def place(self, key: str) -> str:
+        """Return where a value stands, for messages: `--tls_config tls.json: ca_cert_path /etc/ca.crt`."""
+        return f"--tls_config {self.source}: {key} {getattr(self, key)}"
+
+
+def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, str]) -> TlsSpec:
+    """Read the file of --tls_config.
+
+    Args:
+        source: path of the file, for messages.
+        folder: absolute; where the paths in it count from.
+        environ: holds the passwords, if anything does.
+
+    Raises:
+        UsageError: naming file, key, value and what is expected.
+    """
+    config = _Config(_load(text, source), source, folder)
+    config.check_keys()
+    paths = {key: config.path(key) for key in PATH_KEYS}
+    for key in ("client_cert_path", "ca_cert_path"):
+        if not paths[key]:
+            config.fail(f"{key}: is missing; both sides prove who they are, so every host needs it")
+    return TlsSpec(
+        source=source,
+        **paths,
+        ciphers=config.ciphers(),
+        warning_days=config.warning_days(),
+        server_name=config.text("server_name"),
+        server_password=environ.get(SERVER_PASSWORD_VARIABLE, ""),
+        client_password=environ.get(CLIENT_PASSWORD_VARIABLE, ""),
+    )
+
+
+def _load(text: str, source: str) -> dict[str, Any]:
+    if not text.strip():
+        raise UsageError(f"--tls_config {source}: is empty; give JSON with client_cert_path, ca_cert_path and so on")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise UsageError(f"--tls_config {source}: not JSON ({what}); correct it") from None
+    if not isinstance(value, dict):
+        raise UsageError(f'--tls_config {source}: is no JSON object; give {{"ca_cert_path": "ca.crt", ...}}')
+    return value
+
+
+class _Config:
+    """Values of one file."""
+
+    def __init__(self, values: Mapping[str, Any], source: str, folder: str) -> None:
+        self._values = values
+        self._source = source
+        self._folder = folder
+
+    def fail(self, message: str) -> NoReturn:
+        raise UsageError(f"--tls_config {self._source}: {message}")
+
+    def check_keys(self) -> None:
+        for key in self._values:
+            if key in PASSWORD_KEYS:
+                self.fail(
+                    f"{key}: no password belongs into this file; set {SERVER_PASSWORD_VARIABLE} and "
+                    f"{CLIENT_PASSWORD_VARIABLE}, or name files with server_password_file and client_password_file"
+                )
+            if key not in (*PATH_KEYS, *OTHER_KEYS, *MINDSPORE_KEYS):
+                known = [*PATH_KEYS, *OTHER_KEYS]
+                self.fail(f"{key!r}: no such key{near_miss(key, known)}; there are {', '.join(known)}")
+
+    def text(self, key: str) -> str:
+        value = self._values.get(key)
+        if not isinstance(value, str | None) or "\0" in (value or ""):
+            self.fail(f"{key}: {json.dumps(value)[:80]} is no text; give it in quotes")
+        return str(value or "")
+
+    def path(self, key: str) -> str:
+        value = self.text(key)
+        return os.path.join(self._folder, value) if value else ""  # noqa: PTH118 - pure: no path is looked at
+
+    def warning_days(self) -> int:
+        key = "cert_expire_warning_time_in_day"
+        days = self._values.get(key, WARNING_DAYS)
+        if type(days) is not int or not MIN_WARNING_DAYS <= days <= MAX_WARNING_DAYS:
+            self.fail(f"{key}: {json.dumps(days)[:80]}: must be {MIN_WARNING_DAYS} to {MAX_WARNING_DAYS} days")
+        return int(days)
+
+    def ciphers(self) -> tuple[str, ...]:
+        names = [name for name in self.text("cipher_list").split(":") if name]
+        wrong = [name for name in dict.fromkeys(names) if name not in (*CIPHERS, PSK_CIPHER)]
+        if wrong:
+            shown = ", ".join(f"{name!r}{near_miss(name, CIPHERS, cutoff=0.95)}" for name in wrong[:SHOWN_CIPHERS])
+            more = f" and {len(wrong) - SHOWN_CIPHERS} more" if len(wrong) > SHOWN_CIPHERS else ""
+            self.fail(
+                f"cipher_list: {shown}{more}: not allowed, by MindSpore neither; leave cipher_list out to have all "
+                f"that are, or give some of {':'.join(CIPHERS)}"
+            )
+        if names and set(names) == {PSK_CIPHER}:
+            self.fail(f"cipher_list: {PSK_CIPHER} alone cannot be used with certificates; add {CIPHERS[0]}")
+        return tuple(name for name in dict.fromkeys(names) if name != PSK_CIPHER) or CIPHERS

@@ -1,0 +1,107 @@
+"""Sockets and interfaces: where a meeting listens, and which interface the collectives are to use."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import MutableMapping
+
+from msrun.errors import WorldError
+from msrun.runtime.joining.spec import Meeting, join_place
+
+BACKLOG = 4096
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"  # noqa: S104  # only where a name leaves open which of the host's addresses is meant
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def listen_at(meeting: Meeting) -> socket.socket:
+    """Return a socket that listens where others will come: on the address of the meeting alone.
+
+    On all addresses where there is a choice: with several addresses, with a name that this host takes for its loopback
+    (as in Debian's /etc/hosts), and with an address that may be that of a service in front of this host.
+
+    Raises:
+        WorldError: the port is in use, or the address is not one of this host's.
+    """
+    address = _bind_address(meeting)
+    try:
+        return _listen(address, meeting.port)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return _listen_everywhere(meeting, address)
+        raise _cannot_listen(meeting, error) from None
+
+
+def listen_beside(listener: socket.socket) -> socket.socket:
+    """Return a socket that listens on a free port of the same address."""
+    return _listen(listener.getsockname()[0], 0)
+
+
+def own_address(listener: socket.socket) -> str:
+    """Return an address at which this process itself reaches its listener."""
+    address = str(listener.getsockname()[0])
+    return {ANY: LOOPBACK, "::": "::1"}.get(address, address)
+
+
+def keep_to_interface(environ: MutableMapping[str, str], address: str) -> None:
+    """Have gloo and TensorPipe use the interface that has `address`, unless the user chose one.
+
+    Without that gloo takes the address of the host's name, which may be one that no other host reaches.
+    """
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            for variable in _INTERFACE_VARIABLES:
+                environ.setdefault(variable, name)
+            return
+
+
+def _bind_address(meeting: Meeting) -> str:
+    if len(meeting.addresses) > 1:
+        return ANY
+    name = meeting.addresses[0]
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a host name"
+        raise WorldError(
+            f"{meeting.named_by}: {name} cannot be resolved ({reason}); name an address of {meeting.keeper}'s host"
+        ) from None
+    address = str(found[0][4][0])
+    is_named = name not in (address, "localhost")
+    return ANY if is_named and ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+
+
+def _listen_everywhere(meeting: Meeting, address: str) -> socket.socket:
+    if not meeting.may_be_foreign:
+        raise WorldError(
+            f"{meeting.keeper} should be on the host {address} ({meeting.named_by}), but this host has no such "
+            "address; start it there, or export MASTER_ADDR"
+        )
+    try:
+        return _listen("::" if ":" in address else ANY, meeting.port)
+    except OSError as error:
+        raise _cannot_listen(meeting, error) from None
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _cannot_listen(meeting: Meeting, error: OSError) -> WorldError:
+    name = "MS_SCHED_PORT" if meeting.keeper == "the scheduler" else "MASTER_PORT"
+    return WorldError(
+        f"{name} {meeting.port}: cannot listen on {join_place(meeting.addresses[0], meeting.port)} ({error.strerror}); "
+        f"end what uses it, or export another {name} to all"
+    )

@@ -1,0 +1,178 @@
+"""The keeper of a meeting: takes the processes of a world in, says who is missing, and gives everybody a place."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from msrun.runtime.joining.lines import LineStream
+from msrun.runtime.joining.registry import Refused, Registry, Request, Seat
+from msrun.runtime.joining.spec import join_place
+
+REPORT_EVERY_S = 5.0
+PATIENCE_S = 10.0
+"""For one that connects to say who it is, and for one that does not read."""
+_OWN_NUMBER = 0
+
+
+class Registrar:
+    """Keeps the connections of all members; one thread uses it."""
+
+    def __init__(self, listener: socket.socket, registry: Registry, role: str, silence_s: int) -> None:
+        """Take over a listening socket.
+
+        Args:
+            role: who keeps the meeting, for what is written to stderr: "scheduler" or "rank 0".
+            silence_s: after how long without a sign of life a member's host counts as lost.
+        """
+        self.place = join_place(*listener.getsockname()[:2])
+        self.reached_at = ""
+        """This host's address as other hosts use it, once one has come."""
+        self._listener = listener
+        self._registry = registry
+        self._role = role
+        self._silence_s = silence_s
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._strangers: dict[LineStream, tuple[str, float]] = {}
+        self._members: dict[LineStream, int] = {}
+        self._newest = _OWN_NUMBER
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr."""
+        sys.stderr.write(f"msrun: {self._role} at {self.place}: {text}\n")
+        sys.stderr.flush()
+
+    def register_self(self, request: Request, address: str) -> None:
+        """Register the keeper as a member; `answer()` returns its seat."""
+        self._registry.admit(_OWN_NUMBER, request, address)
+
+    def gather(self, limit_s: float) -> str:
+        """Wait until all have come. Returns who is missing at the limit, else nothing; a line tells it now and then."""
+        end = time.monotonic() + limit_s
+        report_at = time.monotonic() + REPORT_EVERY_S
+        while not self._registry.is_complete:
+            now = time.monotonic()
+            if now >= end:
+                return self._registry.describe_missing()
+            if now >= report_at:
+                self.say(self._registry.describe_missing())
+                report_at = now + REPORT_EVERY_S
+            self._handle(min(end, report_at) - now, self._forget)
+        return ""
+
+    def answer(self, store_port: int) -> Seat | None:
+        """Tell every member its seat and the port of the store; returns the keeper's own seat, if it has one."""
+        seats = self._registry.assign()
+        for stream, number in self._members.items():
+            stream.send({"seat": asdict(seats[number]), "store_port": store_port, "address": self.reached_at})
+        return seats.get(_OWN_NUMBER)
+
+    def watch(self) -> str:
+        """Wait until all members have left. Returns who ended without leaving, at once; empty when all went well."""
+        lost: list[str] = []
+
+        def lose(stream: LineStream, number: int) -> None:
+            lost.append(self._registry.describe(number))
+            self._drop(stream)
+
+        while self._members and not lost:
+            self._handle(None, lose)
+        return lost[0] if lost else ""
+
+    def fail(self, reason: str) -> None:
+        """Tell all members that the job has failed."""
+        for stream in self._members:
+            stream.send({"failed": reason})
+
+    def close(self) -> None:
+        """Close the listener and all connections."""
+        for stream in [*self._members, *self._strangers]:
+            self._drop(stream)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._selector.close()
+
+    def _handle(self, timeout_s: float | None, when_gone: Callable[[LineStream, int], None]) -> None:
+        """Handle what comes within `timeout_s` at most."""
+        if self._strangers:
+            timeout_s = min(PATIENCE_S, PATIENCE_S if timeout_s is None else timeout_s)
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                assert isinstance(key.fileobj, LineStream)
+                self._read(key.fileobj, when_gone)
+        late = [stream for stream, (_, since) in self._strangers.items() if time.monotonic() - since > PATIENCE_S]
+        for stream in late:
+            self._refuse(stream, f"has not said within {PATIENCE_S:g} s who it is")
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._listener.accept()
+        except OSError:
+            return
+        connection.settimeout(PATIENCE_S)
+        address = str(connection.getsockname()[0])
+        if peer[0] != address:
+            self.reached_at = self.reached_at or address
+        stream = LineStream(connection)
+        stream.watch_for_silence(self._silence_s)
+        self._strangers[stream] = (str(peer[0]), time.monotonic())
+        self._selector.register(stream, selectors.EVENT_READ)
+
+    def _read(self, stream: LineStream, when_gone: Callable[[LineStream, int], None]) -> None:
+        number = self._members.get(stream)
+        try:
+            messages = stream.receive()
+        except (ValueError, TimeoutError) as error:
+            if number is None:
+                self._refuse(stream, str(error))
+                return
+            messages = None
+        if messages is None:
+            if number is None:
+                self._drop(stream)
+            else:
+                when_gone(stream, number)
+            return
+        for message in messages:
+            if number is not None and "left" in message:
+                self._drop(stream)
+                return
+            if number is None:
+                number = self._admit(stream, message)
+                if number is None:
+                    return
+
+    def _admit(self, stream: LineStream, message: dict[str, Any]) -> int | None:
+        address = self._strangers[stream][0].partition("%")[0]
+        try:
+            self._registry.admit(self._newest + 1, Request.from_json(message), address)
+        except Refused as refusal:
+            self._refuse(stream, str(refusal))
+            return None
+        self._newest += 1
+        del self._strangers[stream]
+        self._members[stream] = self._newest
+        return self._newest
+
+    def _refuse(self, stream: LineStream, reason: str) -> None:
+        self.say(f"refused {self._strangers[stream][0]}: {reason}")
+        stream.send({"refused": reason})
+        self._drop(stream)
+
+    def _forget(self, stream: LineStream, number: int) -> None:
+        self.say(f"{self._registry.remove(number)} has gone again")
+        self._drop(stream)
+
+    def _drop(self, stream: LineStream) -> None:
+        self._selector.unregister(stream)
+        self._strangers.pop(stream, None)
+        self._members.pop(stream, None)
+        stream.close()

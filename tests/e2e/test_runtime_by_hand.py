@@ -1,0 +1,186 @@
+"""Scripts whose processes are started by hand with MS_ROLE: how the scheduler and the workers end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from host_net import HostNet, HostNetError
+from job_runner import JobRunner
+
+from msrun.errors import ClusterError
+from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registry import Request
+from msrun.runtime.joining.scheduler import serve
+from msrun.runtime.joining.spec import Meeting
+
+DEADLINE_S = 240.0
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return Meeting(("127.0.0.1",), port, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
+
+
+def start(msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str) -> subprocess.Popen[str]:
+    env = {"MS_ROLE": role, "MS_WORKER_NUM": str(size), "MS_SCHED_PORT": str(meeting.port), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=msrun.environ(env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_words", "is_good"), [("dist.destroy_process_group()", True), ("raise ValueError", False)]
+)
+def test_scheduler_learns_how_a_worker_ends(
+    msrun: JobRunner, meeting: Meeting, threads: ThreadPoolExecutor, last_words: str, is_good: bool
+) -> None:
+    scheduler = threads.submit(serve, meeting, 1, DEADLINE_S, 30)
+    program = (
+        "import os, torch.distributed as dist\nfrom msrun.runtime import init, get_rank\ninit()\n"
+        "print([get_rank(), *(os.environ[n] for n in ('RANK_ID', 'RANK_SIZE', 'DEVICE_ID', 'GLOO_SOCKET_IFNAME'))])\n"
+    )
+    worker = start(msrun, meeting, "MS_WORKER", 1, "-c", program + last_words)
+    out, error = worker.communicate(timeout=DEADLINE_S)
+    assert out == "[0, '0', '1', '0', 'lo']\n", error
+    if is_good:
+        assert worker.returncode == 0, error
+        scheduler.result(DEADLINE_S)
+    else:
+        with pytest.raises(
+            ClusterError, match=rf"rank 0 \(pid {worker.pid} on .* ended without release\(\): it failed"
+        ):
+            scheduler.result(DEADLINE_S)
+
+
+def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, meeting: Meeting, tmp_path: Path) -> None:
+    script = tmp_path / "test_train.py"
+    script.write_text(
+        "import atexit\nfrom msrun.runtime import init\n"
+        "atexit.register(print, 'at exit')\n"
+        "def test_train():\n    init()\n    raise AssertionError('training runs in the scheduler')\n"
+    )
+    scheduler = start(msrun, meeting, "MS_SCHED", 1, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(script))
+    came = register(meeting, Request("MS_ROLE", 1, -1, "test"), DEADLINE_S, 30)
+    came.stream.send({"left": True})
+    out, error = scheduler.communicate(timeout=DEADLINE_S)
+    came.stream.close()
+    assert scheduler.returncode == 0 and out.endswith("at exit\n"), (out, error)
+    assert "training runs" not in out
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        ({"failed": "rank 1 has failed"}, "the scheduler at 127.0.0.1:{port} ends the job: rank 1 has failed"),
+        (None, "lost the scheduler at 127.0.0.1:{port}"),
+    ],
+    ids=["another fails", "scheduler dies"],
+)
+def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
+    msrun: JobRunner, meeting: Meeting, says: dict[str, str] | None, text: str
+) -> None:
+    """A child that was forked meanwhile does not hold the connection."""
+    program = (
+        "import os, socket, sys, time\nfrom msrun.runtime.joining.lifeline import Lifeline\n"
+        "from msrun.runtime.joining.lines import LineStream\n"
+        "place = ('127.0.0.1', int(os.environ['MS_SCHED_PORT']))\n"
+        "line = Lifeline(LineStream(socket.create_connection(place)), '%s:%d' % place)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
+        "line._stream.send({'ready': True})\ntime.sleep(600)\n"
+    )
+    with socket.create_server(("127.0.0.1", meeting.port)) as listener:
+        listener.settimeout(DEADLINE_S)
+        held, hold = os.pipe()
+        worker = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=msrun.environ({"MS_SCHED_PORT": str(meeting.port)}),
+            stdin=held,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(DEADLINE_S)
+            assert connection.recv(100)
+            if says is not None:
+                connection.sendall(b'{"failed":"rank 1 has failed"}\n')
+                assert connection.recv(100) == b"", "the worker has gone, though its child lives"
+    os.close(held)
+    os.close(hold)
+    assert worker.wait(DEADLINE_S) == -signal.SIGTERM
+    assert worker.stderr is not None
+    with worker.stderr as stream:
+        assert stream.read() == f"msrun: error: {text.format(port=meeting.port)}\n"
+
+
+SCHEDULER = """
+import sys
+from msrun.runtime.joining.network import listen_at
+from msrun.runtime.joining.registrar import Registrar
+from msrun.runtime.joining.registry import Registry
+from msrun.runtime.joining.spec import Meeting
+listener = listen_at(Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler"))
+registrar = Registrar(listener, Registry("MS_ROLE", 1), "scheduler", 2)
+registrar.gather(600)
+registrar.answer(1)
+print(registrar.watch(), flush=True)
+"""
+WORKER = """
+import sys, time
+from msrun.runtime.joining.lifeline import Lifeline
+from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registry import Request
+from msrun.runtime.joining.spec import Meeting
+meeting = Meeting((sys.argv[1],), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
+Lifeline(register(meeting, Request("MS_ROLE", 1, -1, "test"), 600, 2).stream, meeting.place)
+print("registered", flush=True)
+time.sleep(600)
+"""
+
+
+def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner) -> None:
+    try:
+        with HostNet(2) as net:
+            scheduler, worker = (
+                subprocess.Popen(
+                    [*net.prefix(host), sys.executable, "-c", program, net.address(0)],
+                    env=msrun.environ(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for host, program in enumerate((SCHEDULER, WORKER))
+            )
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "registered\n"
+            net.cut(1)
+            told, _ = scheduler.communicate(timeout=DEADLINE_S)
+            _, error = worker.communicate(timeout=DEADLINE_S)
+    except HostNetError as error:
+        pytest.skip(f"cannot make network namespaces: {error}")
+    assert told == f"rank 0 (test, {net.address(1)})\n"
+    assert error == f"msrun: error: lost the scheduler at {net.address(0)}:8118\n"
+    assert worker.returncode == -signal.SIGTERM

@@ -1,0 +1,271 @@
+"""Every way to start the example of examples/startup_methods: the same losses, and scripts that leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from host_net import HostNet, HostNetError
+from job_runner import REPOSITORY, Finished, JobRunner, Running
+from ssh_net import SshNet
+
+from msrun.runtime.data import write_idx
+
+DEADLINE_S = 240.0
+LOSS_LINE = re.compile(r"epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
+NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun; apt-get install openmpi-bin")
+
+pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
+
+
+class Example:
+    """A copy of the example, started in a directory of its own, as a user starts it."""
+
+    def __init__(self, runner: JobRunner, folder: Path, data: Path) -> None:
+        shutil.copytree(
+            REPOSITORY / "examples" / "startup_methods",
+            folder / "startup_methods",
+            ignore=shutil.ignore_patterns("log_output"),
+        )
+        self.home = folder / "startup_methods"
+        self.cwd = folder / "where the user is"
+        self.cwd.mkdir()
+        self.data = data
+        self._runner = runner
+        command = folder / "bin" / "msrun"
+        command.parent.mkdir()
+        command.write_text(f'#!/bin/bash\nexec {sys.executable} -m msrun "$@"\n')
+        command.chmod(0o755)
+        self._env = {
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "EPOCHS": "1",
+            "DATA_PATH": str(data),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, script: str, *args: str | Path, prefix: tuple[str, ...] = (), **env: str) -> Running:
+        """Start a script of the example with bash."""
+        settings = {"cwd": self.cwd, "prefix": prefix, "env": {**self._env, **env}}
+        return self._runner.start(self.home / script, *args, command=("bash",), **settings)
+
+    def run(self, script: str, *args: str | Path) -> Finished:
+        """Run a script to its good end."""
+        return ended_well(self.start(script, *args))
+
+    def replace_program(self, text: str) -> None:
+        """Have another train.py."""
+        (self.home / "train.py").write_text(text)
+
+
+def ended_well(job: Running) -> Finished:
+    ended = job.finish(DEADLINE_S)
+    assert ended.code == 0, (ended.stdout, ended.stderr)
+    return ended
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven batches of 32 in MNIST's form."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (352, 28, 28), dtype=np.uint8))
+    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 352, dtype=np.uint8))
+    return folder
+
+
+@pytest.fixture
+def example(msrun: JobRunner, tmp_path: Path, data: Path) -> Example:
+    return Example(msrun, tmp_path, data)
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[HostNet]:
+    """Two hosts for all tests of this module."""
+    try:
+        with HostNet(2) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make network namespaces: {error}")
+
+
+@pytest.fixture(scope="module")
+def alone(msrun_of_module: JobRunner, data: Path) -> np.ndarray:
+    """The losses of `python train.py`."""
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "examples" / "startup_methods" / "train.py"],
+        env=msrun_of_module.environ({"DATA_PATH": str(data), "EPOCHS": "1", "OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rank 0 of 1\n")
+    found = losses(done.stdout)
+    assert len(found) == 2
+    return found
+
+
+def losses(text: str) -> np.ndarray:
+    """Return (epoch, step, loss) of every loss line."""
+    return np.array([[float(value) for value in line] for line in LOSS_LINE.findall(text)])
+
+
+def check_equal(text: str, rank: int, alone: np.ndarray) -> None:
+    assert f"rank {rank} of 2\n" in text
+    np.testing.assert_allclose(losses(text), alone, rtol=1e-5)
+
+
+def test_msrun_on_one_host(example: Example, alone: np.ndarray) -> None:
+    example.run("msrun_single.sh", example.data)
+    for rank in range(2):
+        check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
+
+
+def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
+    words = (net.address(0), example.data)
+    jobs = [example.start(f"msrun_{host + 1}.sh", *words, prefix=tuple(net.prefix(host))) for host in range(2)]
+    for job in jobs:
+        ended_well(job)
+    for rank, name in enumerate(("worker_0.log", "node_1/worker_1.log")):
+        check_equal((example.home / "log_output" / name).read_text(), rank, alone)
+
+
+def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
+    try:
+        with SshNet(2) as net:
+            prefix, home = tuple(net.prefix(net.control)), str(net.home)
+            ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+    for rank in range(2):
+        check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
+
+
+def test_dynamic_cluster_on_one_host(example: Example, alone: np.ndarray) -> None:
+    ended = example.run("run_dynamic_cluster.sh")
+    assert ended.stdout.endswith(b"training success\n")
+    check_equal(ended.stdout.decode(), 0, alone)
+    logs = example.cwd / "log_output"
+    check_equal((logs / "worker_1" / "worker_1.log").read_text(), 1, alone)
+    scheduler = (logs / "scheduler" / "scheduler.log").read_text()
+    assert "all workers have left" in scheduler and "loss" not in scheduler
+
+
+def test_dynamic_cluster_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
+    words = ("run_dynamic_cluster.sh", "2", net.address(0))
+    jobs = [example.start(*words, str(host), "1", prefix=tuple(net.prefix(host))) for host in (1, 0)]
+    for host, job in zip((1, 0), jobs, strict=True):
+        check_equal(ended_well(job).stdout.decode(), host, alone)
+
+
+def test_rank_table_on_one_host(example: Example, alone: np.ndarray) -> None:
+    ended = example.run("run.sh", example.data, "2")
+    assert ended.stdout.endswith(b"training success\n")
+    check_equal(ended.stdout.decode(), 0, alone)
+    check_equal((example.cwd / "device1" / "train.log1").read_text(), 1, alone)
+    assert "DEVICE_ID=1\n" in (example.cwd / "device1" / "env.log").read_text()
+    assert sorted(path.name for path in example.cwd.iterdir()) == ["device0", "device1"]
+
+
+def test_rank_table_of_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
+    table = example.cwd / "table.json"
+    servers = [
+        {"server_id": net.address(host), "device": [{"device_id": str(4 + host), "rank_id": str(host)}]}
+        for host in range(2)
+    ]
+    table.write_text(json.dumps({"version": "1.0", "server_count": "2", "server_list": servers, "status": "completed"}))
+    words = ("run_cluster.sh", example.data, table.name, "2")
+    jobs = [example.start(*words, str(rank), prefix=tuple(net.prefix(rank))) for rank in (1, 0)]
+    for rank, job in zip((1, 0), jobs, strict=True):
+        check_equal(ended_well(job).stdout.decode(), rank, alone)
+    assert "DEVICE_ID=5\n" in (example.cwd / "device_1" / "env.log").read_text()
+
+
+@NEEDS_MPIRUN
+def test_mpirun_on_one_host(example: Example, alone: np.ndarray) -> None:
+    example.run("run_mpirun.sh")
+    for rank in range(2):
+        check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
+
+
+@NEEDS_MPIRUN
+def test_mpirun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
+    """A shell takes the place of ssh."""
+    lines = [f'{net.address(host)}) exec ip netns exec {net.namespace(host)} bash -c "$*";;' for host in range(2)]
+    agent = example.home.parent / "rsh"
+    agent.write_text("\n".join(["#!/bin/bash", "host=$1", "shift", "case $host in", *lines, "esac"]) + "\n")
+    agent.chmod(0o755)
+    hosts = example.cwd / "hosts"
+    hosts.write_text("".join(f"{net.address(host)} slots=1\n" for host in range(2)))
+    agent_of_mpirun = {"OMPI_MCA_plm_rsh_agent": str(agent)}
+    ended_well(example.start("run_mpirun.sh", "2", hosts.name, prefix=tuple(net.prefix(0)), **agent_of_mpirun))
+    for rank in range(2):
+        check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
+
+
+NO_TRAINING = """
+import os, pathlib, sys, time
+who = os.environ.get("RANK_ID") or os.environ.get("MS_NODE_ID") or "scheduler"
+pathlib.Path("begun").touch()
+while who != "1" or not pathlib.Path("fail").exists():
+    time.sleep(0.01)
+sys.exit(7)
+"""
+RANK_TABLE = ("run.sh", ["", "2"], ["device0", "device1"], "rank 1", "train.log1")
+DYNAMIC = (
+    "run_dynamic_cluster.sh",
+    [],
+    [f"log_output/{name}" for name in ("worker_0", "worker_1", "scheduler")],
+    "worker 1",
+    "worker_1.log",
+)
+
+
+@pytest.mark.parametrize(("script", "words", "folders", "name", "log"), [RANK_TABLE, DYNAMIC], ids=["table", "dynamic"])
+def test_failed_rank_ends_all_and_gives_the_status(
+    example: Example, script: str, words: list[str], folders: list[str], name: str, log: str
+) -> None:
+    example.replace_program(NO_TRAINING)
+    job = example.start(script, *words)
+    job.wait_for(*(example.cwd / folder / "begun" for folder in folders))
+    (example.cwd / folders[1] / "fail").touch()
+    ended = job.finish(DEADLINE_S)
+    assert ended.code == 7
+    assert f"{name} failed with exit code 7, see {example.cwd}/{folders[1]}/{log}\n" in ended.stderr
+    assert ended.stdout.endswith(b"training failed\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "signum"), [(RANK_TABLE, signal.SIGINT), (DYNAMIC, signal.SIGTERM)], ids=["table", "dynamic"]
+)
+def test_interrupted_script_ends_all_ranks(
+    example: Example, method: tuple[str, list[str], list[str], str, str], signum: int
+) -> None:
+    script, words, folders, *_ = method
+    example.replace_program(NO_TRAINING)
+    job = example.start(script, *words)
+    job.wait_for(*(example.cwd / folder / "begun" for folder in folders))
+    job.send(signum)
+    assert job.finish(DEADLINE_S).code == 128 + signum
+
+
+def test_wrong_words_are_told(example: Example) -> None:
+    for script, words, text in (
+        ("run.sh", ["", "3"], "RANK_SIZE is 2 or 8"),
+        ("run_cluster.sh", [""], "bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START"),
+        ("run_cluster.sh", ["", example.home / "rank_table_2pcs.json", "2", "1"], "server 10.0.0.1 begins with rank 0"),
+        ("run_cluster.sh", ["", "no.json", "2", "0"], "run_cluster.sh: cannot read"),
+    ):
+        ended = example.start(script, *words).finish(DEADLINE_S)
+        assert ended.code == 2 and text in ended.stderr, ended

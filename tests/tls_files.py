@@ -1,0 +1,134 @@
+"""Certificate authorities for tests: keys, certificates and revocation lists, all good and in every way bad."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    pkcs12,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+SERVER_PASSWORD, CLIENT_PASSWORD = "server secret", "client secret"
+PASSWORDS = {"MSRUN_TLS_SERVER_PASSWORD": SERVER_PASSWORD, "MSRUN_TLS_CLIENT_PASSWORD": CLIENT_PASSWORD}
+DAY = datetime.timedelta(days=1)
+USAGES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+@functools.cache
+def small_rsa_key() -> rsa.RSAPrivateKey:
+    """Too small for security level 3; slow to make, so there is one."""
+    return rsa.generate_private_key(65537, 2048)
+
+
+class Authority:
+    """A CA."""
+
+    def __init__(self, name: str = "test CA", days: float = 1000, key: Any = None, is_ca: bool = True) -> None:
+        self.key = key or new_key()
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = self._builder(self._name, self.key.public_key(), days, -1)
+        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        self.certificate = builder.sign(self.key, hashes.SHA256())
+        self.pem = self.certificate.public_bytes(Encoding.PEM)
+
+    def _builder(self, name: x509.Name, public: Any, days: float, begin_days: float) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now() + DAY * begin_days)
+            .not_valid_after(now() + DAY * days)
+        )
+
+    def issue(
+        self, key: Any, *, name: str = "host", side: str = "", days: float = 365, begin_days: float = -2, ip: str = ""
+    ) -> x509.Certificate:
+        """Sign a certificate. `side`: which one it may be used for; both when empty."""
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = self._builder(subject, key.public_key(), days, begin_days)
+        if side:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([USAGES[side]]), critical=False)
+        if ip:
+            import ipaddress
+
+            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(ip))])
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def revoke(self, certificates: Sequence[x509.Certificate] = (), begin_days: float = -2, days: float = 30) -> bytes:
+        """Return a revocation list as PEM."""
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now() + DAY * begin_days).next_update(now() + DAY * days)
+        for certificate in certificates:
+            entry = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+            builder = builder.add_revoked_certificate(entry.revocation_date(now() - DAY).build())
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def as_pkcs12(key: Any, certificate: Any, password: str, chain: Sequence[x509.Certificate] = ()) -> bytes:
+    """Return PKCS#12; an empty password encrypts nothing."""
+    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    return pkcs12.serialize_key_and_certificates(b"msrun", key, certificate, list(chain) or None, encryption)
+
+
+def as_pem(key: Any, certificate: x509.Certificate | None, password: str = "") -> bytes:
+    """Return key and certificate in one PEM text."""
+    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    return text + (certificate.public_bytes(Encoding.PEM) if certificate else b"")
+
+
+class TlsFolder:
+    """A folder with what --tls_config needs, as one CA gives it to a cluster."""
+
+    def __init__(self, folder: Path, authority: Authority) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.authority = authority
+        self.keys = {side: new_key() for side in ("server", "client")}
+        self.certificates = {side: authority.issue(self.keys[side], name=side, side=side) for side in self.keys}
+        self.write("ca.crt", authority.pem)
+        for side, password in (("server", SERVER_PASSWORD), ("client", CLIENT_PASSWORD)):
+            self.write(f"{side}.p12", as_pkcs12(self.keys[side], self.certificates[side], password))
+
+    def write(self, name: str, data: bytes, mode: int = 0o600) -> Path:
+        """Write a file of the folder."""
+        path = self.folder / name
+        path.write_bytes(data)
+        path.chmod(mode)
+        return path
+
+    def config(self, name: str = "tls.json", **changes: Any) -> Path:
+        """Write a file for --tls_config, in the words of MindSpore; None takes a key out."""
+        values = {
+            "server_cert_path": "server.p12",
+            "client_cert_path": "client.p12",
+            "ca_cert_path": "ca.crt",
+            "crl_path": "",
+            "cert_expire_warning_time_in_day": 90,
+        }
+        left = {key: value for key, value in {**values, **changes}.items() if value is not None}
+        return self.write(name, json.dumps(left).encode())

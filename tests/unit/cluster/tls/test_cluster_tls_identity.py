@@ -1,0 +1,201 @@
+"""Certificates are judged before anything starts, as the other side will judge them; each fault has its own line."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, as_pkcs12, new_key, small_rsa_key
+
+from msrun.cluster.tls.identity import TlsIdentity, open_identity
+from msrun.cluster.tls.key_pair import Side
+from msrun.errors import UsageError
+from msrun.planning.tls_spec import CIPHERS, parse_tls_config
+
+SIDES: tuple[Side, Side] = ("server", "client")
+OTHER: dict[str, Side] = {"server": "client", "client": "server"}
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def tls(tmp_path: Path, authority: Authority) -> TlsFolder:
+    return TlsFolder(tmp_path, authority)
+
+
+def open_side(tls: TlsFolder, side: Side, environ: dict[str, str] = PASSWORDS, **changes: Any) -> TlsIdentity:
+    config = tls.config(**changes)
+    return open_identity(parse_tls_config(config.read_text(), "tls.json", str(tls.folder), environ), side)
+
+
+def refusal(tls: TlsFolder, side: Side, environ: dict[str, str] = PASSWORDS, **changes: Any) -> str:
+    with pytest.raises(UsageError, match=r"\A--tls_config tls.json: \w+ /[^\n]+\Z") as caught:
+        open_side(tls, side, environ, **changes)
+    return str(caught.value)
+
+
+def use(tls: TlsFolder, side: Side, key: Any, certificate: Any) -> dict[str, str]:
+    """Write a side's file; return the change of the configuration."""
+    tls.write("own.pem", as_pem(key, certificate))
+    return {f"{side}_cert_path": "own.pem"}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_good_files_give_a_strict_context(tls: TlsFolder, side: Side) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    identity = open_side(tls, side, cipher_list=CIPHERS[1])
+    assert identity.describe().startswith(f"{side} CN={side} until 20") and identity.warnings == ()
+    context = identity.context
+    assert (context.security_level, context.verify_mode) == (3, ssl.CERT_REQUIRED)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    names = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
+    assert names == [CIPHERS[1]]
+    assert set(os.listdir("/proc/self/fd")) == before and sorted(os.listdir(tls.folder)) == [
+        "ca.crt", "client.p12", "server.p12", "tls.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("password", ["", "a b ü"])
+@pytest.mark.parametrize("form", [as_pem, as_pkcs12])
+def test_pem_and_pkcs12_are_read_with_and_without_a_password(
+    tls: TlsFolder, form: Callable[..., bytes], password: str
+) -> None:
+    tls.write("own", form(tls.keys["client"], tls.certificates["client"], password))
+    assert open_side(tls, "client", {"MSRUN_TLS_CLIENT_PASSWORD": password}, client_cert_path="own")
+
+
+def test_password_may_be_in_a_file_that_nobody_else_can_read(tls: TlsFolder) -> None:
+    tls.write("pass", b"client secret\r\nmore\n")
+    assert open_side(tls, "client", {}, client_password_file="pass")
+    assert open_side(tls, "client", PASSWORDS, client_password_file="not there")  # the variable wins
+    tls.write("pass", b"client secret\n", 0o640)
+    assert "others may read it (mode 0640); chmod 600 /" in refusal(tls, "client", {}, client_password_file="pass")
+    assert "/no: cannot be read (No such file" in refusal(tls, "client", {}, client_password_file="no")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_wrong_and_missing_passwords_are_told_apart(tls: TlsFolder, side: Side) -> None:
+    name = f"MSRUN_TLS_{side.upper()}_PASSWORD"
+    wrong = refusal(tls, side, {name: "no"})
+    assert f"{side}.p12: wrong password; set {name}, or name a file with {side}_password_file" in wrong
+    assert "is encrypted, and there is no password" in refusal(tls, side, {})
+    tls.write("own.pem", as_pem(tls.keys[side], tls.certificates[side], "right"))
+    assert "wrong password" in refusal(tls, side, {name: "no"}, **{f"{side}_cert_path": "own.pem"})
+    assert "there is no password" in refusal(tls, side, {}, **{f"{side}_cert_path": "own.pem"})
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda tls: b"", "is empty"),
+        (lambda tls: b"x" * ((1 << 20) + 1), "has more than"),
+        (lambda tls: b"no certificate", "is neither PKCS#12 nor PEM, or is damaged"),
+        (lambda tls: as_pkcs12(tls.keys["client"], tls.certificates["client"], "")[:-40], "or is damaged"),
+        (lambda tls: as_pkcs12(None, tls.certificates["client"], ""), "holds no private key; export it with its key"),
+        (lambda tls: as_pkcs12(tls.keys["client"], None, ""), "holds no certificate"),
+        (
+            lambda tls: as_pkcs12(tls.keys["client"], tls.certificates["client"], "", [tls.authority.certificate]),
+            "holds a chain of 2 certificates; give one certificate with its key, and all of the CA in ca_cert_path",
+        ),
+        (lambda tls: tls.authority.pem, "holds no private key; put certificate and key into one PEM file"),
+        (lambda tls: as_pem(tls.keys["client"], None), "holds no certificate"),
+        (lambda tls: as_pem(tls.keys["client"], None)[:60] + b"\n-----END PRIVATE KEY-----", "cannot be read"),
+        (lambda tls: as_pem(new_key(), tls.certificates["client"]), "the key in it does not fit the certificate"),
+    ],
+)
+def test_file_of_a_key_that_is_none_is_refused(tls: TlsFolder, make: Callable[[TlsFolder], bytes], reason: str) -> None:
+    tls.write("own", make(tls))
+    assert reason in refusal(tls, "client", {}, client_cert_path="own")
+
+
+def test_files_that_are_not_there_are_named(tls: TlsFolder) -> None:
+    for key in ("client_cert_path", "ca_cert_path", "crl_path"):
+        reason = refusal(tls, "client", **{key: "gone"})
+        assert f"{key} {tls.folder}/gone: cannot be read (No such file or directory)" in reason
+    with pytest.raises(UsageError, match="server_cert_path: is missing; the host with the scheduler needs it"):
+        open_side(tls, "server", server_cert_path=None)
+    assert open_side(tls, "client", server_cert_path=None)
+    assert "Is a directory" in refusal(tls, "client", ca_cert_path=".")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_certificate_that_the_other_side_would_refuse_is_refused_at_once(
+    tls: TlsFolder, authority: Authority, side: Side
+) -> None:
+    key, rsa_key, alone = tls.keys[side], small_rsa_key(), Authority("alone")
+    for certificate, own_key, reason in (
+        (authority.issue(key, days=-1), key, "has expired; have it renewed"),
+        (authority.issue(key, begin_days=1), key, "is not valid yet; check the clock"),
+        (authority.issue(key, side=OTHER[side]), key, "is not made for this side (extended key usage)"),
+        (authority.issue(rsa_key), rsa_key, "the key is too small"),
+        (Authority("another CA").issue(key), key, "is not from the CA in ca_cert_path"),
+        (Authority("test CA").issue(key), key, "is not from the CA in ca_cert_path, only from one of that name"),
+        (alone.certificate, alone.key, "is signed by itself"),
+    ):
+        assert f"{side}_cert_path {tls.folder}/own.pem: {reason}" in refusal(
+            tls, side, **use(tls, side, own_key, certificate)
+        )
+
+
+def test_weak_or_wrong_authority_is_refused(tls: TlsFolder) -> None:
+    key = tls.keys["client"]
+    for name, ca, reason in (
+        ("weak.crt", Authority("weak", key=small_rsa_key()), "the CA's key is too small"),
+        ("no.crt", Authority("none", is_ca=False), "ca_cert_path holds no CA certificate"),
+    ):
+        tls.write(name, ca.pem)
+        assert reason in refusal(tls, "client", ca_cert_path=name, **use(tls, "client", key, ca.issue(key)))
+    tls.write("not.crt", b"-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n")
+    assert "holds no certificate that can be read" in refusal(tls, "client", ca_cert_path="not.crt")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_revocation_list_is_held_to_its_dates_and_its_authority(
+    tls: TlsFolder, authority: Authority, side: Side
+) -> None:
+    other = Authority("another CA")
+    for text, reason in (
+        (authority.revoke([tls.certificates[side]]), f"{side}.p12: was revoked, says crl_path; get a new one"),
+        (authority.revoke(days=-1), "crl: is out of date since 20"),
+        (authority.revoke(begin_days=1), "later than now; check the clocks"),
+        (other.revoke(), "is not from the CA in ca_cert_path"),
+        (Authority("test CA").revoke(), "is not from the CA in ca_cert_path"),
+        (b"-----BEGIN X509 CRL-----\nabc\n-----END X509 CRL-----\n", "holds no revocation list"),
+        (authority.pem, "holds no revocation list"),
+    ):
+        tls.write("crl", text)
+        assert reason in refusal(tls, side, crl_path="crl")
+    tls.write("crl", authority.revoke([tls.certificates[OTHER[side]]]))
+    assert open_side(tls, side, crl_path="crl")
+    tls.write("ca.crt", authority.pem + other.pem)
+    tls.write("crl", other.revoke())
+    assert "crl_path holds no list of the CA that signed it" in refusal(tls, side, crl_path="crl")
+
+
+def test_scheduler_has_to_have_the_name_that_is_asked_for(tls: TlsFolder, authority: Authority) -> None:
+    key = tls.keys["server"]
+    change = use(tls, "server", key, authority.issue(key, ip="10.0.0.1"))
+    assert open_side(tls, "server", server_name="10.0.0.1", **change)
+    assert "own.pem: is not for server_name 10.0.0.2" in refusal(tls, "server", server_name="10.0.0.2", **change)
+    assert "is not for server_name sched" in refusal(tls, "server", server_name="sched")
+
+
+def test_what_expires_soon_is_warned_about(tls: TlsFolder, authority: Authority) -> None:
+    old = Authority("old CA", days=19.5)
+    key = tls.keys["client"]
+    tls.write("ca.crt", old.pem)
+    change = use(tls, "client", key, old.issue(key, name="host-7\n", days=9.5))
+    warnings = open_side(tls, "client", cert_expire_warning_time_in_day=20, **change).warnings
+    assert [line.partition(": ")[2].partition(" expires on ")[0].partition(": ")[2] for line in warnings] == [
+        "CN=host-7?", "CN=old CA",
+    ]  # fmt: skip
+    assert "in 9 days; have it renewed" in warnings[0] and "ca_cert_path" in warnings[1]
+    warnings = open_side(tls, "client", cert_expire_warning_time_in_day=10, **change).warnings
+    assert len(warnings) == 1

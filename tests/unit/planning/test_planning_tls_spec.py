@@ -1,0 +1,97 @@
+"""The file of --tls_config: MindSpore's keys, and a reason for everything that is not taken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from msrun.errors import UsageError
+from msrun.planning.tls_spec import CIPHERS, PSK_CIPHER, TlsSpec, parse_tls_config
+
+DOCUMENTED_CIPHERS = (
+    "ECDHE-R SA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256:DHE-RSA-AES128-GCM-SHA256:DHE-DSS-AES128-GCM-SHA256:"
+    "DHE-PSK-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305:ECDHE-PSK-CHACHA20-POLY1305:DHE-RSA-AES128-CCM"
+)
+"""As MindSpore's own example has them, shortened: a stray blank, and suites that MindSpore refuses."""
+LEAST = {"client_cert_path": "client.p12", "ca_cert_path": "/etc/ca.crt"}
+
+
+def parse(values: Any, **environ: str) -> TlsSpec:
+    return parse_tls_config(json.dumps(values), "tls.json", "/conf", environ)
+
+
+def refusal(values: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse(values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_paths_count_from_the_folder_of_the_file() -> None:
+    spec = parse({**LEAST, "crl_path": "", "server_cert_path": "keys/server.p12"})
+    assert (spec.client_cert_path, spec.ca_cert_path, spec.crl_path) == ("/conf/client.p12", "/etc/ca.crt", "")
+    assert spec.server_cert_path == "/conf/keys/server.p12"
+    assert spec.place("ca_cert_path") == "--tls_config tls.json: ca_cert_path /etc/ca.crt"
+
+
+def test_without_a_list_all_allowed_suites_are_taken_and_90_days_are_warned() -> None:
+    spec = parse({**LEAST, "cipher_list": ""})
+    assert (spec.ciphers, spec.warning_days) == (CIPHERS, 90)
+    assert not any(name.startswith("DHE") or "PSK" in name for name in CIPHERS)
+
+
+def test_suites_keep_their_order_and_the_one_without_certificates_is_left_out() -> None:
+    names = f"{CIPHERS[5]}:{PSK_CIPHER}::{CIPHERS[0]}:{CIPHERS[5]}"
+    assert parse({**LEAST, "cipher_list": names}).ciphers == (CIPHERS[5], CIPHERS[0])
+
+
+def test_other_keys_of_a_file_of_mindspore_do_no_harm() -> None:
+    assert parse({**LEAST, "recovery": {"storage_type": 1}, "connection_num": 10000})
+
+
+def test_passwords_come_from_variables_and_are_not_shown() -> None:
+    spec = parse(LEAST, MSRUN_TLS_CLIENT_PASSWORD="open", MSRUN_TLS_SERVER_PASSWORD="sesame")
+    assert (spec.client_password, spec.server_password) == ("open", "sesame")
+    assert "open" not in repr(spec) and "sesame" not in repr(spec)
+
+
+def test_documented_list_of_suites_is_refused_by_name_with_a_remedy() -> None:
+    reason = refusal({**LEAST, "cipher_list": DOCUMENTED_CIPHERS})
+    assert "'ECDHE-R SA-AES128-GCM-SHA256' (did you mean ECDHE-RSA-AES128-GCM-SHA256?)" in reason
+    assert "'DHE-RSA-AES128-GCM-SHA256'" in reason and "and 2 more: not allowed" in reason
+    assert "leave cipher_list out to have all that are" in reason and ":".join(CIPHERS) in reason
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([], "is no JSON object"),
+        ({"ca_cert_path": "c"}, "client_cert_path: is missing"),
+        ({"client_cert_path": "c", "ca_cert_path": ""}, "ca_cert_path: is missing"),
+        ({**LEAST, "crl_paht": "x"}, "'crl_paht': no such key (did you mean crl_path?)"),
+        ({**LEAST, "server_password": "x"}, "no password belongs into this file; set MSRUN_TLS_SERVER_PASSWORD"),
+        ({**LEAST, "crl_path": 3}, "crl_path: 3 is no text"),
+        ({**LEAST, "crl_path": "a\0b"}, "is no text"),
+        ({**LEAST, "cert_expire_warning_time_in_day": 6}, "6: must be 7 to 180 days"),
+        ({**LEAST, "cert_expire_warning_time_in_day": 181}, "181: must be 7 to 180 days"),
+        ({**LEAST, "cert_expire_warning_time_in_day": True}, "true: must be 7 to 180 days"),
+        ({**LEAST, "cert_expire_warning_time_in_day": "90"}, '"90": must be 7 to 180 days'),
+        ({**LEAST, "cipher_list": PSK_CIPHER}, "alone cannot be used with certificates"),
+        ({**LEAST, "cipher_list": "ALL"}, "'ALL': not allowed"),
+        ({**LEAST, "cipher_list": "@SECLEVEL=0"}, "'@SECLEVEL=0': not allowed"),
+    ],
+)
+def test_what_is_wrong_is_named(values: Any, reason: str) -> None:
+    assert reason in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "is empty"), (" \n", "is empty"), ("{\n'a': 1}", "not JSON (line 2:"), ("[" * 100_000, "nested too deeply")],
+)
+def test_what_is_no_json_is_told(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=r"^--tls_config tls.json: ") as caught:
+        parse_tls_config(text, "tls.json", "/conf", {})
+    assert reason in str(caught.value)

@@ -1,0 +1,270 @@
+"""Where a process stands, from the variables of every launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from msrun.errors import WorldError
+from msrun.runtime.joining.find import find_world
+from msrun.runtime.joining.ms_role import find_scheduler, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.slurm import first_host
+from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
+from ranktable import build_table, write_table
+
+MSRUN = {
+    "MSRUN_JOB_ID": "job",
+    "MSRUN_RENDEZVOUS": "file:///tmp/store",
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_precondition_transports": "6aae0a689fba5d8d-e5a17a422aa9f2a3",
+    "OMPI_MCA_orte_hnp_uri": "1779499008.0;tcp://10.77.0.9,192.168.1.9:51243;tcp6://[fd77::9]:34033",
+    "OMPI_MCA_orte_local_daemon_uri": "1779499008.1;tcp://10.77.0.10:50073",
+    "PMIX_SERVER_TMPDIR": "/tmp/ompi.vm.0/pid.1",
+}
+MPIRUN_ALONE = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+MPIRUN_KEY = "mpirun 6aae0a689fba5d8d-e5a17a422aa9f2a3"
+SLURM = {
+    "SLURM_PROCID": "6",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "5,3",
+    "SLURM_STEP_NODELIST": "node[08-09]",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+}
+SLURM_KEY = "Slurm 77.0."
+MS_ROLE = {
+    "MS_ROLE": "MS_WORKER",
+    "MS_WORKER_NUM": "4",
+    "MS_SCHED_HOST": "10.0.0.1",
+    "MS_SCHED_PORT": "8118",
+    "RANK_ID": "3",
+}
+SCHEDULER = Meeting(("10.0.0.1",), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler", may_be_foreign=True)
+
+
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def by_master(key: str, port: int = 29500) -> Meeting:
+    return Meeting(("10.0.0.1",), port, key, "MASTER_ADDR", may_be_foreign=True)
+
+
+def meet_at(addresses: tuple[str, ...], key: str, named_by: str) -> Meeting:
+    return Meeting(addresses, derive_port(key), key, named_by)
+
+
+def spec(source: str, ranks: tuple[int, int, int, int], rendezvous: str | Meeting, device: int | None) -> WorldSpec:
+    if isinstance(rendezvous, Meeting):
+        return WorldSpec(source, *ranks, "", rendezvous, device)
+    return WorldSpec(source, *ranks, rendezvous, None, device)
+
+
+OF_MPIRUN = "OMPI_MCA_orte_hnp_uri"
+ON_ONE_HOST = "file:///tmp/ompi.vm.0/pid.1/msrun_world_6aae0a689fba5d8d-e5a17a422aa9f2a3"
+MPIRUN_HOSTS = ("10.77.0.9", "192.168.1.9")
+IPV6_ONLY = {OF_MPIRUN: "9.0;tcp6://[fd77::9]:34033"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ALONE),
+        ({"WORLD_SIZE": "8"}, ALONE),
+        (MSRUN, spec("msrun", (3, 8, 1, 4), "file:///tmp/store", None)),
+        (without(MSRUN, "MSRUN_RENDEZVOUS"), spec("msrun", (3, 8, 1, 4), "env://", None)),
+        (TORCHRUN, spec("torchrun", (5, 8, 1, 4), "env://", None)),
+        (without(TORCHRUN, "LOCAL_RANK", "LOCAL_WORLD_SIZE"), spec("torchrun", (5, 8, 0, 8), "env://", None)),
+        ({**MPIRUN, **MASTER}, spec("mpirun", (2, 4, 0, 2), by_master(MPIRUN_KEY), 0)),
+        (MPIRUN, spec("mpirun", (2, 4, 0, 2), meet_at(MPIRUN_HOSTS, MPIRUN_KEY, OF_MPIRUN), 0)),
+        ({**MPIRUN, **IPV6_ONLY}, spec("mpirun", (2, 4, 0, 2), meet_at(("fd77::9",), MPIRUN_KEY, OF_MPIRUN), 0)),
+        (MPIRUN_ALONE, spec("mpirun", (2, 4, 2, 4), ON_ONE_HOST, 2)),
+        ({**MPIRUN_ALONE, **MASTER}, spec("mpirun", (2, 4, 2, 4), by_master(MPIRUN_KEY), 2)),
+        (
+            without(MPIRUN_ALONE, "PMIX_SERVER_TMPDIR"),
+            spec("mpirun", (2, 4, 2, 4), meet_at(("127.0.0.1",), MPIRUN_KEY, "OMPI_COMM_WORLD_LOCAL_SIZE"), 2),
+        ),
+        ({**SLURM, **MASTER}, spec("Slurm", (6, 8, 2, 3), by_master(SLURM_KEY), 2)),
+        (SLURM, spec("Slurm", (6, 8, 2, 3), meet_at(("node08",), SLURM_KEY, "SLURM_STEP_NODELIST"), 2)),
+        (
+            {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_NODEID": "0"},
+            spec("Slurm", (6, 8, 2, 8), meet_at(("127.0.0.1",), SLURM_KEY, "SLURM_STEP_NODELIST"), 2),
+        ),
+        (
+            {**without(SLURM, "SLURM_STEP_TASKS_PER_NODE"), "MASTER_ADDR": "10.0.0.1"},
+            spec("Slurm", (6, 8, 2, 4), by_master(SLURM_KEY, derive_port(SLURM_KEY)), 2),
+        ),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, ALONE),
+        (MS_ROLE, spec("MS_ROLE", (3, 4, 0, 4), SCHEDULER, None)),
+        ({**MS_ROLE, "DEVICE_ID": "7"}, spec("MS_ROLE", (3, 4, 0, 4), SCHEDULER, 7)),
+        ({**without(MS_ROLE, "RANK_ID"), "MS_NODE_ID": "2"}, spec("MS_ROLE", (2, 4, 0, 4), SCHEDULER, None)),
+        ({**MS_ROLE, "MS_NODE_ID": "node-b"}, spec("MS_ROLE", (3, 4, 0, 4), SCHEDULER, None)),
+        (without(MS_ROLE, "RANK_ID"), spec("MS_ROLE", (-1, 4, 0, 4), SCHEDULER, None)),
+        ({**MS_ROLE, "MS_ROLE": "MS_SCHED"}, ALONE),
+    ],
+    ids=lambda value: value.source if isinstance(value, WorldSpec) else "",
+)
+def test_every_launcher_is_understood(environ: dict[str, str], expected: WorldSpec) -> None:
+    assert find_world(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "source"),
+    [
+        ({**MS_ROLE, **SLURM, **MPIRUN, **TORCHRUN, **MSRUN}, "msrun"),
+        ({**SLURM, **MPIRUN, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
+        ({**SLURM, **MPIRUN, **TORCHRUN, "RANK": "2"}, "torchrun"),
+        ({**MS_ROLE, **SLURM, **MPIRUN, "RANK_TABLE_FILE": "/x/table.json"}, "MS_ROLE"),
+        ({**SLURM, **MPIRUN, "RANK_TABLE_FILE": "/x/table.json", "RANK_ID": "0"}, "mpirun"),
+        ({**SLURM, "RANK_TABLE_FILE": "/x/table.json", "RANK_ID": "0"}, "Slurm"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_nearest_launcher_wins_when_several_left_variables(environ: dict[str, str], source: str) -> None:
+    assert find_world(environ).source == source
+
+
+FIRST_OF_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({**TORCHRUN, "RANK": "eight"}, "RANK='eight': a whole number is expected; start the job with msrun"),
+        ({**TORCHRUN, "WORLD_SIZE": ""}, "WORLD_SIZE='': a whole number"),
+        (without(MSRUN, "WORLD_SIZE"), "WORLD_SIZE=None: a whole number"),
+        ({**MSRUN, "LOCAL_RANK": "1.5"}, "LOCAL_RANK='1.5'"),
+        ({**TORCHRUN, "RANK": "8"}, "rank 8 of a world of 8 (torchrun variables): must be 0 to 7; stale variables"),
+        ({**TORCHRUN, "RANK": "-1"}, "rank -1 of a world of 8"),
+        ({**TORCHRUN, "WORLD_SIZE": "0", "RANK": "0"}, "rank 0 of a world of 0"),
+        ({**TORCHRUN, **MPIRUN}, "RANK=5, but mpirun says OMPI_COMM_WORLD_RANK=2: left over in the shell? unset RANK"),
+        (without(MPIRUN, OF_MPIRUN), "MASTER_ADDR is not set: mpirun -x MASTER_ADDR=ADDRESS_OF_THE_FIRST_HOST, or"),
+        ({**MPIRUN, OF_MPIRUN: "file"}, "MASTER_ADDR is not set: mpirun -x MASTER_ADDR="),
+        (FIRST_OF_MPIRUN, "MASTER_ADDR is not set: rank 0 does not run on mpirun's own host; mpirun -x MASTER_ADDR="),
+        ({**MPIRUN, **MASTER, "MASTER_PORT": "70000"}, "MASTER_PORT=70000: a port from 1 to 65535 is expected"),
+        (without(SLURM, "SLURM_STEP_NODELIST"), "MASTER_ADDR is not set: export it, the address of rank 0's host, bef"),
+        ({**SLURM, "SLURM_PROCID": "0"}, "MASTER_ADDR is not set: export it, the address of rank 0's host, before sr"),
+        ({"RANK_ID": "1", "RANK_SIZE": "8"}, "RANK_ID=1 and RANK_SIZE=8 are set, but not RANK_TABLE_FILE: export it"),
+        ({"RANK_TABLE_FILE": "/x", "RANK_SIZE": "8"}, "RANK_TABLE_FILE and RANK_SIZE=8 are set, but not RANK_ID: exp"),
+        ({**MS_ROLE, "RANK_ID": "4"}, "rank 4 of a world of 4 (MS_ROLE variables)"),
+        ({**MS_ROLE, "RANK_ID": "-1"}, "RANK_ID=-1: 0 or more is expected, or unset it to be given a rank"),
+        ({**MS_ROLE, "MS_NODE_ID": "2"}, "RANK_ID=3, but MS_NODE_ID=2: make them equal, or unset one"),
+        (without(MS_ROLE, "MS_SCHED_PORT"), "MS_SCHED_PORT=None"),
+        ({**MS_ROLE, "MS_SCHED_PORT": "0"}, "MS_SCHED_PORT=0: a port from 1 to 65535 is expected"),
+        (without(MS_ROLE, "MS_WORKER_NUM"), "MS_WORKER_NUM=None"),
+        ({**MS_ROLE, "MS_WORKER_NUM": "0"}, "rank 3 of a world of 0"),
+        ({**MS_ROLE, "MS_ROLE": "MS_WORKERS"}, "MS_ROLE='MS_WORKERS': MS_WORKER or MS_SCHED is expected (did you mea"),
+        (without(MS_ROLE, "MS_ROLE", "RANK_ID"), "MS_WORKER_NUM=4 and MS_SCHED_HOST=10.0.0.1 and MS_SCHED_PORT=8118"),
+    ],
+)
+def test_contradictions_and_words_are_refused_with_a_remedy(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(WorldError) as caught:
+        find_world(environ)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Ranks 0 and 1 on devices 4 and 5 of 10.0.0.2, ranks 2 to 4 on those of 10.0.0.10."""
+    path = tmp_path_factory.mktemp("table") / "table.json"
+    write_table(path, build_table([("10.0.0.2", (4, 5)), ("10.0.0.10", (0, 1, 2))], order="given"))
+    return {"RANK_TABLE_FILE": str(path), "RANK_ID": "3"}
+
+
+def test_rank_table_tells_place_device_and_where_to_meet(table: dict[str, str]) -> None:
+    found = find_world({**table, "DEVICE_ID": "1", "RANK_SIZE": "5"})
+    assert found.meeting is not None
+    assert found == spec("rank table", (3, 5, 1, 3), found.meeting, 1)
+    assert (found.meeting.addresses, found.meeting.keeper) == (("10.0.0.2",), "rank 0")
+    assert found.meeting.port == derive_port(found.meeting.key)
+    assert find_world(table) == found
+    first = find_world({"MINDSPORE_HCCL_CONFIG_PATH": table["RANK_TABLE_FILE"], "RANK_ID": "0"})
+    assert (first.device_id, first.local_rank, first.local_world_size) == (4, 0, 2)
+    assert first.meeting is not None and first.meeting.key == found.meeting.key
+    assert find_world({**table, **MASTER}).meeting == by_master(found.meeting.key)
+
+
+def test_tables_of_one_server_meet_on_loopback_each_at_a_port_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    meetings = []
+    for name in ("a", "b"):
+        path = tmp_path_factory.mktemp(name) / "table.json"
+        write_table(path, build_table([("10.0.0.2", 2)]))
+        meetings.append(find_world({"RANK_TABLE_FILE": str(path), "RANK_ID": "1"}).meeting)
+    assert [meeting.addresses for meeting in meetings if meeting] == [("127.0.0.1",)] * 2
+    assert len({meeting.port for meeting in meetings if meeting}) == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"RANK_ID": "5"}, "RANK_ID=5: RANK_TABLE_FILE {path} has ranks 0 to 4 only; correct it"),
+        ({"RANK_ID": "-1"}, "RANK_ID=-1: RANK_TABLE_FILE {path} has ranks 0 to 4 only"),
+        (
+            {"RANK_SIZE": "8"},
+            "RANK_SIZE=8, but RANK_TABLE_FILE {path} has 5 ranks: make them equal, or unset RANK_SIZE",
+        ),
+        (
+            {"DEVICE_ID": "3"},
+            "DEVICE_ID=3 with RANK_ID=3, but RANK_TABLE_FILE {path} gives that rank device 1 of server",
+        ),
+        ({"RANK_TABLE_FILE": "/no/table.json"}, "RANK_TABLE_FILE /no/table.json: cannot read /no/table.json"),
+    ],
+)
+def test_what_contradicts_the_rank_table_is_refused(table: dict[str, str], environ: dict[str, str], text: str) -> None:
+    with pytest.raises(WorldError) as caught:
+        find_world({**table, **environ})
+    assert text.format(path=table["RANK_TABLE_FILE"]) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("folded", "first"),
+    [
+        ("node", "node"),
+        ("b,a", "b"),
+        ("node[08-16,20],login", "node08"),
+        ("node[7,1-3]", "node7"),
+        ("rack[2-3]n[01,05].x", "rack2n01.x"),
+        ("", ""),
+    ],
+)
+def test_first_host_of_a_folded_list(folded: str, first: str) -> None:
+    assert first_host(folded) == first
+
+
+def test_scheduler_is_a_process_with_that_role_and_no_launcher() -> None:
+    scheduler = {**without(MS_ROLE, "RANK_ID"), "MS_ROLE": "MS_SCHED"}
+    assert find_scheduler(scheduler) == (SCHEDULER, 4)
+    assert find_scheduler(without(scheduler, "MS_SCHED_HOST")) == (
+        Meeting(("127.0.0.1",), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler", may_be_foreign=True),
+        4,
+    )
+    assert find_scheduler(MS_ROLE) is None
+    assert find_scheduler({**scheduler, **TORCHRUN}) is None
+    with pytest.raises(WorldError, match="MS_WORKER_NUM=0: at least 1"):
+        find_scheduler({**scheduler, "MS_WORKER_NUM": "0"})
+
+
+def test_limits_come_from_mindspores_variables() -> None:
+    assert joining_limit_s({}, 7.5) == 7.5
+    assert joining_limit_s({"MS_TOPO_TIMEOUT": "20"}, 7.5) == 20
+    assert joining_limit_s({"MS_TOPO_TIMEOUT": "-1"}, 7.5) == float("inf")
+    assert silence_limit_s({}) == 30
+    with pytest.raises(WorldError, match="MS_NODE_TIMEOUT=0: at least 1"):
+        silence_limit_s({"MS_NODE_TIMEOUT": "0"})

@@ -53,6 +53,24 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
     }
 
 
+PARENT = """
+import os
+from pathlib import Path
+import numpy
+parent = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+print(b"MSRUN_JOB_ID=" in parent, b"MASTER_ADDR=" in parent, "MASTER_ADDR" in os.environ)
+"""
+
+
+def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_path: Path) -> None:
+    """The fork server was started without the scheduler's address, which is known only then."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    job = fleet.run([1, 1], script)
+    assert job.code == 0, job.stderr
+    assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
+
+
 def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run("host2:3,host0:1", workers / "record.py")
     assert job.code == 0, job.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import paramiko
+import pytest
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST
 from ssh_net import make_key
 
@@ -37,6 +40,8 @@ class Behaviour:
     """What a silent server waits for."""
     is_silent: bool = False
     """Whether it accepts connections and says nothing."""
+    wants_more: bool = False
+    """Whether a good key is not enough."""
     opens_sessions: bool = True
     starts_commands: bool = True
 
@@ -138,6 +143,8 @@ class _Session(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._server.users.append(username)
         self._server.offered.append(key.get_base64())
+        if self._server.behaviour.wants_more:
+            return paramiko.AUTH_PARTIALLY_SUCCESSFUL
         accepted = self._server.behaviour.accepted
         if "publickey" in self._server.behaviour.types and (not accepted or key.get_base64() in accepted):
             return paramiko.AUTH_SUCCESSFUL
@@ -188,6 +195,26 @@ def _send_signal(channel: paramiko.Channel, name: str) -> None:
     message.add_string("")
     channel.transport._send_user_message(message)
     channel.close()
+
+
+@contextlib.contextmanager
+def running_agent(path: Path) -> Iterator[Path]:
+    """Yield the socket of a new ssh-agent; skip the test where there is none."""
+    if shutil.which("ssh-agent") is None:
+        pytest.skip("there is no ssh-agent")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it listens then
+        try:
+            yield path
+        finally:
+            process.terminate()
+
+
+def add_key(agent: Path, key: Path) -> None:
+    """Give a key to an ssh-agent."""
+    environment = {"SSH_AUTH_SOCK": str(agent), "PATH": "/usr/bin:/bin"}
+    subprocess.run(["ssh-add", "-q", key], env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
 
 
 @contextlib.contextmanager

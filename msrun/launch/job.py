@@ -18,7 +18,7 @@ from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import adopt_orphans, descendants
-from msrun.agent.processes.server_handle import start_fork_server
+from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -72,6 +72,8 @@ class AgentPart:
     """Told of what happens before the hosts have come together."""
     listener: socket.socket | None = None
     """Where the scheduler listens already, on the host that has it."""
+    early_server: ForkServerHandle | None = None
+    """A fork server that was started before the hosts had come together; ended by whoever started it."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -132,7 +134,9 @@ def run_job(
     """
     facts = read_host_facts({**caller, **dict(spec.env)})
     job_id = job_id or new_job_id()
-    strangers = frozenset(descendants(os.getpid()))  # `monitor & exec msrun` makes the monitor a child of msrun
+    early_server = part.early_server if part else None
+    ours = {early_server.pid} if early_server else set()
+    strangers = frozenset(descendants(os.getpid())) - ours  # `monitor & exec msrun` makes the monitor a child of msrun
     with contextlib.ExitStack() as stack:
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
@@ -168,7 +172,7 @@ def run_job(
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
         console = part.display(plan) if part else Console(plan, quiet=quiet)
-        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering)
+        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, early_server)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure:
             with contextlib.suppress(OSError):  # disk full: what is printed has to do
@@ -209,6 +213,7 @@ def _run(
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
+    early_server: ForkServerHandle | None,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -216,14 +221,14 @@ def _run(
     ours, theirs = socket.socketpair()
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
+    env, folder, server = server_environment(caller, host.common_env), host.working_directory, early_server
     with open_scheduler_log(plan) as log, theirs:
-        server = start_fork_server(
-            env=server_environment(caller, host.common_env),
-            working_directory=host.working_directory,
-            log_fd=log.fileno(),
-            scheduler_fd=theirs.fileno(),
-            listener_fd=listener.fileno(),
-        )
+        if server is not None and not server.can_serve(env, folder):
+            server.kill()
+            server = None
+        if server is None:
+            server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
+        server.begin(env, log_fd=log.fileno(), scheduler_fd=theirs.fileno(), listener_fd=listener.fileno())
     listener.close()
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)

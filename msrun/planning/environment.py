@@ -19,6 +19,13 @@ LOOPBACK_DEFAULTS = {
 """Keeps the sockets of a one-host job on loopback; a value that the user set wins."""
 
 
+SET_LATE = (contract.JOB_VARIABLES | LOOPBACK_DEFAULTS.keys()) - {contract.MSRUN_JOB_ID}
+"""Variables that a fork server may be given while it runs already: nothing that it imports reads them.
+
+MSRUN_JOB_ID is none of them: by it processes of a job are found, in the environment that they were started with.
+"""
+
+
 def interface_defaults(interface: str) -> dict[str, str]:
     """Return what makes the workers of several hosts talk over the network on which the hosts have met.
 
@@ -54,13 +61,7 @@ def common_environment(
         interfaces: variables that choose network interfaces.
     """
     env = {name: value for name, value in interfaces.items() if name not in caller}
-    env["PYTHONUNBUFFERED"] = "1"
-    env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
-    if "PYTHONFAULTHANDLER" not in caller:
-        env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code shows where Python was
-    if "OMP_NUM_THREADS" not in caller:
-        env["OMP_NUM_THREADS"] = str(threads)
-    env.update(extra)
+    env.update(early_environment(caller=caller, extra=extra, threads=threads))
     env.update(
         {
             contract.WORLD_SIZE: str(world_size),
@@ -86,6 +87,20 @@ def common_environment(
         }
     )
     return env
+
+
+def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Return the part of `common_environment` that does not depend on the other hosts, nor on the job's addresses.
+
+    It holds all that the interpreter and torch read before a worker's program runs.
+    """
+    env = {"PYTHONUNBUFFERED": "1"}
+    env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
+    if "PYTHONFAULTHANDLER" not in caller:
+        env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code shows where Python was
+    if "OMP_NUM_THREADS" not in caller:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return {**env, **extra}
 
 
 def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, device_id: int) -> dict[str, str]:

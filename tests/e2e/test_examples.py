@@ -97,13 +97,13 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
 
 
 def test_optimizer_parallel_over_four_hosts_equals_one_process(
-    msrun: JobRunner, examples: Path, one_epoch_alone: np.ndarray
+    msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
     try:
         with SshNet(4) as net:
-            folder = examples / "optimizer_parallel"
+            folder = with_digits / "optimizer_parallel"
             fleet = FleetRunner(msrun, net, folder)
-            done = fleet.start("host[0-3]:2", "train.py", EPOCHS="1").finish(DEADLINE_S)
+            done = fleet.start("host[0-3]:2", "--env=EPOCHS=1", "train.py").finish(DEADLINE_S)
             fleet.prove_nothing_left()
     except HostNetError as error:
         pytest.skip(f"cannot make hosts: {error}")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from host_net import HostNet, HostNetError
 from job_runner import REPOSITORY, Finished, JobRunner, Running
+from ssh_net import SshNet
 
 from msrun.runtime.data import write_idx
 
@@ -138,6 +139,17 @@ def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -
         ended_well(job)
     for rank, name in enumerate(("worker_0.log", "node_1/worker_1.log")):
         check_equal((example.home / "log_output" / name).read_text(), rank, alone)
+
+
+def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
+    try:
+        with SshNet(2) as net:
+            prefix, home = tuple(net.prefix(net.control)), str(net.home)
+            ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
+    except HostNetError as error:
+        pytest.skip(f"cannot make hosts: {error}")
+    for rank in range(2):
+        check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
 
 
 def test_dynamic_cluster_on_one_host(example: Example, alone: np.ndarray) -> None:

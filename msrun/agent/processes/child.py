@@ -55,7 +55,7 @@ def become(
     _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
     who = "the scheduler" if is_scheduler else f"worker {spec.process_id}"
     apply_binding(who, spec.cpus, spec.memory_nodes)
-    _set_environment(spec.env)
+    set_environment(spec.env)
     if is_scheduler:
         _name_process("msrun: scheduler")
         _run_scheduler(server_pid, scheduler_fds)
@@ -143,7 +143,8 @@ def _close_inherited(keep: tuple[int, ...]) -> None:
     os.closerange(first, 1 << 16)
 
 
-def _set_environment(env: Mapping[str, str | None]) -> None:
+def set_environment(env: Mapping[str, str | None]) -> None:
+    """Set variables of this process; None removes one."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -175,7 +176,7 @@ def _name_process(title: str) -> None:
         preset = os.environ.get("SPT_NOENV")
         os.environ["SPT_NOENV"] = "1"
         setproctitle(title.encode("utf-8", "replace").decode())  # arguments may hold bytes that are no text
-        _set_environment({"SPT_NOENV": preset})
+        set_environment({"SPT_NOENV": preset})
 
 
 def _reseed() -> None:

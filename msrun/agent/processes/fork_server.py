@@ -5,7 +5,8 @@ children: when it ends, the kernel kills every worker (see `child.become`); when
 below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
-    agent -> server   prepare {preload, start_method, run_dir, blas_threads}
+    agent -> server   import {names}       begin {environment}, with descriptors over another socket
+                      prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
@@ -18,7 +19,6 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 
 from __future__ import annotations
 
-import importlib
 import os
 import selectors
 import shutil
@@ -26,14 +26,13 @@ import signal
 import socket
 import sys
 import time
-import weakref
 from collections import deque
 from typing import Any
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import become
-from msrun.agent.processes.import_garbage import collection_paused
+from msrun.agent.processes.child import become, set_environment
+from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
@@ -41,13 +40,17 @@ from msrun.cluster.messages import Channel, Message
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
 KILL_DEADLINE_S = 5.0
+DESCRIPTORS = 3
+"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
 
 
 class ForkServer:
     """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
 
-    def __init__(self, channel: Channel, agent_pid: int) -> None:
+    def __init__(self, channel: Channel, agent_pid: int, passing: socket.socket) -> None:
+        """`passing`: where the descriptors of `begin` come from."""
         self._channel = channel
+        self._passing = passing
         self._agent_pid = agent_pid
         self._running: dict[int, int] = {}
         """pid -> process id"""
@@ -58,6 +61,8 @@ class ForkServer:
         self._run_dir = ""
         self._finished = False
         self.blas_threads = 1
+        self.scheduler_fds = (-1, -1)
+        """The scheduler's channel to the agent and the socket of its store."""
         self.log_pipes: LogPipes | None = None
         """Of the workers that run now; None when they write to their logs themselves."""
 
@@ -99,7 +104,12 @@ class ForkServer:
 
     def _handle(self, message: Message) -> ProcessSpec | None:
         kind = message["type"]
-        if kind == "prepare":
+        if kind == "import":
+            with collection_paused():
+                preload(message["names"])
+        elif kind == "begin":
+            self._begin(message)
+        elif kind == "prepare":
             self._prepare(message)
         elif kind == "start":
             return self._start([ProcessSpec.from_json(value) for value in message["processes"]])
@@ -114,6 +124,20 @@ class ForkServer:
         elif kind == "finish":
             self._finish()
         return None
+
+    def _begin(self, message: Message) -> None:
+        """Take what belongs to the job alone."""
+        _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS)
+        self._passing.close()
+        if len(descriptors) < DESCRIPTORS:  # the agent has gone
+            self._abandon()
+            return
+        log, *scheduler = descriptors
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        self.scheduler_fds = (scheduler[0], scheduler[1])
+        set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
         begin = time.monotonic()
@@ -251,53 +275,19 @@ class ForkServer:
         self._channel.send(message)
 
 
-def preload(names: list[str]) -> None:
-    """Import each `module` or `module:name`; what fails is left to the worker, whose traceback is the right one."""
-    for text in names:
-        module_name, _, attribute = text.partition(":")
-        try:
-            module = importlib.import_module(module_name)
-            if attribute and not hasattr(module, attribute):
-                importlib.import_module(f"{module_name}.{attribute}")
-        except Exception as error:  # noqa: BLE001 - any module may fail in any way at import
-            print(f"preload {text}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def forget_finalizers() -> None:
-    """Keep workers from running at their end what imports registered here (`weakref.finalize`).
-
-    Torch alone registers thousands of them, only to take operators back from a process that ends anyway; in
-    every worker they would touch, and so copy, 28 MB. What a worker registers itself still runs.
-    """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False
-
-
-def fork_safety() -> tuple[str, str]:
-    """Return ("fork", "") when this process may fork workers, else ("exec", why not)."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    if threads > 1:
-        return "exec", f"{threads - 1} threads were started by imports; a fork would copy none of them"
-    for name in ("torch.cuda", "torch_npu.npu"):
-        module = sys.modules.get(name)
-        if module is not None and module.is_initialized():
-            return "exec", f"{name} was initialised by imports; an accelerator cannot be used after a fork"
-    return "fork", ""
-
-
 def main() -> None:
-    """Entry point: argv holds the channel's descriptor, the agent's pid and the scheduler's two descriptors."""
-    channel_fd, agent_pid, scheduler_fd, listener_fd = (int(text) for text in sys.argv[1:5])
+    """Entry point: argv holds the channel's descriptor, the agent's pid and the descriptor of the passing socket."""
+    channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[1:4])
     process_control.die_with_parent(agent_pid)
     server_pid = os.getpid()
-    server = ForkServer(Channel(socket.socket(fileno=channel_fd)), agent_pid)
+    server = ForkServer(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
     child = server.serve()
     if child is None:
         os._exit(0)
     become(
         child,
         server_pid=server_pid,
-        scheduler_fds=(scheduler_fd, listener_fd),
+        scheduler_fds=server.scheduler_fds,
         blas_threads=server.blas_threads,
         log_pipes=server.log_pipes,
     )

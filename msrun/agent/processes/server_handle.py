@@ -14,6 +14,7 @@ from typing import Any
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
+from msrun.planning.environment import SET_LATE
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in.
@@ -23,9 +24,20 @@ _BOOT = "import sys; '' in sys.path[:1] and sys.path.pop(0); from msrun.agent.pr
 class ForkServerHandle:
     """A running fork server. Owned by the agent's event loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        channel: Channel,
+        passing: socket.socket,
+        env: Mapping[str, str],
+        working_directory: str,
+    ) -> None:
+        """`passing`: takes the descriptors of `begin`."""
         self._process = process
         self.channel = channel
+        self._passing = passing
+        self._env = dict(env)
+        self._working_directory = working_directory
 
     @property
     def pid(self) -> int:
@@ -35,6 +47,31 @@ class ForkServerHandle:
     def send(self, kind: str, **fields: Any) -> None:
         """Send one request; a server that has ended is noticed by its closed channel."""
         self.channel.send({"type": kind, **fields})
+
+    def import_early(self, names: Sequence[str]) -> None:
+        """Let the server import `module` or `module:name` before it has a job."""
+        self.send("import", names=list(names))
+
+    def can_serve(self, env: Mapping[str, str], working_directory: str) -> bool:
+        """Return whether the server is as good as one that was started with this environment, in this directory."""
+        return working_directory == self._working_directory and self._changes(env).keys() <= SET_LATE
+
+    def begin(self, env: Mapping[str, str], *, log_fd: int, scheduler_fd: int, listener_fd: int) -> None:
+        """Give the server its job. Once, before anything is started.
+
+        Args:
+            env: see `can_serve`.
+            log_fd: gets what the server and imported libraries print; closed by the caller.
+            scheduler_fd: the scheduler's end of its channel to the agent; closed by the caller.
+            listener_fd: listening socket of the store; closed by the caller.
+        """
+        self.send("begin", environment=self._changes(env))
+        with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
+            socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd])
+
+    def _changes(self, env: Mapping[str, str]) -> dict[str, str | None]:
+        old = self._env
+        return {name: env.get(name) for name in old.keys() | env.keys() if old.get(name) != env.get(name)}
 
     def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Ask for processes; each answers with a `started` message."""
@@ -59,23 +96,20 @@ class ForkServerHandle:
         return True
 
 
-def start_fork_server(
-    *, env: Mapping[str, str], working_directory: str, log_fd: int, scheduler_fd: int, listener_fd: int
-) -> ForkServerHandle:
-    """Start a fork server in a session of its own.
+def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
+    """Start a fork server in a session of its own; `begin` gives it a job.
 
     Args:
-        log_fd: gets what the server and imported libraries print; closed by the caller.
-        scheduler_fd: the scheduler's end of its channel to the agent; closed by the caller.
-        listener_fd: listening socket of the store; closed by the caller.
+        log_fd: gets what it says before it has a job; closed by the caller.
 
     Raises:
         ClusterError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
-        fds = (theirs.fileno(), scheduler_fd, listener_fd)
-        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(scheduler_fd), str(listener_fd)]
+    passing, taking = socket.socketpair()
+    with theirs, taking:
+        fds = (theirs.fileno(), taking.fileno())
+        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1])]
         try:
             process = subprocess.Popen(
                 argv,
@@ -89,5 +123,6 @@ def start_fork_server(
             )
         except OSError as error:
             ours.close()
+            passing.close()
             raise ClusterError(f"cannot start the fork server ({sys.executable}): {error.strerror}") from None
-    return ForkServerHandle(process, Channel(ours))
+    return ForkServerHandle(process, Channel(ours), passing, env, working_directory)

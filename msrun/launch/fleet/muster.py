@@ -164,6 +164,7 @@ class Muster:
                 spec=spec_of_host(spec, seats, node, token),
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
+                will_run=self._logs is not None,
                 can_resume=not self._opener.is_local(entry),
                 rank_table=table,
                 shown=shown,

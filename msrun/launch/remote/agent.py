@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.cluster.messages import Message
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -27,6 +28,7 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
+from msrun.launch.remote.early_start import start_early
 from msrun.launch.remote.launcher_link import LauncherLink, listen_at
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.report import LauncherReport
@@ -57,6 +59,8 @@ class HostJob:
     """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
     silence_s: float
     """How long launcher and agent may hear nothing of each other."""
+    will_run: bool
+    """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
     can_resume: bool
     """Whether a broken connection may be replaced."""
     rank_table: str = ""
@@ -76,6 +80,7 @@ class Agent:
         self._listener: socket.socket | None = None
         self._job: HostJob | None = None
         self._caller: dict[str, str] = {}
+        self._server: ForkServerHandle | None = None
 
     def run(self) -> None:
         """Do what the launcher wants until it wants nothing more, or has gone."""
@@ -85,6 +90,8 @@ class Agent:
         finally:
             if self._listener is not None:
                 self._listener.close()
+            if self._server is not None:
+                self._server.kill()
 
     def clean_up(self) -> None:
         """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
@@ -110,12 +117,11 @@ class Agent:
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
-        own = (
-            "SSH_",
-            "MSRUN_",
-        )  # of the connection, and, where this is the launcher's host, settings and secrets of it
-        login = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
+        login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
         self._caller = {**login, **job.environment}
+        if job.will_run:
+            self._server = start_early(job.spec, self._caller, job.job_id)
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
         )
@@ -150,7 +156,7 @@ class Agent:
             return LauncherReport(link, plan, logs)
 
         listener, self._listener = self._listener, None
-        part = AgentPart(display, lambda text: link.send("say", text=text), listener)
+        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server)
         try:
             result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         finally:

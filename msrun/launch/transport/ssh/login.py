@@ -83,7 +83,9 @@ class Login:
             if not missing:
                 return
             if "publickey" not in missing:
-                raise _refused(target, tried, found, f"beside a key the server wants {_words(missing)}, msrun has none")
+                raise _refused(
+                    target, tried, found, f"beside a key the server wants {_words(missing)}, which msrun cannot give"
+                )
         if not tried:
             self._ask_for_nothing(transport, target, found)
             return

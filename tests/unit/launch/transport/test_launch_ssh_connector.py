@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from job_runner import wait_until
 from ssh_net import make_key
-from ssh_server import SshServer, running_server
+from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh import paramiko_names
 from msrun.launch.transport.ssh.connector import SshConnector
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.pipe import SshPipe
+from msrun.launch.transport.ssh.stream import open_proxy_command
+from msrun.launch.transport.ssh.target import SshTarget
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.ssh_settings import SshSettings
 
@@ -326,6 +328,30 @@ def test_name_with_shell_text_never_reaches_a_proxy_command(client: Client, tmp_
     with pytest.raises(UsageError, match="shell text"):
         client.open(22, text=f"HostName x;touch${{IFS}}{tmp_path}/harm\nProxyCommand echo %h")
     assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a;b"])
+def test_proxy_command_looks_at_the_name_itself_too(name: str) -> None:
+    with pytest.raises(UsageError, match="starts with '-' or holds shell text"):
+        open_proxy_command(SshTarget("h1", name, "me", proxy_command=f"echo {name}"))
+
+
+def test_agent_lets_in_without_any_file(
+    serve: Callable[..., SshServer], client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(accepted=frozenset({client.key.split()[1]}))
+    with running_agent(tmp_path / "agent") as socket_path:
+        add_key(socket_path, tmp_path / "id")
+        (tmp_path / "id").unlink()
+        client.open(server.port, text=f"IdentityAgent {socket_path}").close()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        client.open(server.port, text="IdentityAgent SSH_AUTH_SOCK").close()
+    assert server.offered == [client.key.split()[1]] * 2
+
+
+def test_server_that_wants_more_than_a_key_is_named(serve: Callable[..., SshServer], client: Client) -> None:
+    text = client.refused(serve(types="keyboard-interactive", wants_more=True).port)
+    assert "tried ~/id; beside a key the server wants keyboard-interactive, which msrun cannot give" in text
 
 
 def test_closing_calls_off_what_is_being_made(serve: Callable[..., SshServer], client: Client) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ssh_server import add_key, running_agent
 
 from msrun.launch.transport.ssh.key_file import parse_public_key, read_key_file
 from msrun.launch.transport.ssh.key_ring import KeyRing
@@ -36,20 +37,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[str]:
     """The socket of an empty ssh-agent."""
-    if shutil.which("ssh-agent") is None:
-        pytest.skip("there is no ssh-agent")
-    path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()  # it has its socket then
-    yield str(path)
-    process.terminate()
-    process.wait(30)
-
-
-def add(agent: str, path: Path) -> None:
-    environment = {"SSH_AUTH_SOCK": agent, "PATH": "/usr/bin:/bin"}
-    subprocess.run(["ssh-add", "-q", path], env=environment, check=True, capture_output=True, timeout=60)
+    with running_agent(tmp_path / "agent") as path:
+        yield str(path)
 
 
 def target(*named: Path, agent: str = "", others: tuple[Path, ...] = (), **more: Any) -> SshTarget:
@@ -110,7 +99,7 @@ def test_files_come_in_their_order_and_those_that_were_named_are_accounted_for(f
 
 def test_named_keys_come_before_those_that_the_agent_has_beside(folder: Path, agent: str) -> None:
     for name in ("extra", "usual"):
-        add(agent, make(folder / name))
+        add_key(Path(agent), make(folder / name))
     wanted = target(folder / "plain", agent=agent, others=(folder / "usual",))
     assert labels(KeyRing(), wanted)[0] == [f"{folder}/plain", f"{folder}/usual @", "extra @"]
     only = target(folder / "plain", agent=agent, others=(folder / "usual",), identities_only=True)
@@ -118,7 +107,7 @@ def test_named_keys_come_before_those_that_the_agent_has_beside(folder: Path, ag
 
 
 def test_agent_signs_for_a_file_that_is_locked_or_has_the_public_key_only(folder: Path, agent: str) -> None:
-    add(agent, folder / "plain")
+    add_key(Path(agent), folder / "plain")
     shutil.move(folder / "plain", folder / "hidden")
     ring = KeyRing()
     wanted = target(folder / "plain.pub", agent=agent)
@@ -166,7 +155,7 @@ def test_key_in_the_agent_needs_no_passphrase(folder: Path, agent: str) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-a", "1", "-p", "-N", "secret", "-f", folder / "same"], check=True, capture_output=True
     )
-    add(agent, folder / "plain")
+    add_key(Path(agent), folder / "plain")
 
     def ask(what: str) -> str:
         raise AssertionError(what)

@@ -64,6 +64,14 @@ class HostSupervisor(Supervisor):
         verdict = {**self._describe(attempt).to_json(), "can_restart": self._attempts.can_restart}
         self._send({"type": "failed", "attempt": attempt.number, "verdict": verdict})
 
+    def _on_exited(self, message: Message) -> None:
+        """Have the scheduler know who has ended well: a rank of another host may fail for the want of it."""
+        super()._on_exited(message)
+        attempt = self._attempt
+        member = attempt.membership.members.get(message["process_id"])
+        if member is not None and member.state is WorkerState.DONE and not attempt.has_failed and not self._is_alone:
+            self._send({"type": "done", "attempt": attempt.number, "rank": member.global_rank})
+
     def _end_attempt(self) -> None:
         self._watch.stop()
         self._timers.cancel("start", "stop", "stacks", "elsewhere")

@@ -12,6 +12,7 @@ Messages, JSON with a length in front (`cluster.messages`):
                         over {verdict}              beat {}
     host -> scheduler   hi {}                       register {request, nonce, proof}
                         failed {attempt, verdict}   ended {attempt, can_continue}
+                        done {attempt, rank}
                         ready {attempt}             beat {}
 """
 
@@ -283,6 +284,8 @@ class Coordinator(threading.Thread):
         node_rank = guest.seat.node_rank
         if kind == "failed":
             self._order(self._fleet.failed(attempt, Verdict.from_json(message.get("verdict"))))
+        elif kind == "done" and message.get("rank") in guest.seat.ranks:
+            self._fleet.done(node_rank, attempt, message["rank"])
         elif kind == "ended":
             can_continue = message.get("can_continue") is True
             self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue))

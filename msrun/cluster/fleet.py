@@ -7,12 +7,13 @@ its part, the job is over, or starts again everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msrun import contract
 from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
+from msrun.planning.ranks import fold_ranks
 
 MAX_TEXT = 4096
 MAX_REPORT_KEYS = 32
@@ -34,6 +35,8 @@ class Verdict:
     can_restart: bool = False
     worker: Mapping[str, Any] | None = None
     """The failed worker in the words of the failure file."""
+    lost_peer: bool = False
+    """Its last words are that another rank has gone, and that one was not of its host."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
@@ -53,6 +56,7 @@ class Verdict:
             wait_status=status if type(status) is int and 0 <= status < 1 << 16 else None,
             can_restart=given.get("can_restart") is True,
             worker=worker if isinstance(worker, Mapping) and len(worker) <= MAX_REPORT_KEYS else None,
+            lost_peer=given.get("lost_peer") is True,
         )
 
 
@@ -70,6 +74,8 @@ class Fleet:
         """Those that have not ended their part of the attempt."""
         self._unready = set(self._nodes)
         """Those that could not start their workers again yet."""
+        self._done: dict[int, int] = {}
+        """Rank -> node of those that have ended well in this attempt."""
         self._is_last = False
         self.attempt = 0
         self.verdict: Verdict | None = None
@@ -80,9 +86,22 @@ class Fleet:
         """A host reports a failure. Only the first of an attempt counts."""
         if self.is_over or attempt != self.attempt or self.verdict is not None:
             return []
-        self.verdict = verdict
+        self.verdict = verdict = self._with_deserters(verdict)
         self._is_last |= not verdict.can_restart
         return [{"type": "stop", "attempt": attempt, "verdict": verdict.to_json()}]
+
+    def _with_deserters(self, verdict: Verdict) -> Verdict:
+        """Say who had ended well before, where that is why another host's rank has failed."""
+        done = {rank: node for rank, node in self._done.items() if node != verdict.node_rank}
+        if not (verdict.lost_peer and done):
+            return verdict
+        who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
+        return replace(verdict, reason=f"{verdict.reason}, waiting for {who} that had ended with exit code 0")
+
+    def done(self, node_rank: int, attempt: int, global_rank: int) -> None:
+        """A rank has ended well."""
+        if attempt == self.attempt:
+            self._done[global_rank] = node_rank
 
     def ended(self, node_rank: int, attempt: int, *, can_continue: bool) -> list[Message]:
         """All workers of a host have ended, or none was started."""
@@ -122,5 +141,6 @@ class Fleet:
             return [{"type": "over", "verdict": self.verdict.to_json() if self.verdict else None}]
         self.attempt += 1
         self.verdict = None
+        self._done.clear()
         self._busy, self._unready = set(self._nodes), set(self._nodes)
         return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s}]

@@ -107,8 +107,16 @@ def name_failure(plan: LaunchPlan, attempt: Attempt) -> Verdict:
         kind = "hang" if isinstance(attempt.fault, HangTimeout) else "fault"
         return Verdict(host.node_rank, f"{host.where}: {failure.reason}", failure.exit_code, kind)
     member = attempt.membership.first_failure
-    status = member.wait_status if member else None
-    return Verdict(host.node_rank, failure.reason, failure.exit_code, "worker", status, worker=asdict(first))
+    assert member is not None, "a failed worker that is none"
+    return Verdict(
+        host.node_rank,
+        failure.reason,
+        failure.exit_code,
+        "worker",
+        member.wait_status,
+        worker=asdict(first),
+        lost_peer=_has_lost_peer(first.excerpt) and not _ended_early(attempt, member, first.excerpt),
+    )
 
 
 def build_fleet_failure(plan: LaunchPlan, result: HostResult, verdict: Verdict | None) -> JobFailure | None:
@@ -177,8 +185,7 @@ def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     left = [
         rank for rank in attempt.left if members[rank] not in done and members[rank].state is not WorkerState.FAILED
     ]
-    text = "\n".join(excerpt).lower()
-    if not (done or left) or not any(words in text for words in LOST_PEER):
+    if not (done or left) or not _has_lost_peer(excerpt):
         return ""
     if left:
         ranks = fold_ranks([*left, *(member.global_rank for member in done)])
@@ -186,6 +193,11 @@ def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     before_s = max(0.0, first.ended_at - max(member.ended_at for member in done))
     ranks = fold_ranks(member.global_rank for member in done)
     return f"waiting for rank {ranks} that had ended with exit code 0 {before_s:.1f} s before"
+
+
+def _has_lost_peer(excerpt: list[str]) -> bool:
+    text = "\n".join(excerpt).lower()
+    return any(words in text for words in LOST_PEER)
 
 
 def _summary(attempt: Attempt) -> dict[str, int | float | str]:

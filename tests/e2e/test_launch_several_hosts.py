@@ -299,6 +299,22 @@ def test_store_is_fresh_after_a_restart(hosts: Hosts, tmp_path: Path) -> None:
     assert "sum 4.0" in (tmp_path / "log_output" / "worker_0.log").read_text()
 
 
+def test_rank_that_ended_well_before_another_host_needed_it_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nvalue = torch.ones(1)\ndist.all_reduce(value)\n"
+        "if os.environ['RANK'] == '1':\n    sys.exit(0)\n"
+        "while 'exited' not in Path('log_output/node_1/events.jsonl').read_text():\n    time.sleep(0.01)\n"
+        "dist.all_reduce(value)\n"
+    )
+    for ended in finish_all(hosts.start_all([1, 1], "train.py")):
+        assert ended.code == 1
+        assert re.fullmatch(
+            r"msrun: error: rank 0 on node 0 \(.*\) failed first: exit code 1, after \S+ s, "
+            r"waiting for rank 1 on node 1 that had ended with exit code 0", ended.errors[0],
+        ), ended.errors  # fmt: skip
+
+
 def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> None:
     servers = [
         {

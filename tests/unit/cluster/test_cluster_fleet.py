@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,29 @@ def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
     assert job.ended(0, 0, can_continue=True) == []
     (over,) = job.ended(1, 0, can_continue=True)
     assert over == {"type": "over", "verdict": verdict(1).to_json()}
+
+
+def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed() -> None:
+    lost = replace(verdict(0), lost_peer=True)
+    job = fleet(3, restarts=1)
+    for node, rank in ((0, 0), (2, 5), (1, 3), (1, 2)):
+        job.done(node, 0, rank)
+    job.done(2, 7, 6)  # words of another attempt
+    (stop,) = job.failed(0, lost)
+    who = "rank 2-3, 5 on node 1-2"
+    assert stop["verdict"]["reason"] == f"rank of node 0 failed, waiting for {who} that had ended with exit code 0"
+    assert Verdict.from_json(stop["verdict"]) == job.verdict
+    for node in range(3):
+        job.ended(node, 0, can_continue=True)
+    (stop,) = job.failed(1, lost)
+    assert stop["verdict"]["reason"] == "rank of node 0 failed"
+
+
+def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:
+    job = fleet()
+    job.done(1, 0, 1)
+    (stop,) = job.failed(0, verdict(0))
+    assert stop["verdict"]["reason"] == "rank of node 0 failed"
 
 
 def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:

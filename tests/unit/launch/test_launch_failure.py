@@ -125,6 +125,23 @@ def test_failure_of_one_host_is_the_same_on_all_of_them(plan: LaunchPlan) -> Non
     assert [other["state"] for other in here.others] == ["stopped by msrun"] * 4
 
 
+@pytest.mark.parametrize(
+    ("words", "before", "lost_peer"),
+    [
+        ("Connection closed by peer [10.0.0.3]:4", {}, True),
+        ("Connection closed by peer [10.0.0.3]:4", {0: 0}, False),  # it was one of this host, which the reason names
+        ("ValueError: no such file", {}, False),
+    ],
+)
+def test_scheduler_is_told_that_a_rank_misses_one_of_another_host(
+    plan: LaunchPlan, words: str, before: dict[int, int], lost_peer: bool
+) -> None:
+    Path(plan.workers[2].log_path).write_text(f"{words}\n")
+    statuses = {**before, 2: 1 << 8, **dict.fromkeys({0, 1, 3} - before.keys(), signal.SIGTERM)}
+    attempt = result(several(plan), statuses).last
+    assert name_failure(several(plan), attempt).lost_peer is lost_peer
+
+
 def test_worker_that_another_msrun_described_otherwise_is_left_out(plan: LaunchPlan) -> None:
     verdict = Verdict(1, "r", 7, "worker", worker={"global_rank": 2})
     stopped = result(plan, dict.fromkeys(range(4), signal.SIGTERM), PeerFailed("r", 7))

@@ -120,6 +120,7 @@ class SshNet(HostNet):
         self.home = self.folder / "home"
         self.client = self.home / ".ssh"
         self.client.mkdir(parents=True, mode=0o700)
+        (self.folder / "there").mkdir(mode=0o700)
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # without it no server starts
         self._write_files()
         for host in self._all:
@@ -161,6 +162,7 @@ class SshNet(HostNet):
         options = {**self._options, **self._host_options.get(host, {})}
         lines = [f"{name} {value}" for name, value in options.items()]
         lines += [f"HostKey {self.folder}/host_key_{host}", f"AuthorizedKeysFile {self.folder}/authorized_keys"]
+        lines.append(f"SetEnv HOME={self.folder}/there")  # not this machine's shell profile, which may take its time
         path = self.folder / f"sshd_config_{host}"
         path.write_text("\n".join(lines) + "\n")
 

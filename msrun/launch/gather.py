@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
     from msrun.cluster.tls.key_pair import Side
 
+REGISTERED = "registered with the scheduler"
 UNKNOWN = "?"
 """Name and address of a host that a dry run cannot know."""
 NAME_RETRY_S = 1.0
@@ -245,7 +246,7 @@ class Gathering:
         if kind in ("waiting", "note"):
             self._say(message["text"])
         elif kind == "registered":
-            self._say("registered with the scheduler" + (f" through {message['tls']}" if message["tls"] else ""))
+            self._say(REGISTERED + (f" through {message['tls']}" if message["tls"] else ""))
         elif kind == "refused":
             raise ClusterError(reason)
         elif kind == "lost":

@@ -26,6 +26,7 @@ from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.gather import REGISTERED
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.planning.hosts.forwarded import forwarded_environment
@@ -208,7 +209,9 @@ class FleetRun:
         self._record.note(node_rank, kind, message["fields"])
 
     def _on_say(self, node_rank: int, message: Message) -> None:
-        if node_rank == 0:
+        if message["text"].startswith(REGISTERED):
+            self._events.note("registered", {"node_rank": node_rank})
+        elif node_rank == 0:
             self._events.note("gathering", {"text": message["text"]})
             if "missing" in message["text"]:
                 self._say(message["text"])

@@ -157,12 +157,10 @@ class Agent:
 
         listener, self._listener = self._listener, None
         part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server)
-        try:
-            result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
-        finally:
-            link.finish_logs()
+        result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))
+        link.finish_logs()  # after the result: with the end of its logs a host has told everything
 
 
 def _write_table(spool: Path, text: str) -> Path | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,8 +148,41 @@ def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, wo
     assert not list(fleet.cwd.glob("ready_*"))
 
 
-def test_full_disk_here_loses_logs_and_says_so(fleet: FleetRunner, workers: Path, small_disk: Path) -> None:
-    job = fleet.start([1, 1], "--tail_worker_log=none", workers / "noise.py", log_dir=str(small_disk))
+def test_full_disk_here_loses_logs_says_so_and_ends_no_job(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
+) -> None:
+    log_dir = own_disk / tmp_path.name
+    at_control = fleet.net.prefix(fleet.net.control)
+    subprocess.run([*at_control, "mkdir", str(log_dir)], check=True)
+    subprocess.run([*at_control, "mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(log_dir)], check=True)
+    ended = fleet.run([1, 1], "--tail_worker_log=none", workers / "noise.py", log_dir=log_dir)
+    assert ended.code == 0, ended.stderr
+    assert re.search(r"msrun: logs are not complete: .*worker_[01]\.log: No space left on device", ended.stderr)
+
+
+def test_worker_that_ignores_term_is_killed_on_every_host(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.start([1, 1], "--grace=1", workers / "wait.py", "ignore-term")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
+    fleet.prove_nothing_left()
+
+
+def test_second_interrupt_kills_at_once_on_every_host(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.start([1, 1], "--grace=300", workers / "wait.py", "ignore-term")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGINT)
+    wait_until(lambda: "stopping" in events(job), "the job is being stopped")
+    job.send(signal.SIGINT)
+    assert job.finish().code == 130
+    fleet.prove_nothing_left()
+
+
+def test_killed_scheduler_ends_the_job_on_every_host(fleet: FleetRunner, job: Running) -> None:
+    pids = [json.loads(line) for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
+    scheduler = next(event["pid"] for event in pids if event["event"] == "host_scheduler" and event["node_rank"] == 0)
+    os.kill(scheduler, signal.SIGKILL)
     ended = job.finish()
-    assert ended.code in (0, 1)
+    assert ended.code == 3
+    assert "scheduler" in ended.errors[0] and "host0" in ended.errors[0]
     fleet.prove_nothing_left()

@@ -186,6 +186,24 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
     assert [event["event"] for event in job.events].count("restarting") == 1
 
 
+def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
+    module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")
+    assert module.code == 0, module.stderr
+    assert sorted(module.stdout.splitlines()) == [b"[host0:0] module 0", b"[host1:1] module 1"]
+    program = fleet.run([1, 1], "sh", "-c", 'echo "shell $RANK"')
+    assert program.code == 0 and program.log(1) == b"shell 1\n"
+
+
+def test_ranks_are_the_same_every_time(fleet: FleetRunner, workers: Path) -> None:
+    seen = set()
+    for _ in range(5):
+        job = fleet.run("host2:2,host0:1,host1:1", "sh", "-c", 'echo "$(hostname) $RANK $LOCAL_RANK"')
+        assert job.code == 0, job.stderr
+        seen.add(b"".join(job.log(rank) for rank in range(4)))
+    assert seen == {b"host2 0 0\nhost2 1 1\nhost0 2 0\nhost1 3 0\n"}
+
+
 def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run("host1:2", workers / "record.py")
     assert job.code == 0, job.stderr

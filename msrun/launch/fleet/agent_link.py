@@ -184,11 +184,10 @@ class AgentLink:
             pipe.close()
             return
         self.address = pipe.address
-        pipe.write(opening(self._code.start))
         self._heard_at = time.monotonic()
         self._post("opened", seconds=round(time.monotonic() - begin, 3), at=time.time())
-        with self._lock:
-            pipe.write(encode_message(self._ledger.stamp(self._job)))
+        with contextlib.suppress(OSError), self._lock:  # of one that died at once the end of its pipe tells
+            pipe.write(opening(self._code.start) + encode_message(self._ledger.stamp(self._job)))
         self._pipe = pipe
         while not self._closed.is_set():
             noise = self._read_pipe(pipe)

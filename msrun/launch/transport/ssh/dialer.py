@@ -176,7 +176,7 @@ class Dialer:
             return SshFault("called off")
         if guard.has_fired or time.monotonic() >= guard.deadline:
             return SshFault(
-                f"no login within {guard.seconds:.3g} s: the host or its sshd hangs, or is slow; "
+                f"no login within {guard.seconds:.1f} s: the host or its sshd hangs, or is slow; "
                 "log in with ssh -v, or raise --ssh_connect_time_out"
             )
         return None

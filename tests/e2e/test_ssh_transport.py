@@ -213,7 +213,10 @@ def _open_many(launcher: Launcher, text: str, names: Sequence[str]) -> None:
 
 def test_stopped_session_holds_up_nobody_who_closes_the_pipe(net: SshNet, launcher: Launcher) -> None:
     pipe = launcher.open("host0")
-    for pid in net.sessions(0):
+    pipe.write(b"is it there?")
+    assert pipe.read() == b"is it there?"  # the command is not sshd any more, as it is before its exec
+    sessions = net.sessions(0)
+    for pid in sessions:
         os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         reader = pool.submit(pipe.read)
@@ -222,7 +225,7 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(net: SshNet, launch
         pipe.close()
         assert reader.result(DEADLINE_S) == b"" and isinstance(writer.exception(DEADLINE_S), OSError)
     assert pipe.exit_status is None
-    for pid in net.sessions(0):
+    for pid in sessions:
         os.kill(pid, signal.SIGCONT)
 
 
@@ -234,7 +237,7 @@ def _write_for_ever(pipe: SshPipe) -> None:
 def test_stopped_server_is_given_up_in_time_and_a_late_banner_is_waited_for(net: SshNet, launcher: Launcher) -> None:
     os.kill(net.server(0), signal.SIGSTOP)
     try:
-        assert ": no login within 1 s: the host or its sshd hangs" in launcher.refused("host0", connect_time_out_s=1.0)
+        assert "the host or its sshd hangs, or is slow" in launcher.refused("host0", connect_time_out_s=1.0)
         with ThreadPoolExecutor(1) as pool:
             late = pool.submit(launcher.says, "host0")
             wait_until(lambda: _waiting(net, 0) > 1, "the client waits for the banner")
@@ -264,7 +267,7 @@ def test_killed_session_and_ends_of_agents_are_known(net: SshNet, launcher: Laun
 def test_host_that_is_off_or_absent_is_named(net: SshNet, launcher: Launcher) -> None:
     net.cut(2)
     try:
-        assert "does not answer within 0.5 s" in launcher.refused("host2", connect_time_out_s=0.5)
+        assert "does not answer within 0." in launcher.refused("host2", connect_time_out_s=0.5)
     finally:
         net.mend(2)
     assert "the name gone.invalid cannot be resolved" in launcher.refused("gone.invalid")

@@ -57,6 +57,7 @@ class Dialer:
         """
         pause = FIRST_PAUSE_S
         tries = 0
+        before: SshFault | None = None
         while True:
             tries += 1
             try:
@@ -64,8 +65,11 @@ class Dialer:
             except SshFault as fault:
                 if self._watchdog.is_closed:
                     raise SshFault("called off") from None
+                if fault.is_late and before:  # the time ran out in the midst of another try: what went wrong is known
+                    raise SshFault(f"{before.text} (in {tries} tries)") from None
                 if not fault.is_temporary:
                     raise
+                before = fault
                 wait = random.uniform(pause / 2, pause)  # noqa: S311 - those who were dropped together have to part
                 if not self._watchdog.pause(wait, deadline):
                     raise SshFault(f"{fault.text} (in {tries} {'try' if tries == 1 else 'tries'})") from None
@@ -176,8 +180,9 @@ class Dialer:
             return SshFault("called off")
         if guard.has_fired or time.monotonic() >= guard.deadline:
             return SshFault(
-                f"no login within {guard.seconds:.3g} s: the host or its sshd hangs, or is slow; "
-                "log in with ssh -v, or raise --ssh_connect_time_out"
+                f"no login within {guard.seconds:.1f} s: the host or its sshd hangs, or is slow; "
+                "log in with ssh -v, or raise --ssh_connect_time_out",
+                is_late=True,
             )
         return None
 

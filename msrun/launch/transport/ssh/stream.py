@@ -77,7 +77,7 @@ def open_tcp(target: SshTarget, deadline: float, on_socket: Callable[[Callable[[
 
 def _connect_fault(error: OSError, limit: float, *, is_late: bool) -> SshFault:
     if is_late or (isinstance(error, TimeoutError) and error.errno is None):
-        return SshFault(f"does not answer within {limit:.3g} s; is the host up, and does a firewall let SSH through?")
+        return SshFault(f"does not answer within {limit:.1f} s; is the host up, and does a firewall let SSH through?")
     reason = _REASONS.get(error.errno or 0) or f"cannot be connected to ({error.strerror or error})"
     return SshFault(reason, is_temporary=error.errno == errno.ECONNRESET)
 

@@ -159,7 +159,7 @@ def test_server_that_always_hangs_up_is_named_with_the_tries(serve: Callable[...
 
 def test_silent_server_is_given_up_in_time(serve: Callable[..., SshServer], client: Client) -> None:
     text = client.refused(serve(is_silent=True).port, connect_time_out_s=0.5)
-    assert ": no login within 0.5 s: the host or its sshd hangs" in text
+    assert ": no login within 0." in text and "the host or its sshd hangs, or is slow" in text
 
 
 def test_banner_that_is_late_is_waited_for(serve: Callable[..., SshServer], client: Client) -> None:

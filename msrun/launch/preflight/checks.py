@@ -26,6 +26,7 @@ from msrun.launch.preflight.host_room import (
     free_processes,
     open_file_limit,
 )
+from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.tls_files import look_at_tls
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.spec import LaunchSpec
@@ -254,11 +255,8 @@ def _look_at_python(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """Read what is installed; importing it would take seconds."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version("torch")
-    except PackageNotFoundError:
+    found = installed_version("torch")
+    if not found:
         return Finding("warn", "torch", "not installed for this Python; the job's store and msrun.runtime need it")
     least, below = (tuple(map(int, text.split("."))) for text in TORCH_VERSIONS)
     with contextlib.suppress(ValueError):

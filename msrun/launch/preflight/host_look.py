@@ -19,6 +19,7 @@ from msrun.launch.preflight.checks import CHECKS, FULL_DISK_BYTES, LOW_DISK_BYTE
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric
 from msrun.launch.preflight.host_room import format_bytes, free_disk_bytes
+from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.log_share import sees_word
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.planning.spec import LaunchSpec
@@ -74,8 +75,8 @@ def make_host_report(
         python_version=".".join(map(str, sys.version_info[:3])),
         python_path=sys.executable or "",
         msrun_version=__version__,
-        torch_version=look.at("torch", lambda: _version("torch"), ""),
-        numpy_version=look.at("numpy", lambda: _version("numpy"), ""),
+        torch_version=look.at("torch", lambda: installed_version("torch"), ""),
+        numpy_version=look.at("numpy", lambda: installed_version("numpy"), ""),
         architecture=os.uname().machine,
         boot_id=look.at("boot_id", _boot_id, ""),
         device_target=target,
@@ -154,16 +155,6 @@ def _look_at_spool_disk() -> Finding:
 
 def _refuse(look: _Look, name: str, text: str) -> None:
     look.findings.append(Finding("fail", name, text, contract.EXIT_USAGE))
-
-
-def _version(package: str) -> str:
-    """Read what is installed; importing it would take seconds."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package) or ""
-    except PackageNotFoundError:
-        return ""
 
 
 def _check_packages() -> None:

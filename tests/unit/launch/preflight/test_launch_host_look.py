@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from msrun import __version__
-from msrun.launch.preflight import host_look
+from msrun.launch.preflight import checks, host_look
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.host_report import HostReport
@@ -212,7 +212,9 @@ def test_ends_of_the_ssh_connection_are_read(
     assert (report.ssh_client, report.ssh_server) == ends
 
 
-@pytest.mark.parametrize("name", ["read_sources", "read_addresses", "place_own_devices", "_version", "_boot_id"])
+@pytest.mark.parametrize(
+    "name", ["read_sources", "read_addresses", "place_own_devices", "installed_version", "_boot_id"]
+)
 def test_nothing_that_is_odd_on_a_host_keeps_it_from_answering(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -240,12 +242,8 @@ def test_check_that_breaks_is_told_and_the_others_are_made(folder: Path, monkeyp
 
 
 def test_missing_packages_are_empty_versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.metadata
-
-    def none(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", none)
+    for module in (host_look, checks):
+        monkeypatch.setattr(module, "installed_version", lambda _: "")
     report = look(spec_for(folder))
     assert (report.torch_version, report.numpy_version) == ("", "")
     assert found(report, "torch")[0].status == "warn"

@@ -147,10 +147,8 @@ class Agent:
             worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
             rank_table_file=_write_table(spool, job.rank_table),
         )
-        logs: LogSender | None = None
 
         def display(plan: LaunchPlan) -> LauncherReport:
-            nonlocal logs
             logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
             link.send_logs(logs.next)
             return LauncherReport(link, plan, logs)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +147,49 @@ def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, wo
         os.kill(fleet.net.server(1), signal.SIGCONT)
     fleet.prove_nothing_left()
     assert not list(fleet.cwd.glob("ready_*"))
+
+
+@pytest.fixture
+def slow_python(tmp_path: Path) -> Path:
+    """A Python that takes its time before it begins."""
+    path = tmp_path / "slow_python"
+    path.write_text(f'#!/bin/sh\ntouch slow_python_runs\nsleep 3\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_interrupt_while_hosts_are_looked_at_starts_nothing_later(
+    fleet: FleetRunner, workers: Path, slow_python: Path
+) -> None:
+    job = fleet.start([1, 1], f"--python={slow_python}", workers / "wait.py")
+    wait_until(lambda: '"connected"' in (job.log_dir / "events.jsonl").read_text(), "hosts are connected")
+    job.send(signal.SIGINT)
+    ended = job.finish()
+    assert ended.code == 130
+    assert ended.errors == ["msrun: error: stopped by SIGINT"]
+    fleet.prove_nothing_left()
+    wait_until(lambda: not slow_pythons(slow_python), "the slow Python has come to its end, too", 20.0)
+    assert not list(fleet.cwd.glob("ready_*")) and not fleet.agents()
+
+
+def slow_pythons(path: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found += [int(entry.name)] if str(path).encode() in (entry / "cmdline").read_bytes() else []
+            except OSError:
+                continue
+    return found
+
+
+def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers: Path, slow_python: Path) -> None:
+    slow_python.write_text(slow_python.read_text().replace("sleep 3", "sleep 600"))
+    job = fleet.run([1, 1], f"--python={slow_python}", "--cluster_time_out=2", workers / "wait.py")
+    assert job.code == 124
+    assert job.errors == ["msrun: error: all 2 hosts: --cluster_time_out 2: no answer in time"]
+    for pid in slow_pythons(slow_python):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_full_disk_here_loses_logs_says_so_and_ends_no_job(

@@ -204,6 +204,25 @@ def test_ranks_are_the_same_every_time(fleet: FleetRunner, workers: Path) -> Non
     assert seen == {b"host2 0 0\nhost2 1 1\nhost0 2 0\nhost1 3 0\n"}
 
 
+def test_logs_of_a_bigger_earlier_job_do_not_stay(fleet: FleetRunner) -> None:
+    assert fleet.run([2, 1], "sh", "-c", "echo first").code == 0
+    job = fleet.run([1, 1], "sh", "-c", "echo second")
+    assert job.code == 0
+    assert sorted(path.name for path in job.log_dir.glob("worker_*")) == ["worker_0.log", "worker_1.log"]
+    assert job.log(1) == b"second\n"
+
+
+def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
+    options = ["--tail_worker_log=none", "--log_max_bytes=65536", "--log_keep=100"]
+    job = fleet.run("host1:1,host2:1", *options, workers / "flood.py", "8000", log_dir=own_disk / "rotated")
+    assert job.code == 0, job.stderr
+    for rank in range(2):
+        files = sorted(job.log_dir.glob(f"worker_{rank}.log.*"), key=lambda path: -int(path.suffix[1:]))
+        assert len(files) > 3
+        data = b"".join(path.read_bytes() for path in files) + job.log(rank)
+        assert data.startswith(b"".join(b"rank %d line %d %s\n" % (rank, n, b"x" * (n % 97)) for n in range(8000)))
+
+
 def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run("host1:2", workers / "record.py")
     assert job.code == 0, job.stderr

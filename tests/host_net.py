@@ -118,7 +118,19 @@ class HostNet:
     def limit(self, host: int, rate: str) -> None:
         """Let a host send no more than `rate`, such as 1mbit."""
         bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "200ms")
-        _run(["tc", "-n", self.namespace(host), "qdisc", "replace", "dev", "eth0", "root", *bucket])
+        _run(
+            [
+                shutil.which("tc") or "/usr/sbin/tc",
+                "-n",
+                self.namespace(host),
+                "qdisc",
+                "replace",
+                "dev",
+                "eth0",
+                "root",
+                *bucket,
+            ]
+        )
 
     def _port(self, host: int) -> str:
         return f"{self._name}v{host}"

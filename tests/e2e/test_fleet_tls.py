@@ -35,8 +35,8 @@ def test_hosts_of_one_command_talk_through_tls_and_workers_see_no_password(
     secrets = {**PASSWORDS, "MSRUN_TOKEN": "secret"}
     job = fleet.run("control:1,host0:1", f"--tls_config={config}", workers / "record.py", **secrets)
     assert job.code == 0 and "CN=test CA expires on" in job.stderr, job.stderr
-    texts = [event["text"] for event in job.events if event["event"] == "gathering"]
-    assert "registered with the scheduler through TLSv1.3" in texts
+    registered = {event["node_rank"]: event["text"] for event in job.events if event["event"] == "registered"}
+    assert registered == dict.fromkeys(range(2), "registered with the scheduler through TLSv1.3")
     for rank in range(2):
         assert not set(secrets) & set(fleet.record(rank)["env"])
     for path in job.log_dir.iterdir():

@@ -210,7 +210,7 @@ class FleetRun:
 
     def _on_say(self, node_rank: int, message: Message) -> None:
         if message["text"].startswith(REGISTERED):
-            self._events.note("registered", {"node_rank": node_rank})
+            self._events.note("registered", {"node_rank": node_rank, "text": message["text"]})
         elif node_rank == 0:
             self._events.note("gathering", {"text": message["text"]})
             if "missing" in message["text"]:

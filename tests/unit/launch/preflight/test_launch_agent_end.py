@@ -181,7 +181,8 @@ REAL = [
     (__file__, b"", f"h3: {__file__} cannot be run: "),
     (
         sys.executable,
-        b"import sys; sys.path[:] = [path for path in sys.path if path.endswith('.zip')]\nimport msrun",
+        # an editable installation is found by a finder of its own, behind the three of the interpreter
+        b"import sys; del sys.meta_path[3:]; sys.path[:] = [p for p in sys.path if p.endswith('.zip')]\nimport msrun",
         "h3: msrun is not installed for ",
     ),
     (sys.executable, b"import msrun.of_a_later_version", "h3: another version of msrun is installed for "),

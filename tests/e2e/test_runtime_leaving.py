@@ -22,6 +22,14 @@ def test_no_thread_of_the_world_outlives_it(
     assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
 
 
+def test_no_thread_of_a_world_under_ddp_outlives_its_release(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    script = workers / "runtime" / "leave.py"
+    words = ["--worker_num=2", "--start_method=exec", script, "releasing", "data_parallel"]
+    finished = msrun.run(*words, cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_failing_worker_does_not_wait_for_its_collectives(
     msrun: JobRunner, workers: Path, tmp_path: Path, start: str

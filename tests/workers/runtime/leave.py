@@ -1,4 +1,4 @@
-"""Train a step, then leave the world as argv[1] says, and print the threads of the process group that are left."""
+"""Train a step in the mode of argv[2], then leave the world as argv[1] says, and print what is left of its threads."""
 
 import atexit
 import sys
@@ -31,8 +31,12 @@ from msrun.runtime import AutoParallel, get_rank, init, release  # noqa: E402
 
 init()
 torch.manual_seed(1)
-net = AutoParallel(nn.Linear(8, 8), parallel_mode="semi_auto")
-net.hsdp()
+MODE = sys.argv[2] if len(sys.argv) > 2 else "semi_auto hsdp"
+net = AutoParallel(nn.Linear(8, 8), parallel_mode=MODE.split()[0])
+if MODE.endswith("hsdp"):
+    net.hsdp()
+for _ in range(2):
+    net(torch.ones(4, 8)).sum().backward()
 net(torch.ones(4, 8)).sum().backward()
 
 if HOW == "releasing":

@@ -8,6 +8,7 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -40,6 +41,9 @@ replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called
 """A list while `value_and_grad` runs its function: who must hand out the gradients of what was called."""
 
 
+_living: weakref.WeakSet[Replicas] = weakref.WeakSet()
+
+
 class Replicas:
     """The networks of one AutoParallel in a mode without capture. All ranks make the same calls in the same order.
 
@@ -57,6 +61,7 @@ class Replicas:
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
+        _living.add(self)
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -137,6 +142,11 @@ class Replicas:
         wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
         return wrapped()
+
+    def forget(self) -> None:
+        """Let go of torch's wrappers, which hold the world's groups and with them their threads."""
+        self._wrapped.clear()
+        self._sharded.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -277,3 +287,11 @@ class _MeanOfRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factor if ctx.factor != 1.0 else gradient, None
+
+
+def _forget_all() -> None:
+    for replicas in list(_living):
+        replicas.forget()
+
+
+world.at_release(_forget_all)

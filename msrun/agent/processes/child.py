@@ -18,7 +18,7 @@ from msrun import contract
 from msrun.agent.logs.log_pipes import LogPipes
 from msrun.agent.processes.affinity import apply_binding
 from msrun.agent.processes.process_control import die_with_parent
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
@@ -60,7 +60,7 @@ def become(
         _name_process("msrun: scheduler")
         _run_scheduler(server_pid, scheduler_fds)
     if is_log_writer and log_pipes:
-        _name_process("msrun: log writer")
+        _name_process(LOG_WRITER_TITLE)
         _run_log_writer(log_pipes)
     if spec.program is None:
         raise ValueError(f"process {spec.process_id} has no program")

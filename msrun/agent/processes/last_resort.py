@@ -16,10 +16,13 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.processes.process_control import POLL_S, signal_processes
+from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
 
 SERVER_END_S = 5.0
 """How long a fork server that still runs is trusted to clean up: it ends this process too."""
 SWEEP_S = 5.0
+LAST_WORDS_S = 3.0
+"""How long the log writer may take for what workers wrote last; it ends by itself once nobody can write any more."""
 
 
 def marked_processes(job_id: str) -> list[int]:
@@ -34,6 +37,13 @@ def marked_processes(job_id: str) -> list[int]:
     return found
 
 
+def _is_log_writer(pid: int) -> bool:
+    """Return whether one of the job's processes is its log writer."""
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes().startswith(LOG_WRITER_TITLE.encode())
+    return False
+
+
 def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
     """Wait for the fork server's end, then kill what is left of the job and remove its temporary folder."""
     end = time.monotonic() + SERVER_END_S
@@ -41,8 +51,9 @@ def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
         if time.monotonic() > end:
             return
         time.sleep(POLL_S)
-    end = time.monotonic() + SWEEP_S
-    while (left := marked_processes(job_id)) and time.monotonic() < end:
-        signal_processes(left, signal.SIGKILL)
+    begin = time.monotonic()
+    while (left := marked_processes(job_id)) and time.monotonic() < begin + SWEEP_S:
+        is_early = time.monotonic() < begin + LAST_WORDS_S
+        signal_processes([pid for pid in left if not (is_early and _is_log_writer(pid))], signal.SIGKILL)
         time.sleep(POLL_S)
     shutil.rmtree(run_dir, ignore_errors=True)

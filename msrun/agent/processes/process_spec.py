@@ -13,6 +13,7 @@ SCHEDULER_ID = -1
 """Process id within the job of the scheduler; workers have their global rank."""
 LOG_WRITER_ID = -2
 """Process id within the job of the log writer."""
+LOG_WRITER_TITLE = "msrun: log writer"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 
 SOURCES = (("train.py", "12ab34cd" * 8), ("model.py", "77" * 32))
-LAUNCHER = LauncherFacts(Program("script", "/work/train.py"), "0.1.0", sources=SOURCES)
+LAUNCHER = LauncherFacts(Program("script", "/home/me/train.py"), "0.1.0", sources=SOURCES)
 
 
 def make_entries(count: int, **changes: Any) -> list[HostEntry]:

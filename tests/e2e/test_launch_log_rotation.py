@@ -152,6 +152,42 @@ def test_excerpt_of_a_failure_reaches_into_the_file_before(msrun: JobRunner, tmp
     assert [line[:3] for line in excerpt] == [f"{number} x" for number in range(9)]
 
 
+LATE_WORDS = """
+import os, pathlib, subprocess, sys, time
+pathlib.Path("begun").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+for number in range(1000):
+    print("words", number)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+left = subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+pathlib.Path("left.new").write_text(str(left.pid))
+os.rename("left.new", "left")
+time.sleep(600)
+"""
+
+
+def test_late_log_writer_gets_its_moment_when_launcher_and_fork_server_are_killed(
+    msrun: JobRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(LATE_WORDS)
+    job = msrun.start("--worker_num=1", "--log_max_bytes=4K", "--log_keep=50", "late.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "begun")
+    writer = pid_of_log_writer(job)
+    os.kill(writer, signal.SIGSTOP)  # as on a busy machine: it does not get to run
+    (tmp_path / "go").touch()
+    job.wait_for(tmp_path / "left")
+    left = int((tmp_path / "left").read_text())
+    for pid in (job.pid_of_fork_server(), job.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(left), "the scheduler has cleared up what the worker had started")
+    if is_alive(writer):
+        os.kill(writer, signal.SIGCONT)
+    job.finish()
+    msrun.prove_nothing_left()
+    assert whole_log(job.log_dir, 0) == "".join(f"words {number}\n" for number in range(1000)).encode()
+
+
 FAREWELL = """
 import os, pathlib, signal, sys, time
 def leave(*_):

@@ -35,7 +35,7 @@ def test_hosts_that_agree_are_well() -> None:
         "ok python all 4 hosts: 3.11.7",
         "ok torch all 4 hosts: 2.13.0+cpu",
         "ok msrun all 4 hosts: 0.1.0",
-        "ok program all 4 hosts: script /work/train.py and 1 module beside it: the same (sha256 12ab34cd)",
+        "ok program all 4 hosts: script /home/me/train.py and 1 module beside it: the same (sha256 12ab34cd)",
         "ok clock all 4 hosts: clock agrees with the one here to 1 s",
         "ok logs all 4 hosts: logs are sent here while the job runs",
         "ok master_addr the scheduler is to listen at 10.0.0.1 of h1 (by which it was reached from here)",
@@ -220,11 +220,11 @@ def test_executable_that_differs_is_a_warning_only() -> None:
 
 def test_host_without_the_program_has_said_so_itself_and_is_not_compared() -> None:
     odd = {
-        1: {"sources": (), "findings": (Finding("fail", "program", "/work/train.py: No such file or directory", 2),)}
+        1: {"sources": (), "findings": (Finding("fail", "program", "/home/me/train.py: No such file or directory", 2),)}
     }
     lines, code = look(2, odd)
     assert code == 2 and [line for line in lines if " program " in line and line.startswith("fail")] == [
-        "fail program h2: /work/train.py: No such file or directory"
+        "fail program h2: /home/me/train.py: No such file or directory"
     ]
 
 

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
+from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, NotUnderstood, encode_message
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.session import TlsSession
@@ -18,10 +18,6 @@ READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)
 """First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
 SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
-
-
-class NotUnderstood(ValueError):
-    """What has come is no speech of ours at all; the message says why."""
 
 
 class Connection:

@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable
 
 from msrun import contract
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, NotUnderstood
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
 from msrun.cluster.fleet import Fleet, Verdict
 from msrun.cluster.guest import Guest, MeetingTerms
 from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.messages import Message, NotUnderstood, encode_message
 from msrun.cluster.restart import RestartPolicy
 
 GREETING_S = 10.0

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msrun.cluster.connection import Connection, NotUnderstood
+from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config

@@ -14,6 +14,10 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 Message = dict[str, Any]
 
 
+class NotUnderstood(ValueError):
+    """What has come is no speech of ours at all; the message says why."""
+
+
 def encode_message(message: Message) -> bytes:
     """Return the bytes of one message: four bytes of length, then JSON.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from msrun.cluster.connection import NotUnderstood
+from msrun.cluster.messages import NotUnderstood
 
 READ_BYTES = 1 << 16
 _OTHER_CA = "another CA has signed it"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tls_files import PASSWORDS, Authority, TlsFolder
 
-from msrun.cluster.connection import NotUnderstood
+from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls.identity import TlsIdentity, open_identity
 from msrun.cluster.tls.session import TlsSession
 from msrun.planning.tls_spec import parse_tls_config

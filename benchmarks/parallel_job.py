@@ -36,6 +36,7 @@ from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss, set_com
 Step = Callable[[], Tensor]
 """One training step; returns the loss, this rank's or the global one."""
 WARM_UP_STEPS = 3
+OVERLAP = "grad_matmul_communication_overlap"
 CLOCKS = (time.perf_counter, time.thread_time, time.process_time)
 
 
@@ -118,12 +119,12 @@ def shard_transformer(network: Transformer, size: int) -> None:
         shard(block.attend, (heads, heads, heads), out_strategy=(heads,))
 
 
-def parallel_transformer(network: Transformer, size: int, copies: int = 1) -> AutoParallel:
-    """Return the transformer with its loss, cut as Megatron does."""
+def parallel_transformer(network: Transformer, size: int, copies: int = 1, *, overlap: bool = False) -> AutoParallel:
+    """Return the transformer with its loss, cut as Megatron does; `overlap` as Megatron, too, does by default."""
     shard_transformer(network, size)
     whole: nn.Module = WithLoss(network, shard(nn.MSELoss(), ((1, 1, 1), (1, 1, 1))))
     whole = MicroBatchInterleaved(whole, copies) if copies > 1 else whole
-    return AutoParallel(whole).dataset_strategy("full_batch")
+    return AutoParallel(whole).dataset_strategy("full_batch").transformer_opt({OVERLAP: overlap})
 
 
 def forward_backward(call: Callable[..., Tensor], data: tuple[Tensor, ...], network: nn.Module) -> Step:
@@ -147,7 +148,7 @@ def tp(sizes: list[int], way: str) -> Step:
     network = parts_of(Transformer, width, depth, heads)
     data = regression(batch, sequence, width)
     if way == "msrun":
-        return forward_backward(parallel_transformer(network, dist.get_world_size()), data, network)
+        return forward_backward(parallel_transformer(network, dist.get_world_size(), overlap=True), data, network)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     plan = {
         **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()),
@@ -161,13 +162,14 @@ def tp(sizes: list[int], way: str) -> Step:
 def copies(sizes: list[int], way: str) -> Step:
     """Forward and backward of a transformer in so many copies as the way says; sizes as for `tp`.
 
-    The way `communicate` only moves what one copy does: four all-reduces of activations per block.
+    The way `communicate` only moves what one copy does: four all-reduces of activations per block. Behind a number,
+    `+` computes weights' gradients while others travel.
     """
     width, depth, heads, batch, sequence = sizes
     if way == "communicate":
         return only_all_reduces(4 * depth, torch.zeros(batch, sequence, width))
     network = parts_of(Transformer, width, depth, heads)
-    call = parallel_transformer(network, dist.get_world_size(), int(way))
+    call = parallel_transformer(network, dist.get_world_size(), int(way.rstrip("+")), overlap=way.endswith("+"))
     return forward_backward(call, regression(batch, sequence, width), network)
 
 
@@ -259,7 +261,8 @@ def measure_memory(make: Callable[[list[int], str], Step], asked: dict[str, Any]
 def measure_time(make: Callable[[list[int], str], Step], asked: dict[str, Any]) -> dict[str, Any]:
     """Return for every way its times per step in every round, and the loss that it has come to.
 
-    Seconds are those of the slowest rank; processor seconds, of the main thread and of the whole process, means.
+    Seconds are those of the slowest rank; processor seconds, of the main thread and of the whole process, means; those
+    of the main thread also of the rank that has most to do.
     """
     steps = {way: make(asked["sizes"], way) for way in asked["ways"]}
     for step in steps.values():
@@ -271,6 +274,7 @@ def measure_time(make: Callable[[list[int], str], Step], asked: dict[str, Any]) 
         way: {
             "seconds": [max(rank[way][i][0] for rank in taken) for i in range(asked["rounds"])],
             "computing": [mean(rank[way][i][1] for rank in taken) for i in range(asked["rounds"])],
+            "busiest": [max(rank[way][i][1] for rank in taken) for i in range(asked["rounds"])],
             "processor": [mean(rank[way][i][2] for rank in taken) for i in range(asked["rounds"])],
             "loss": sum(rank[way] for rank in losses) / len(losses),
         }

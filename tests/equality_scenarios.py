@@ -36,6 +36,8 @@ class Scenario:
     """layer -> fusion id"""
     deferred: bool = False
     mode: str = "semi_auto"
+    weights_late: bool = False
+    """transformer_opt's grad_matmul_communication_overlap."""
     traffic: Mapping[str, int] | None = None
     """Collectives of one step; None: not known by hand."""
     steps: int = STEPS
@@ -113,12 +115,21 @@ SCENARIOS = [
         traffic={"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2},
         float32=True,
     ),
+    Scenario(
+        "tensor-parallel-weights-late",
+        strategies=MEGATRON,
+        dataset="full_batch",
+        weights_late=True,
+        traffic={"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1},
+        float32=True,
+    ),
     Scenario("tensor-parallel-own-batches", strategies=MEGATRON),
     Scenario("tensor-parallel-adam-deferred", strategies=MEGATRON, optimizer="adam", deferred=True),
     Scenario("mixed-strategies", strategies=MIXED, dataset="full_batch"),
     Scenario("mixed-strategies-step-function", strategies=MIXED, form="step"),
     Scenario("mixed-strategies-hsdp", _hsdp(threshold=0), MIXED, dataset="full_batch"),
     Scenario("mixed-strategies-hsdp-level3-two-copies", _hsdp("level3", threshold=0), MIXED, copies=2, float32=True),
+    Scenario("mixed-strategies-hsdp-level3-weights-late", _hsdp("level3", threshold=0), MIXED, 2, weights_late=True),
     Scenario("half-batch-hsdp", _hsdp(threshold=0), HALF_BATCH),
     Scenario(
         "half-batch-hsdp-level3", _hsdp("level3", threshold=0), HALF_BATCH, dataset="full_batch", copies=2, float32=True

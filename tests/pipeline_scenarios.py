@@ -40,6 +40,8 @@ class Scenario:
     skips: bool = False
     """Every block reads what the first layer makes."""
     float32: bool = False
+    weights_late: bool = False
+    """transformer_opt's grad_matmul_communication_overlap."""
 
     @property
     def world_size(self) -> int:
@@ -72,6 +74,8 @@ SCENARIOS = [
     Scenario("four-stages-zero-bubble-copies", "zero_bubble", stages=4, copies=2, compat="mindspore"),
     Scenario("data-parallel", stage_size=2, micro_size=2, tied=True, hsdp=_hsdp("level2"), deferred=True),
     Scenario("tensor-parallel", "zbv", stage_size=2, strategies=MEGATRON, dataset="full_batch", skips=True),
+    Scenario("weights-late", stage_size=2, strategies=MEGATRON, dataset="full_batch", weights_late=True),
+    Scenario("zbv-weights-late", "zbv", stage_size=2, strategies=MEGATRON, dataset="full_batch", weights_late=True),
     Scenario("zero-bubble-level3-copies", "zero_bubble", stage_size=2, hsdp=_hsdp("level3"), copies=2, micro_size=2),
     Scenario("pipeline-tensor-data-hsdp", "1f1b", stage_size=4, strategies=MEGATRON, hsdp=_hsdp(), micro_size=2),
     Scenario(

@@ -22,6 +22,7 @@ from msrun.runtime.graph.buffers import plan_buffers
 from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.gradients import GradientGroup, GradientSum, PendingGradients, StepParameters
 from msrun.runtime.graph.issue_order import plan_issue_order
+from msrun.runtime.graph.late_weights import compute_late_weights, forget_late_weights
 from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
@@ -217,6 +218,7 @@ class Executor:
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`.
         """
+        forget_late_weights()
         leaving: list[PendingGradients] = []
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
@@ -231,6 +233,7 @@ class Executor:
                     self._give_to_parameters(step, copy, self._segments[index])
                     if index:
                         self._start_crossings(copy, index - 1)
+                    compute_late_weights()
                     if copy is step.copies[-1]:
                         self._give_back(step, index, leaving, reduces=reduces)
         return _arrived(leaving)

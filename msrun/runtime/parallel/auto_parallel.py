@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
 from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
+from msrun.runtime.parallel.overlap import parse_transformer_opt
 from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
@@ -145,6 +147,14 @@ class AutoParallel:
         joined.
         """
         return self._set("comm_fusion", comm_fusion=parse_comm_fusion(config))
+
+    def transformer_opt(self, config: Mapping[str, Any] | str | Path | None) -> AutoParallel:
+        """Switch overlaps on: a dict, or the path of a JSON file, with MindSpore's switches; all are off by default.
+
+        grad_matmul_communication_overlap: the gradients of linear layers' weights are computed while those of their
+        inputs travel to the other ranks of an operator strategy.
+        """
+        return self._set("transformer_opt", overlaps_weights=parse_transformer_opt(config))
 
     def recompute(self, mode: str, *, memory_limit_mb: float) -> AutoParallel:
         """Recompute modules, chosen at capture, so that a rank's activations take at most `memory_limit_mb`.

@@ -55,6 +55,8 @@ class ParallelSettings:
     activation_limit_bytes: int | None = None
     """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    overlaps_weights: bool = False
+    """Gradients of linear layers' weights are computed while those of their inputs travel."""
     is_strict: bool = False
     """Refuse traffic between layouts that the user did not ask for."""
 

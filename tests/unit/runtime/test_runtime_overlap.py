@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.runtime import shard
+from msrun.runtime.graph import execute, late_weights
 from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.collectives import Collective, Pending
 from msrun.runtime.graph.execute import Executor
@@ -67,7 +68,7 @@ class Clock:
         return Pending(value, None, arrive)
 
 
-def compile_on_one_rank(copies: int) -> CompiledCall:
+def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> CompiledCall:
     network = Network()
     rows = BATCH // copies
     whole = torch.ones(rows, WIDTH)
@@ -85,27 +86,29 @@ def compile_on_one_rank(copies: int) -> CompiledCall:
         use = program.parameters[name]
         part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
         stored[name] = StoredParameter(name, part, tuple(parameter.shape), use.layout, (), "test")
-    return build_compiled_call(
-        captured, program, stored, {}, mesh=mesh, rank=0, spec=RunSpec(BatchParts((("copies", copies),)))
-    )
+    spec = RunSpec(BatchParts((("copies", copies),)), overlaps_weights=overlaps_weights)
+    return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, spec=spec)
 
 
-def products(segment: Segment) -> int:
-    return sum(node.target is torch.ops.aten.linear.default for node in segment.module.graph.nodes)
+def products(segment: Segment, *targets: object) -> int:
+    return sum(node.target in targets for node in segment.module.graph.nodes)
+
+
+AT_ONCE, LATE = torch.ops.aten.linear.default, late_weights.late_linear
 
 
 @pytest.fixture
-def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
+def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
     """Run one training step and return the clock: a product takes 1 forward and 2 backward, for the whole batch."""
 
-    def run(copies: int, message: float) -> Clock:
+    def run(copies: int, message: float, *, overlaps_weights: bool = False) -> Clock:
         clock = Clock(message)
         run_forward, run_backward = Executor._run, Executor._run_backward
 
         def forward(self, step, copy, index, segment, needs_grad):  # type: ignore[no-untyped-def]
             for name in segment.reads:
                 self._read(step, copy, name)
-            clock.compute(products(segment) / copies)
+            clock.compute(products(segment, AT_ONCE, LATE) / copies)
             run_forward(self, step, copy, index, segment, needs_grad)
 
         def backward(self, copy, index, segment):  # type: ignore[no-untyped-def]
@@ -113,8 +116,12 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
                 copy.gradients[name] = [
                     part.wait() if isinstance(part, Pending) else part for part in copy.gradients.get(name, [])
                 ]
-            clock.compute(2 * products(segment) / copies)
+            clock.compute((2 * products(segment, AT_ONCE) + products(segment, LATE)) / copies)
             run_backward(self, copy, index, segment)
+
+        def compute_late() -> None:
+            clock.compute(len(late_weights._left) / copies)
+            late_weights.compute_late_weights()
 
         def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int) -> Pending:
             if self.kind == "slice":
@@ -134,14 +141,15 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
             patch.setattr(Executor, "_run_backward", backward)
             patch.setattr(Collective, "start_forward", start_forward)
             patch.setattr(Collective, "start_backward", start_backward)
-            compile_on_one_rank(copies).run([torch.ones(BATCH, WIDTH)]).backward()
+            patch.setattr(execute, "compute_late_weights", compute_late)
+            compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)]).backward()
         return clock
 
     return run
 
 
 def test_one_copy_takes_computing_and_communicating_one_after_the_other(
-    step_time: Callable[[int, float], Clock],
+    step_time: Callable[..., Clock],
 ) -> None:
     clock = step_time(1, 2.0)
     assert clock.computed == 3 * 2 * DEPTH
@@ -150,7 +158,7 @@ def test_one_copy_takes_computing_and_communicating_one_after_the_other(
 
 @pytest.mark.parametrize("message", [0.5, 1.0, 2.0, 3.0, 6.0])
 def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_direction(
-    step_time: Callable[[int, float], Clock], message: float
+    step_time: Callable[..., Clock], message: float
 ) -> None:
     """Forward: DEPTH messages beside 2 DEPTH units of computing; backward: beside 4 DEPTH, the first needs no sum."""
     clock = step_time(2, message)
@@ -162,12 +170,26 @@ def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_directio
 
 
 def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
-    step_time: Callable[[int, float], Clock],
+    step_time: Callable[..., Clock],
 ) -> None:
     one, two = step_time(1, 2.5), step_time(2, 2.5)
     assert one.now / two.now >= 1.4
     assert two.now <= 1.2 * max(two.computed, two.moved)
 
 
-def test_four_copies_hide_no_less_than_two(step_time: Callable[[int, float], Clock]) -> None:
+def test_four_copies_hide_no_less_than_two(step_time: Callable[..., Clock]) -> None:
     assert step_time(4, 2.0).now <= step_time(2, 2.0).now
+
+
+def test_late_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
+    """Two products' weights per message: one as long as they are costs nothing on the way back, the edge apart."""
+    at_once, late = step_time(1, 2.0), step_time(1, 2.0, overlaps_weights=True)
+    assert (late.computed, late.moved) == (at_once.computed, at_once.moved)
+    forward = 2 * DEPTH + 2.0 * DEPTH
+    assert late.now == pytest.approx(forward + 4 * DEPTH)
+    assert at_once.now == pytest.approx(late.now + 2.0 * (DEPTH - 1))
+
+
+@pytest.mark.parametrize("message", [1.0, 2.5, 4.0])
+def test_late_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
+    assert step_time(2, message, overlaps_weights=True).now <= step_time(2, message).now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,36 @@ def test_gradients_that_ddp_averages_begin_with_the_right_factor(
 ) -> None:
     scales = replica_scales(compat, averages, 4)
     assert (scales.start, scales.own) == (start, own)
+
+
+def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "speed_up.json"
+    file.write_text('{"grad_matmul_communication_overlap": true, "computation_allgather_overlap": false}')
+    step = AutoParallel(nn.Linear(2, 2))
+    assert not step.settings.overlaps_weights
+    assert step.transformer_opt(file).settings.overlaps_weights
+    assert step.transformer_opt(str(file)).settings.overlaps_weights
+    assert not step.transformer_opt({"grad_matmul_communication_overlap": False}).settings.overlaps_weights
+    assert not step.transformer_opt(None).settings.overlaps_weights
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"grad_matmul_communication_overlp": True}, "did you mean"),
+        ({"grad_matmul_communication_overlap": 1}, "must be true or false"),
+        ({"computation_allgather_overlap": True}, "does not exist here"),
+        ([1], "give a dict of switches or the path"),
+        ("/nowhere/speed_up.json", "No such file or directory"),
+    ],
+)
+def test_other_switches_of_transformer_opt_are_refused(config: Any, words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        AutoParallel(nn.Linear(2, 2)).transformer_opt(config)
+
+
+def test_a_file_of_transformer_opt_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "speed_up.json"
+    file.write_text("{grad")
+    with pytest.raises(StrategyError, match="is not JSON"):
+        AutoParallel(nn.Linear(2, 2)).transformer_opt(file)

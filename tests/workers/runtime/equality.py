@@ -119,6 +119,8 @@ def parallel(scenario, dtype, rank):
     step = AutoParallel(train, scenario.mode, compat=scenario.compat)
     if scenario.mode == "semi_auto":
         step.dataset_strategy(scenario.dataset)
+    if scenario.weights_late:
+        step.transformer_opt({"grad_matmul_communication_overlap": True})
     if scenario.hsdp is not None:
         step.hsdp(**scenario.hsdp)
     losses = []

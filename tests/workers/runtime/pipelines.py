@@ -133,6 +133,8 @@ def parallel(scenario, dtype, rank):
         train = whole
     step = AutoParallel(train, compat=scenario.compat).dataset_strategy(scenario.dataset)
     step.pipeline(scenario.stages, scenario.scheduler, scenario.interleave)
+    if scenario.weights_late:
+        step.transformer_opt({"grad_matmul_communication_overlap": True})
     if scenario.hsdp is not None:
         step.hsdp(**scenario.hsdp)
     data = [(part_of(x, scenario, rank), part_of(labels, scenario, rank)) for x, labels in batches(dtype)]

@@ -15,6 +15,7 @@ from msrun.runtime.graph.activations import ActivationEstimate, estimate_activat
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
+from msrun.runtime.graph.late_weights import delay_weights
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region, find_regions, parameters_of
@@ -194,6 +195,10 @@ def build_compiled_call(
     group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, group_of, region_of)
+    if spec.overlaps_weights:
+        count = delay_weights(segments, group_of, regions)
+        note = f"the gradients of {count} linear layers' weights are computed while those of their inputs travel"
+        program.notes += [note] if note not in program.notes else []
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = executor_class(

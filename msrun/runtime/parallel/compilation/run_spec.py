@@ -29,6 +29,8 @@ class RunSpec:
     """Module path -> how it is recomputed."""
     sums_wide: bool = True
     """Gradients of 16 bits travel and are added up in float32."""
+    overlaps_weights: bool = False
+    """Weights' gradients are computed while inputs' gradients travel."""
 
     @classmethod
     def of(cls, settings: ParallelSettings, parts: BatchParts, recompute: Mapping[str, RecomputeSpec]) -> RunSpec:
@@ -40,6 +42,7 @@ class RunSpec:
             settings.comm_fusion,
             recompute,
             settings.gradient_fp32_sync,
+            settings.overlaps_weights,
         )
 
     @property

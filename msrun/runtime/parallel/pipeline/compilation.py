@@ -74,6 +74,9 @@ def compile_pipeline(
     program.notes += compilation.storage.place(program, StageHolders(holders, own))
     placed = compilation.storage.holders
     spec = RunSpec.of(settings, parts, recompute)
+    if spec.overlaps_weights and schedule.splits_backward:
+        program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
+        spec = replace(spec, overlaps_weights=False)
     buffers = dict(root.named_buffers())
     compiled = {
         stage: build_compiled_call(

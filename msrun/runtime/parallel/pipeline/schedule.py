@@ -84,6 +84,11 @@ class Schedule:
         """Number of stages of the network."""
         return len(self.holder)
 
+    @property
+    def splits_backward(self) -> bool:
+        """True when the gradients of weights are computed apart from those of inputs."""
+        return any(action.kind == "W" for row in self.actions for action in row)
+
     def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, in order."""
         return tuple(stage for stage, rank in enumerate(self.holder) if rank == pipeline_rank)

@@ -1,0 +1,75 @@
+"""Weights' gradients that are computed after those of the inputs are the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from msrun.runtime.graph.late_weights import compute_late_weights, forget_late_weights, late_linear
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    forget_late_weights()
+
+
+def _leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def _gradients(linear: object, leaves: list[Tensor]) -> list[Tensor | None]:
+    assert callable(linear)
+    x, first, bias, second = leaves
+    hidden = torch.tanh(linear(x, first, bias))
+    (linear(hidden, second) + linear(hidden, second)).square().sum().backward()  # one weight, twice
+    return [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("rows", [(5,), (2, 3), (2, 1, 4)])
+def test_gradients_are_those_of_autograd(rows: tuple[int, ...]) -> None:
+    shapes = ((*rows, 4), (6, 4), (6,), (3, 6))
+    expected = _gradients(F.linear, _leaves(*shapes))
+    leaves = _leaves(*shapes)
+    found = _gradients(late_linear, leaves)
+    assert found[1:] == [None, None, None]
+    torch.testing.assert_close(found[0], expected[0])
+    compute_late_weights()
+    for leaf, right in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, right)
+
+
+def test_gradients_are_added_to_those_of_the_batch_before() -> None:
+    leaves = _leaves((5, 4), (6, 4), (6,), (3, 6))
+    _gradients(late_linear, leaves)
+    compute_late_weights()
+    once = [leaf.grad.clone() for leaf in leaves[1:] if leaf.grad is not None]
+    _gradients(late_linear, leaves)
+    compute_late_weights()
+    for leaf, right in zip(leaves[1:], once, strict=True):
+        torch.testing.assert_close(leaf.grad, 2 * right)
+
+
+def test_frozen_weights_and_inputs_without_gradient_get_none() -> None:
+    x, weight, bias = _leaves((5, 4), (6, 4), (6,))
+    x.requires_grad_(requires_grad=False)
+    weight.requires_grad_(requires_grad=False)
+    late_linear(x, weight, bias).sum().backward()
+    compute_late_weights()
+    assert x.grad is None
+    assert weight.grad is None
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [5.0] * 6
+
+
+def test_what_a_failed_backward_pass_left_is_not_added_later() -> None:
+    x, weight, bias = _leaves((5, 4), (6, 4), (6,))
+    late_linear(x, weight, bias).sum().backward()
+    forget_late_weights()
+    compute_late_weights()
+    assert weight.grad is None

@@ -33,13 +33,16 @@ class _Left:
     gradient: Tensor
 
     def compute(self) -> None:
+        columns, rows = self.gradient.t(), self.rows.to(self.gradient.dtype)
         if self.weight.requires_grad:
             if self.weight.grad is None:
-                self.weight.grad = self.gradient.t().mm(self.rows)
-            else:
-                self.weight.grad.addmm_(self.gradient.t(), self.rows)
+                self.weight.grad = columns.mm(rows).to(self.weight.dtype)
+            elif rows.dtype == self.weight.dtype:
+                self.weight.grad.addmm_(columns, rows)
+            else:  # the user's own autocast is around the call
+                self.weight.grad.add_(columns.mm(rows))
         if self.bias is not None and self.bias.requires_grad:
-            total = self.gradient.sum(0)
+            total = self.gradient.sum(0).to(self.bias.dtype)
             self.bias.grad = total if self.bias.grad is None else self.bias.grad.add_(total)
 
 
@@ -59,8 +62,9 @@ class _LateLinear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         rows, flat = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         _left.append(_Left(ctx.weight, ctx.bias, rows, flat))
-        of_input = flat.mm(ctx.weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        return of_input, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        return flat.mm(ctx.weight.to(flat.dtype)).view(x.shape).to(x.dtype), None, None
 
 
 def late_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -83,30 +87,32 @@ def forget_late_weights() -> None:
     _left.clear()
 
 
-def delay_weights(segments: Sequence[Segment], leaves: Collection[Name], regions: Sequence[Region]) -> int:
-    """Let linear layers whose inputs' gradients feed a collective leave their weights for later; return how many.
+def delay_weights(segments: Sequence[Segment], leaves: Collection[Name], regions: Sequence[Region]) -> None:
+    """Let linear layers whose inputs' gradients feed a collective leave their weights for later.
 
     Args:
         leaves: placeholders of parameters.
         regions: recomputed ones; where the user chose operators to keep, the layers stay as they are.
     """
-    count = 0
     for before, segment in pairwise(segments):
         if segment.region is not None and regions[segment.region].spec.save is not None:
             continue
         if any(crossing.collective.moves_backward for crossing in before.crossings):
-            count += _delay(segment, leaves)
-    return count
+            _delay(segment, leaves)
 
 
-def _delay(segment: Segment, leaves: Collection[Name]) -> int:
+def count_delayed(segments: Sequence[Segment]) -> int:
+    """Return how many linear layers `delay_weights` has found."""
+    return sum(node.target is late_linear for segment in segments for node in segment.module.graph.nodes)
+
+
+def _delay(segment: Segment, leaves: Collection[Name]) -> None:
     found = [node for node in segment.module.graph.nodes if node.target is aten.linear.default]
     found = [node for node in found if all(_is_leaf(value, leaves) for value in node.args[1:])]
     for node in found:
         node.target = late_linear
     if found:
         segment.module.recompile()
-    return len(found)
 
 
 def _is_leaf(value: Any, leaves: Collection[Name]) -> bool:

@@ -17,9 +17,11 @@ _NOT_HERE = (
     "grad_computation_allreduce_overlap",
     "computation_allgather_overlap",
     "computation_communication_fusion_level",
-    "compute_communication_fusion_level",
-    "enable_begin_end_inline_opt",
     "dataset_broadcast_opt_level",
+    "allreduce_and_biasadd_swap",
+    "enable_allreduce_slice_to_reducescatter",
+    "enable_interleave_split_concat_branch",
+    "enable_interleave_parallel_branch",
 )
 """Switches of MindSpore's that are accepted while they are off."""
 
@@ -28,13 +30,13 @@ def parse_transformer_opt(config: Mapping[str, Any] | str | Path | None) -> bool
     """Return whether weights' gradients are computed while those of inputs travel.
 
     Args:
-        config: switch -> value, the path of a JSON file with them, or None: all off.
+        config: switch -> value, the path of a JSON file with them, None or "": all off.
 
     Raises:
         StrategyError: a file that cannot be read, an unknown switch, a value of the wrong type, or a switch of
             MindSpore's that does not exist here.
     """
-    switches = _read(config) if isinstance(config, (str, Path)) else config or {}
+    switches = _read(config) if config and isinstance(config, (str, Path)) else config or {}
     if not isinstance(switches, Mapping):
         raise StrategyError(f"transformer_opt({switches!r}): give a dict of switches or the path of a JSON file")
     known = (GRAD_MATMUL, *_NOT_HERE)
@@ -51,6 +53,11 @@ def parse_transformer_opt(config: Mapping[str, Any] | str | Path | None) -> bool
     if not isinstance(value, bool):
         raise StrategyError(f"transformer_opt: {GRAD_MATMUL}={value!r}: must be true or false")
     return value
+
+
+def describe_overlap(layers: int) -> str:
+    """Return what a plan says about so many layers."""
+    return f"the gradients of {layers} linear layers' weights are computed while those of their inputs travel"
 
 
 def _read(path: str | Path) -> Any:

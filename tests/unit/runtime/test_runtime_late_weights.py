@@ -55,6 +55,21 @@ def test_gradients_are_added_to_those_of_the_batch_before() -> None:
         torch.testing.assert_close(leaf.grad, 2 * right)
 
 
+def test_gradients_under_the_callers_own_autocast_are_those_of_autograd() -> None:
+    found = []
+    for linear in (F.linear, late_linear):
+        leaves = [leaf.detach().float().requires_grad_() for leaf in _leaves((5, 4), (6, 4), (6,), (3, 6))]
+        with torch.autocast("cpu", torch.bfloat16):
+            x, first, bias, second = leaves
+            loss = linear(torch.tanh(linear(x, first, bias)), second).float().square().sum()
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+            compute_late_weights()
+        found.append([leaf.grad for leaf in leaves])
+    for late, right in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(late, right, rtol=2e-2, atol=2e-2)
+
+
 def test_frozen_weights_and_inputs_without_gradient_get_none() -> None:
     x, weight, bias = _leaves((5, 4), (6, 4), (6,))
     x.requires_grad_(requires_grad=False)

@@ -80,6 +80,7 @@ def test_switches_of_transformer_opt_come_from_a_dict_or_a_file(tmp_path: Path) 
     assert step.transformer_opt(str(file)).settings.overlaps_weights
     assert not step.transformer_opt({"grad_matmul_communication_overlap": False}).settings.overlaps_weights
     assert not step.transformer_opt(None).settings.overlaps_weights
+    assert not step.transformer_opt("").settings.overlaps_weights
 
 
 @pytest.mark.parametrize(

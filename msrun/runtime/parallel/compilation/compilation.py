@@ -26,6 +26,7 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, cu
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
@@ -81,6 +82,8 @@ class Compilation:
             recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
             program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
+        if self.settings.overlaps_weights:
+            program.notes.append(describe_overlap(compiled.late_layers))
         unused = sorted(set(recompute) - {region.path for region in compiled.regions})
         if unused:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")

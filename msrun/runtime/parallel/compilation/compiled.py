@@ -15,7 +15,7 @@ from msrun.runtime.graph.activations import ActivationEstimate, estimate_activat
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
-from msrun.runtime.graph.late_weights import delay_weights
+from msrun.runtime.graph.late_weights import count_delayed, delay_weights
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region, find_regions, parameters_of
@@ -52,6 +52,11 @@ class CompiledCall:
     def copies(self) -> int:
         """Copies that take turns within a micro batch."""
         return self.parts.copies
+
+    @property
+    def late_layers(self) -> int:
+        """Linear layers whose weights' gradients are computed while those of their inputs travel."""
+        return count_delayed(self.segments)
 
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""
@@ -196,9 +201,7 @@ def build_compiled_call(
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, group_of, region_of)
     if spec.overlaps_weights:
-        count = delay_weights(segments, group_of, regions)
-        note = f"the gradients of {count} linear layers' weights are computed while those of their inputs travel"
-        program.notes += [note] if note not in program.notes else []
+        delay_weights(segments, group_of, regions)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = executor_class(

@@ -24,6 +24,7 @@ from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -91,6 +92,8 @@ def compile_pipeline(
         )
         for stage in own
     }
+    if spec.overlaps_weights:
+        program.notes.append(describe_overlap(sum(call.late_layers for call in compiled.values())))
     result = PipelinedCall(
         program=program,
         schedule=schedule,

@@ -63,6 +63,7 @@ def _hsdp(level: str = "level1", shard_size: int = -1) -> dict[str, Any]:
 SCENARIOS = [
     Scenario("gpipe", "gpipe", float32=True),
     Scenario("1f1b", form="model", stage_config=BY_BLOCKS),
+    Scenario("eager", "eager_1f1b", micro_size=8, tied=True, skips=True),
     Scenario("interleaved", interleave=True, optimizer="adam", deferred=True),
     Scenario("zero-bubble", "zero_bubble", skips=True),
     Scenario("zero-bubble-interleaved", "zero_bubble", interleave=True, tied=True),
@@ -71,6 +72,7 @@ SCENARIOS = [
     Scenario("tied-step-function-sums", "gpipe", micro_size=2, tied=True, compat="mindspore", form="step"),
     Scenario("one-stage", stages=1, stage_size=2, micro_size=2, hsdp=_hsdp()),
     Scenario("four-stages", stages=4, tied=True, skips=True, optimizer="adam"),
+    Scenario("four-stages-eager-copies", "eager_1f1b", stages=4, micro_size=2, copies=2, form="step"),
     Scenario("four-stages-zero-bubble-copies", "zero_bubble", stages=4, copies=2, compat="mindspore"),
     Scenario("data-parallel", stage_size=2, micro_size=2, tied=True, hsdp=_hsdp("level2"), deferred=True),
     Scenario("tensor-parallel", "zbv", stage_size=2, strategies=MEGATRON, dataset="full_batch", skips=True),

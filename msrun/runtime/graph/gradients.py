@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.graph.collectives import Pending, start_all_reduce, start_reduce_scatter
-from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten
+from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
@@ -118,7 +118,7 @@ class GradientSum:
         for name in self.group.placeholders:
             leaf = leaf_of(name)
             grad = leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape)
-            grads.append(grad if self.group.sum_dtype is None else grad.to(self.group.sum_dtype))
+            grads.append(_as_type(grad, self.group.sum_dtype or grad.dtype))
             leaf.grad = None
         return grads
 
@@ -150,8 +150,7 @@ class PendingGradients:
             flat = self._pending.wait()
             flat = (flat if self._before is None else flat + self._before).reshape(-1)
             members = self._group.members
-            parts = flat.split([m.parameter.numel() for m in members])
-            self._ready = [part.view(m.parameter.shape) for part, m in zip(parts, members, strict=True)]
+            self._ready = split_like(flat, [m.parameter for m in members])
             self._pending = None
 
     def wait(self) -> dict[str, Tensor]:
@@ -159,7 +158,7 @@ class PendingGradients:
         self.settle()
         assert self._ready is not None
         members = self._group.members
-        return {m.name: grad.to(m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
+        return {m.name: _as_type(grad, m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
 
 
 class StepParameters:
@@ -181,6 +180,10 @@ class StepParameters:
     def gradient_bytes(self) -> int:
         """Return the bytes of gradients that are held now."""
         return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
+
+
+def _as_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value if value.dtype == dtype else value.to(dtype)  # once per parameter and step: `to` takes longer to ask
 
 
 def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:

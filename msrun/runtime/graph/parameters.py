@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from msrun.runtime.graph.collectives import Pending, start_gather_of
 from msrun.runtime.groups import axes_group
@@ -162,4 +163,12 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return the elements of all tensors in one row."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat: Tensor = _flatten_dense_tensors(tensors)
+    return flat
+
+
+def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a row made by `flatten`, of the tensors' shapes."""
+    parts: Sequence[Tensor] = _unflatten_dense_tensors(flat, tensors)
+    # torch gives what has no elements the shape (0,)
+    return [part if part.numel() else part.view(like.shape) for part, like in zip(parts, tensors, strict=True)]

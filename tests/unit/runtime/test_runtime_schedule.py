@@ -1,4 +1,4 @@
-"""Pipeline schedules: torch's orders, their time and their pictures."""
+"""Pipeline schedules: their orders, their time and their pictures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_
 from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
 
 made = cache(build_schedule)
-NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")
-CHUNKS = (1, 1, 2, 1, 2, 2, 2)
+NAMES = ("gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")
+CHUNKS = (1, 1, 1, 2, 1, 2, 2, 2)
 SPLIT = ("zero_bubble", "zbv", "dualpipev")
 """Their bubble is (P - 1) of a third of a micro batch; the others' (P - 1) of a whole one."""
 CASES = [
@@ -92,6 +92,15 @@ def test_value_is_sent_after_it_is_made_and_received_before_it_is_read() -> None
                 seen.add((action.kind, *here))
 
 
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("gpipe", 8), ("1f1b", 4), ("eager_1f1b", 7), ("interleaved", 11), ("zero_bubble", 4), ("zbv", 8)],
+)
+def test_fullest_rank_holds_the_forward_passes_that_the_schedule_is_known_for(name: str, held: int) -> None:
+    """4 ranks, 8 micro batches: gpipe all of them, 1f1b P, eager 2 P - 1, interleaved V P + P - 1, ZBV 2 P halves."""
+    assert build_schedule(name, 4, default_chunks(name, interleave=False), 8).most_held == held
+
+
 @pytest.mark.parametrize("is_v", [False, True])
 def test_stages_are_dealt_out_in_rounds_or_down_and_up(is_v: bool) -> None:
     name = "zbv" if is_v else "interleaved"
@@ -125,7 +134,7 @@ def test_number_that_torch_would_refuse_is_refused_in_words(
         build_schedule(name, ranks, chunks, micro_size)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"])
 def test_what_is_accepted_is_what_torch_accepts(name: str) -> None:
     """Nothing that passes the check may fail in torch, and the nearest legal number is legal."""
     chunks = default_chunks(name, interleave=False)
@@ -143,6 +152,7 @@ def test_what_is_accepted_is_what_torch_accepts(name: str) -> None:
     [
         ("1f1b", False, "1f1b", 1),
         ("1f1b", True, "interleaved", 2),
+        ("eager_1f1b", False, "eager_1f1b", 1),
         ("zero_bubble", False, "zero_bubble", 1),
         ("zero_bubble", True, "zero_bubble", 2),
         ("zbv", False, "zbv", 2),
@@ -157,13 +167,14 @@ def test_words_of_the_setter_choose_the_schedule(scheduler: str, interleave: boo
 def test_unknown_word_and_interleaving_where_there_is_none_are_refused() -> None:
     with pytest.raises(StrategyError, match=r"scheduler='1f1'\) \(did you mean 1f1b\?\): must be one of gpipe, 1f1b"):
         choose_schedule("1f1", interleave=False)
-    with pytest.raises(StrategyError, match='use "1f1b" or "zero_bubble" with it'):
-        choose_schedule("gpipe", interleave=True)
+    for scheduler in ("gpipe", "eager_1f1b"):
+        with pytest.raises(StrategyError, match='use "1f1b" or "zero_bubble" with it'):
+            choose_schedule(scheduler, interleave=True)
 
 
 def test_text_shows_every_action_at_its_time() -> None:
     assert render_text(build_schedule("1f1b", 2, 1, 3)) == (
-        "1f1b: 2 stages, 3 micro batches, bubble 25.0 %\n"
+        "1f1b: 2 stages, 3 micro batches, bubble 25.0 %, at most 2 forward passes held\n"
         "pp rank 0  F0 F1 .  .  B0 -  F2 B1 -  .  B2 -\n"
         "pp rank 1  .  F0 B0 -  F1 B1 -  F2 B2 -  .  ."
     )

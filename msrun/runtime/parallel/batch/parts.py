@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -44,8 +45,9 @@ class BatchParts:
     def _count(self, kind: PartKind) -> int:
         return math.prod(number for own, number in self.divisions if own == kind)
 
+    @cached_property
     def places(self) -> list[list[int]]:
-        """Return for every micro batch the slice that each of its copies is."""
+        """For every micro batch, the slice that each of its copies is."""
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         for index, place in enumerate(itertools.product(*(range(number) for _, number in self.divisions))):
             named = list(zip(self.divisions, place, strict=True))
@@ -58,12 +60,12 @@ class BatchParts:
     def split(self, inputs: Sequence[Any]) -> list[list[tuple[Any, ...]]]:
         """Return for every micro batch the inputs of each of its copies."""
         slices = split_batch(tuple(inputs), self.total, self.describe())
-        return [[slices[index] for index in micro] for micro in self.places()]
+        return [[slices[index] for index in micro] for micro in self.places]
 
     def in_order(self, results: Sequence[Sequence[Any]]) -> list[Any]:
         """Return what came out per micro batch and copy in the order of the slices."""
         flat: list[Any] = [None] * self.total
-        for micro, values in zip(self.places(), results, strict=True):
+        for micro, values in zip(self.places, results, strict=True):
             for index, value in zip(micro, values, strict=True):
                 flat[index] = value
         return flat

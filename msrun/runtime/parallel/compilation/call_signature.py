@@ -22,16 +22,17 @@ def flags_of(root: nn.Module) -> tuple[bool, ...]:
     Walks the tables itself: it runs in every step, and `named_parameters` builds names and looks for doubles.
     """
     flags: list[bool] = []
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [root]
+    for module in waiting:  # which grows meanwhile
+        if module is None or module in seen:
             continue
-        seen.add(id(module))
+        seen.add(module)
         flags.append(module.training)
-        flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
-        waiting += [child for child in module._modules.values() if child is not None]
+        if module._parameters:
+            flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
+        if module._modules:
+            waiting += module._modules.values()
     return tuple(flags)
 
 

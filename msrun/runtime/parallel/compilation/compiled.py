@@ -123,7 +123,7 @@ class _RunProgram(torch.autograd.Function):
         inputs = tensors[:count]
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         (batches,) = compiled.parts.split(inputs)
-        (places,) = compiled.parts.places()
+        (places,) = compiled.parts.places
         with slices_of_batch(places, compiled.parts.total):
             step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
@@ -159,7 +159,7 @@ class _RunMicroBatches(torch.autograd.Function):
         results: list[list[list[Any]]] = []
         of_inputs: list[list[list[Tensor | None]]] = []
         by_name: dict[str, Tensor] = {}
-        for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places(), strict=True)):
+        for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places, strict=True)):
             with slices_of_batch(slices, compiled.parts.total):
                 step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
             results.append(executor.results(step))

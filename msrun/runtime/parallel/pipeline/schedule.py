@@ -1,19 +1,22 @@
 """Pipeline schedules: who does what in which order, how long it takes in units of a forward pass, and the bubble.
 
-The orders are torch's (see torch_schedules). Words: a stage is a part of the network; a pipeline rank holds one stage,
-or several ("interleaved", the V-shaped schedules). F is the forward pass of one micro batch through one stage, B its
-backward pass, which the zero-bubble schedules split into I (gradients of the inputs) and W (gradients of the weights).
+The orders are torch's (see torch_schedules), save that of eager_1f1b. Words: a stage is a part of the network; a
+pipeline rank holds one stage, or several ("interleaved", the V-shaped schedules). F is the forward pass of one micro
+batch through one stage, B its backward pass, which the zero-bubble schedules split into I (gradients of the inputs) and
+W (gradients of the weights).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.parallel.pipeline.torch_schedules import map_stages, read_actions
+from msrun.runtime.parallel.pipeline.eager_order import eager_order
+from msrun.runtime.parallel.pipeline.torch_schedules import add_messages, map_stages, read_order
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 COSTS: Mapping[str, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
@@ -22,7 +25,8 @@ COSTS: Mapping[str, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
 
 @dataclass(frozen=True)
 class _Family:
-    class_name: str
+    class_name: str | None
+    """Of torch's schedule; None: the order is ours."""
     is_v: bool = False
     interleaves: bool = False
     """May hold several stages per rank."""
@@ -31,12 +35,13 @@ class _Family:
 _FAMILIES = {
     "gpipe": _Family("GPipe"),
     "1f1b": _Family("1F1B"),
+    "eager_1f1b": _Family(None),
     "interleaved": _Family("Interleaved1F1B", interleaves=True),
     "zero_bubble": _Family("InterleavedZeroBubble", interleaves=True),
     "zbv": _Family("ZBVZeroBubble", is_v=True, interleaves=True),
     "dualpipev": _Family("DualPipeV", is_v=True, interleaves=True),
 }
-SCHEDULERS = ("gpipe", "1f1b", "zero_bubble", "zbv", "dualpipev")
+SCHEDULERS = ("gpipe", "1f1b", "eager_1f1b", "zero_bubble", "zbv", "dualpipev")
 """Words of `AutoParallel.pipeline(scheduler=)`; "1f1b" with interleave=True is the interleaved schedule."""
 
 
@@ -109,6 +114,17 @@ class Schedule:
         busy = sum(cell.end - cell.begin for row in self.timeline for cell in row)
         return 1 - busy / (self.ranks * self.length)
 
+    @cached_property
+    def most_held(self) -> int:
+        """Most forward passes whose backward pass is not done, on any rank: what its activations take."""
+        return max(_most_held(row) for row in self.actions)
+
+
+def _most_held(actions: Sequence[Action]) -> int:
+    is_split = any(action.kind == "W" for action in actions)
+    steps = {"F": 1, "W" if is_split else "B": -1}
+    return max(accumulate(steps.get(action.kind, 0) for action in actions))
+
 
 def choose_schedule(scheduler: str, interleave: bool) -> str:
     """Return which schedule two settings ask for.
@@ -137,7 +153,7 @@ def build_schedule(name: str, ranks: int, chunks: int, micro_size: int) -> Sched
     """Return a schedule.
 
     Args:
-        name: gpipe, 1f1b, interleaved, zero_bubble, zbv or dualpipev.
+        name: gpipe, 1f1b, eager_1f1b, interleaved, zero_bubble, zbv or dualpipev.
         ranks: pipeline ranks.
         chunks: stages per rank.
 
@@ -147,7 +163,11 @@ def build_schedule(name: str, ranks: int, chunks: int, micro_size: int) -> Sched
     family = _FAMILIES[name]
     _check(name, family, ranks, chunks, micro_size)
     holder = map_stages(ranks, ranks * chunks, is_v=family.is_v)
-    raw = read_actions(family.class_name, ranks, ranks * chunks, micro_size, holder)
+    if family.class_name is None:
+        order = eager_order(ranks, micro_size)
+    else:
+        order = read_order(family.class_name, ranks, ranks * chunks, micro_size)
+    raw = add_messages(order, holder)
     actions = tuple(tuple(Action(kind, stage, micro) for kind, stage, micro in row) for row in raw)  # type: ignore[arg-type]
     return Schedule(name, ranks, micro_size, holder, actions)
 

@@ -17,12 +17,12 @@ _UNIT, _ROW, _LEFT, _TOP = 34, 30, 84, 54
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Return name, sizes and bubble in one line."""
+    """Return name, sizes, bubble and what the fullest rank holds in one line."""
     chunks = schedule.stages // schedule.ranks
     held = f", {chunks} on each rank" if chunks > 1 else ""
     return (
         f"{schedule.name}: {schedule.stages} stages{held}, {schedule.micro_size} micro batches, "
-        f"bubble {100 * schedule.bubble:.1f} %"
+        f"bubble {100 * schedule.bubble:.1f} %, at most {schedule.most_held} forward passes held"
     )
 
 

@@ -21,6 +21,7 @@ from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step
 from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
+from msrun.runtime.parallel.pipeline.early_receives import receive_early
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 
 Direction = Literal["F", "B"]
@@ -39,6 +40,13 @@ class Line:
     """This rank's pipeline rank."""
     group: dist.ProcessGroup
     device: torch.device
+
+    def actions_of(self, schedule: Schedule) -> Sequence[Action]:
+        """Return what this rank does, in order; with early receives where the backend carries both ways at once."""
+        actions = schedule.actions[self.own]
+        if dist.get_backend(self.group) != "gloo":
+            return actions
+        return receive_early(actions)
 
     def ranks_of(self, schedule: Schedule, stages: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks that hold some of these stages, ascending."""
@@ -101,7 +109,7 @@ class StepRun:
 
     def run(self) -> None:
         """Do everything; gradients of parameters are added up in the gathered groups."""
-        for action in self._schedule.actions[self._line.own]:
+        for action in self._line.actions_of(self._schedule):
             self._do(action)
         for pending in self._sends:
             pending.wait()
@@ -139,7 +147,7 @@ class StepRun:
             batches.append([*(user[index] for index in program.user_inputs), *read])
             passing.append(arrived)
         self._here.pop(("F", stage, micro_batch), None)
-        with slices_of_batch(self._parts.places()[micro_batch], self._parts.total):
+        with slices_of_batch(self._parts.places[micro_batch], self._parts.total):
             step = executor.forward(batches, needs_grad=self._needs_grad, gathered=self.gathered[stage])
         names = [node.name for node in program.program.outputs]
         made = [dict(zip(names, values, strict=True)) for values in executor.results(step)]

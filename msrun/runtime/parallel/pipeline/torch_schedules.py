@@ -24,14 +24,11 @@ def map_stages(ranks: int, stages: int, *, is_v: bool) -> tuple[int, ...]:
     return tuple(mapping[stage] for stage in range(stages))
 
 
-def read_actions(
-    class_name: str, ranks: int, stages: int, micro_size: int, holder: Sequence[int]
-) -> list[list[RawAction]]:
-    """Return the actions of every pipeline rank, in order, with sends and receives.
+def read_order(class_name: str, ranks: int, stages: int, micro_size: int) -> list[list[RawAction]]:
+    """Return what every pipeline rank computes, in order.
 
     Args:
         class_name: what `torch.distributed.pipelining.schedules.get_schedule_class` knows.
-        holder: stage -> pipeline rank.
 
     Raises:
         ValueError: torch's own refusal of this number of micro batches.
@@ -43,14 +40,29 @@ def read_actions(
         orders = schedule_class(stand_ins, micro_size).pipeline_order
     else:
         orders = schedule_class(stand_ins[0], micro_size)._get_pipeline_order()
-    computing = {rank: _number_forwards(_flatten(orders[rank])) for rank in range(ranks)}
+    return [_raw(_number_forwards(_flatten(orders[rank]))) for rank in range(ranks)]
+
+
+def add_messages(order: Sequence[Sequence[RawAction]], holder: Sequence[int]) -> list[list[RawAction]]:
+    """Return the same actions with sends and receives, as torch places them.
+
+    Args:
+        order: per pipeline rank, what it computes.
+        holder: stage -> pipeline rank.
+    """
+    computing = {rank: [_torch_action(*action) for action in row] for rank, row in enumerate(order)}
     ordered: Mapping[int, Sequence[Any]] = torch_schedules._add_send_recv(
-        computing, lambda stage: holder[stage], stages
+        computing, lambda stage: holder[stage], len(holder)
     )
-    return [
-        [(str(a.computation_type.value), int(a.stage_index), int(a.microbatch_index)) for a in ordered[rank]]
-        for rank in range(ranks)
-    ]
+    return [_raw(ordered[rank]) for rank in range(len(order))]
+
+
+def _raw(actions: Sequence[Any]) -> list[RawAction]:
+    return [(str(a.computation_type.value), int(a.stage_index), int(a.microbatch_index)) for a in actions]
+
+
+def _torch_action(kind: str, stage: int, micro_batch: int) -> Any:
+    return torch_schedules._Action(stage, torch_schedules._ComputationType(kind), micro_batch)
 
 
 def _stand_in(ranks: int, stages: int, index: int) -> Any:

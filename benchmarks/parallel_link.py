@@ -25,7 +25,7 @@ that took half of both processors here, which a real network card would not."""
 
 def why_no_link() -> str:
     """Return why this machine cannot have such a link; empty when it can."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "taskset") if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found: apt-get install iproute2"
     return "" if os.geteuid() == 0 else "network namespaces need root"
@@ -57,12 +57,14 @@ def limited_link(mbit_per_s: int) -> Iterator[list[str]]:
 
 
 def run_ranks(names: Sequence[str], argv: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
-    """Run one rank in each namespace, with torchrun's variables, to the good end of both.
+    """Run one rank in each namespace, on processors of its own, with torchrun's variables, to the good end of both.
 
     Raises:
         SystemExit: a rank failed; the other one is ended.
     """
     processes = []
+    available = sorted(os.sched_getaffinity(0))
+    processors = [",".join(map(str, available[rank :: len(names)])) or str(available[0]) for rank in range(len(names))]
     try:
         for rank, name in enumerate(names):
             own = {
@@ -76,7 +78,7 @@ def run_ranks(names: Sequence[str], argv: Sequence[str], env: Mapping[str, str],
                 "GLOO_SOCKET_IFNAME": "veth0",
             }
             with (folder / f"rank_{rank}.log").open("wb") as log:
-                command = ["ip", "netns", "exec", name, *argv]
+                command = ["ip", "netns", "exec", name, "taskset", "-c", processors[rank], *argv]
                 processes.append(subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=log))
         for rank, process in enumerate(processes):
             if process.wait(DEADLINE_S) != 0:

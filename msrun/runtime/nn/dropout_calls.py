@@ -48,15 +48,13 @@ class DropoutCalls(TorchFunctionMode):
     ) -> Any:
         """Replace calls of dropout; let all others through."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
+        if func not in _SEEN or torch.compiler.is_compiling():  # of every operator of every step
             return func(*args, **kwargs)
         draw = current_draw.get()
         if func is F.multi_head_attention_forward:
             with self:
                 return _seen_inside(func)(*args, **kwargs)
-        if draw is None or (func not in _KINDS and func not in _CHANNELS and func is not _ATTENTION):
-            return func(*args, **kwargs)
-        if _is_recomputed():
+        if draw is None or _is_recomputed():
             return func(*args, **kwargs)
         if func is _ATTENTION:
             return _attention(draw, *args, **kwargs)
@@ -64,6 +62,7 @@ class DropoutCalls(TorchFunctionMode):
 
 
 _ATTENTION = F.scaled_dot_product_attention
+_SEEN = frozenset([*_KINDS, *_CHANNELS, _ATTENTION, F.multi_head_attention_forward])
 
 
 def _seen_inside(function: Callable[..., Any]) -> Callable[..., Any]:

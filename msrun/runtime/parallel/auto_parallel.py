@@ -177,7 +177,7 @@ class AutoParallel:
 
         Args:
             scheduler: gpipe, 1f1b, eager_1f1b, zero_bubble, zbv or dualpipev. eager_1f1b gives every message a micro
-                batch's time to travel and holds up to 2 stages - 1 micro batches; the others' order is torch's.
+                batch's time to travel and holds up to 2 * stages - 1 micro batches; the others' order is torch's.
             interleave: let each rank hold several parts of the network (with 1f1b and zero_bubble); zbv and dualpipev
                 always hold two.
             output_broadcast: give results that are no scalars to every rank; without it, ranks of other stages than

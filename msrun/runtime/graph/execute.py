@@ -155,7 +155,7 @@ class Executor:
             if needs_grad and segment.region is not None:
                 written = self._run_forgetting(copy, index, segment, inputs)
             else:
-                written = segment.module.forward(*inputs)
+                written = segment.module(*inputs)
                 if needs_grad:
                     copy.written[index] = list(written)
             for name, value in zip(segment.writes, written, strict=True):
@@ -185,7 +185,7 @@ class Executor:
         policy = self.replays[segment.region].save
         with forgetting():
             if policy is None:
-                return tuple(segment.module.forward(*inputs))
+                return tuple(segment.module(*inputs))
             copy.saved[index] = SavedResults(policy)
             return tuple(copy.saved[index].run(segment.module, inputs, again=False))
 
@@ -285,9 +285,7 @@ class Executor:
                 if index in replay.segments:
                     inputs = [self._read(step, copy, name) for name in segment.reads]
                     saved = copy.saved.pop(index, None)
-                    written = (
-                        saved.run(segment.module, inputs, again=True) if saved else segment.module.forward(*inputs)
-                    )
+                    written = saved.run(segment.module, inputs, again=True) if saved else segment.module(*inputs)
                     copy.written[index] = list(written)
                     for name, value in zip(segment.writes, written, strict=True):
                         if name in replay.dropped:

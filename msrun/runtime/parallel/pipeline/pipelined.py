@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,7 @@ from msrun.runtime.graph.stages import StageProgram
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.pipeline.schedule import Schedule
+from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
 from msrun.runtime.parallel.scaling import Scales
 from msrun.runtime.progress import waiting_in
@@ -79,6 +80,11 @@ class PipelinedCall:
         """Trainable parameters that this rank holds: their gradients come back in this order."""
         return list(({item.name: item for call in self.own.values() for item in call.stored} | self.tied).values())
 
+    @cached_property
+    def actions(self) -> Sequence[Action]:
+        """What this rank does in a step, in order."""
+        return self.line.actions_of(self.schedule)
+
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """Run one step, or without gradients the forward passes alone.
 
@@ -101,6 +107,7 @@ class PipelinedCall:
         run = StepRun(
             self.schedule,
             self.line,
+            self.actions,
             {stage: (self.stages[stage], cast(StageExecutor, call.executor)) for stage, call in self.own.items()},
             self.parts.split(tensors),
             self.parts,

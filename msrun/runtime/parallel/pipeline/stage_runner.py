@@ -67,6 +67,7 @@ class StepRun:
     """Runs the actions of one step.
 
     Args:
+        actions: what this rank does, in order: `line.actions_of(schedule)`.
         stages: the stages that this rank holds.
         micro_batches: per micro batch and copy the user's tensors.
         parts: how they are cut out of the batch.
@@ -79,6 +80,7 @@ class StepRun:
         self,
         schedule: Schedule,
         line: Line,
+        actions: Sequence[Action],
         stages: Mapping[int, tuple[StageProgram, StageExecutor]],
         micro_batches: Sequence[Sequence[Batch]],
         parts: BatchParts,
@@ -89,6 +91,7 @@ class StepRun:
     ) -> None:
         self._schedule = schedule
         self._line = line
+        self._actions = actions
         self._stages = stages
         self._micro_batches = micro_batches
         self._parts = parts
@@ -109,7 +112,7 @@ class StepRun:
 
     def run(self) -> None:
         """Do everything; gradients of parameters are added up in the gathered groups."""
-        for action in self._line.actions_of(self._schedule):
+        for action in self._actions:
             self._do(action)
         for pending in self._sends:
             pending.wait()

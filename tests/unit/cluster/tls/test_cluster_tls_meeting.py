@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,18 +142,43 @@ def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting, cli
     assert [hear("over")["verdict"]["reason"] for hear in (hear_first, hear_second)] == ["r", "r"]
 
 
-def test_signs_of_life_go_through_tls_and_their_absence_is_noticed(
+def deafen(kind: type[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one side hear nothing more, as with a cable out; the other hears on, so that only the first can notice."""
+    receive = Connection.receive
+
+    def hear_nothing(self: Connection) -> list[dict[str, Any]]:
+        return [] if isinstance(threading.current_thread(), kind) else receive(self)
+
+    monkeypatch.setattr(Connection, "receive", hear_nothing)
+
+
+def test_scheduler_notices_that_signs_of_life_through_tls_stay_away(
     tls: TlsFolder, client: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Meeting(open_both(tls)[0], silence_s=1.5)
     try:
         seat_two(found, client)
         beats: list[int] = []
-        monkeypatch.setattr(HostLink, "_hear", lambda self, message: beats.append(1))
-        wait_until(lambda: len(beats) > 3, "signs of life of the scheduler")
-        monkeypatch.undo()
-        monkeypatch.setattr(Connection, "receive", lambda self: [])  # as with a cable out
+        hear = HostLink._hear
+        with monkeypatch.context() as patch:
+            patch.setattr(HostLink, "_hear", lambda self, message: beats.append(1) or hear(self, message))
+            wait_until(lambda: len(beats) > 3, "signs of life of the scheduler")
+        assert not [note for note in found.notes if "lost" in note]
+        deafen(Coordinator, monkeypatch)
         wait_until(lambda: [note for note in found.notes if "no sign of life" in note], "it is noticed")
+        monkeypatch.undo()
+    finally:
+        found.close()
+
+
+def test_host_notices_that_signs_of_life_through_tls_stay_away(
+    tls: TlsFolder, client: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Meeting(open_both(tls)[0], silence_s=1.5)
+    try:
+        (_, hear), _ = seat_two(found, client)
+        deafen(HostLink, monkeypatch)
+        assert "has given no sign of life" in hear("lost")["reason"]
         monkeypatch.undo()
     finally:
         found.close()

@@ -53,20 +53,22 @@ def _hsdp(level: str = "level1", shard_size: int = -1, threshold: int = 64) -> d
     return {"optimizer_level": level, "shard_size": shard_size, "threshold": threshold}
 
 
-ONE_MESSAGE = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+LOSS = 2
+"""Messages of a cross-entropy: the number of labels that count, which leaves first, and the sum."""
+ONE_MESSAGE = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1 + LOSS}
 """hsdp: the cut weights in one message each way, the whole parameters in one, and the loss."""
 
 SCENARIOS = [
-    Scenario("plain", traffic={"all_reduce": 2}, float32=True),
-    Scenario("plain-full-batch", dataset="full_batch", traffic={"all_reduce": 2}, steps=5),
-    Scenario("plain-step-function", form="step", traffic={"all_reduce": 2}),
+    Scenario("plain", traffic={"all_reduce": 1 + LOSS}, float32=True),
+    Scenario("plain-full-batch", dataset="full_batch", traffic={"all_reduce": 1 + LOSS}, steps=5),
+    Scenario("plain-step-function", form="step", traffic={"all_reduce": 1 + LOSS}),
     Scenario("data-parallel-mode", mode="data_parallel", float32=True),
     Scenario("batch-cut-in-four", dataset=((4, 1), (4,))),
     Scenario("hsdp-level1", _hsdp(), traffic=ONE_MESSAGE, float32=True),
     Scenario("hsdp-level2", _hsdp("level2"), traffic=ONE_MESSAGE, float32=True),
     Scenario("hsdp-level3", _hsdp("level3"), traffic={**ONE_MESSAGE, "all_gather": 2}, float32=True),
-    Scenario("hsdp-shard-size-2", _hsdp(shard_size=2), traffic={**ONE_MESSAGE, "all_reduce": 3}, float32=True),
-    Scenario("hsdp-shard-size-4", _hsdp(shard_size=4), traffic={**ONE_MESSAGE, "all_reduce": 3}),
+    Scenario("hsdp-shard-size-2", _hsdp(shard_size=2), traffic={**ONE_MESSAGE, "all_reduce": 2 + LOSS}, float32=True),
+    Scenario("hsdp-shard-size-4", _hsdp(shard_size=4), traffic={**ONE_MESSAGE, "all_reduce": 2 + LOSS}),
     Scenario("hsdp-threshold-0", _hsdp(threshold=0)),
     Scenario("hsdp-full-batch", _hsdp(), dataset="full_batch", traffic=ONE_MESSAGE, steps=5),
     Scenario("hsdp-step-function", _hsdp(), form="step", traffic=ONE_MESSAGE, float32=True),
@@ -80,24 +82,24 @@ SCENARIOS = [
         "fusion-never",
         _hsdp(),
         fusion={"layer1": 0, "layer2": 0, "layer3": 0},
-        traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 5},
+        traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 4 + LOSS},
         steps=5,
     ),
     Scenario(
         "fusion-two-messages",
         _hsdp(),
         fusion={"layer1": 1, "layer2": 2, "layer3": 2},
-        traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 3},
+        traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 2 + LOSS},
         steps=5,
     ),
     Scenario(
         "fusion-one-message", _hsdp(), fusion={"layer1": 1, "layer2": 1, "layer3": 1}, traffic=ONE_MESSAGE, steps=5
     ),
-    Scenario("two-copies", copies=2, traffic={"all_reduce": 3}),
-    Scenario("four-copies", copies=4, traffic={"all_reduce": 5}, float32=True),
-    Scenario("two-copies-sum", copies=2, compat="mindspore", traffic={"all_reduce": 3}, float32=True),
+    Scenario("two-copies", copies=2, traffic={"all_reduce": 1 + 2 * LOSS}),
+    Scenario("four-copies", copies=4, traffic={"all_reduce": 1 + 4 * LOSS}, float32=True),
+    Scenario("two-copies-sum", copies=2, compat="mindspore", traffic={"all_reduce": 1 + 2 * LOSS}, float32=True),
     Scenario("four-copies-sum-step-function", copies=4, compat="mindspore", form="step"),
-    Scenario("two-copies-hsdp", _hsdp(), copies=2, traffic={**ONE_MESSAGE, "all_reduce": 3}),
+    Scenario("two-copies-hsdp", _hsdp(), copies=2, traffic={**ONE_MESSAGE, "all_reduce": 1 + 2 * LOSS}),
     Scenario("two-copies-hsdp-level3-sum", _hsdp("level3"), copies=2, compat="mindspore"),
     Scenario("two-copies-full-batch-step-function", copies=2, dataset="full_batch", form="step"),
     # layer2's partial sums are scattered, for layer3 is data-parallel; gathered on the way back; loss and gradients.
@@ -105,14 +107,14 @@ SCENARIOS = [
         "tensor-parallel",
         strategies=MEGATRON,
         dataset="full_batch",
-        traffic={"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1},
+        traffic={"all_reduce": 1 + LOSS, "reduce_scatter": 1, "all_gather": 1},
     ),
     Scenario(
         "tensor-parallel-two-copies",
         strategies=MEGATRON,
         dataset="full_batch",
         copies=2,
-        traffic={"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2},
+        traffic={"all_reduce": 1 + 2 * LOSS, "reduce_scatter": 2, "all_gather": 2},
         float32=True,
     ),
     Scenario(
@@ -120,7 +122,7 @@ SCENARIOS = [
         strategies=MEGATRON,
         dataset="full_batch",
         weights_late=True,
-        traffic={"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1},
+        traffic={"all_reduce": 1 + LOSS, "reduce_scatter": 1, "all_gather": 1},
         float32=True,
     ),
     Scenario("tensor-parallel-own-batches", strategies=MEGATRON),

@@ -173,18 +173,18 @@ class ShardingCase:
 HSDP = {"threshold": 0}
 LEVEL3 = {"threshold": 0, "optimizer_level": "level3"}
 CASES = [
-    # fc2's sum over mp, the loss over dp, and one message with all gradients over dp
-    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), float32=True, collectives={"all_reduce": 3}),
+    # fc2's sum over mp, the number of labels and the loss over dp, and one message with all gradients over dp
+    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
     ShardingCase("layouts-of-a-rank-list", layouts(TRANSPOSED), mesh=(2, 3)),
     ShardingCase("layouts-copies-hsdp", layouts(TWO_BY_THREE), hsdp=HSDP, copies=2, mesh=(2, 3)),
     ShardingCase(
         "layouts-of-the-data", layouts(TWO_BY_THREE), (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("dp")), mesh=(2, 3)
     ),
-    # fc2's sum scattered, gathered on the way back; the loss, and one message of gradients
+    # fc2's sum scattered, gathered on the way back; number of labels and loss, and one message of gradients
     ShardingCase(
         "out-strategy-scatters",
         scattered_linear,
-        collectives={"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2},
+        collectives={"reduce_scatter": 1, "all_gather": 1, "all_reduce": 3},
         float32=True,
     ),
     ShardingCase("out-strategy-gathers", gathered_linear),
@@ -193,7 +193,7 @@ CASES = [
     ShardingCase("operator-function-hsdp-copies", operator_function, "data_parallel", HSDP, 2),
     ShardingCase("operator-function-layouts", operator_with_layouts, mesh=(2, 3)),
     ShardingCase("decorated-function", decorated_function),
-    ShardingCase("region", region, mesh=(2, 3), float32=True, collectives={"all_reduce": 3}),
+    ShardingCase("region", region, mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
     ShardingCase("region-hsdp-level3", region, hsdp=LEVEL3, mesh=(2, 3)),
     ShardingCase("region-of-tuples", region_of_tuples),
     ShardingCase("tied", tied, "data_parallel"),

@@ -71,26 +71,29 @@ KEEPS_COLLECTIVES = {path: {"mp_comm_recompute": False} for path in EVERY_BLOCK}
 GATHERS_AGAIN = {path: {"parallel_optimizer_comm_recompute": True} for path in EVERY_BLOCK}
 SAVES = {"blocks.0": {"save": ["linear"]}, "blocks.1": {"save": "policy"}, "blocks.2": {"save": []}}
 
+LOSS = 2
+"""Messages of a cross-entropy: the number of labels that count, which leaves first, and the sum."""
+
 CASES = [
     # accumulation: one reduction at the end, or one per micro batch at level2 and level3
-    StepCase("accumulation", parts=(M4,), calls={"all_reduce": 4 + 1}, float32=True),
+    StepCase("accumulation", parts=(M4,), calls={"all_reduce": 4 * LOSS + 1}, float32=True),
     StepCase(
         "accumulation-level1",
         "level1",
         parts=(M4,),
-        calls={"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4},
+        calls={"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS},
     ),
     StepCase(
         "accumulation-level2",
         "level2",
         parts=(M4,),
-        calls={"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4},
+        calls={"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
     ),
     StepCase(
         "accumulation-level3",
         "level3",
         parts=(M4,),
-        calls={"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4},
+        calls={"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
         float32=True,
     ),
     StepCase("accumulation-level2-shard-size-2", "level2", 2, parts=(M2,)),
@@ -103,12 +106,12 @@ CASES = [
     StepCase("accumulation-mixed-level3", "level3", parts=(M2, C2), strategies=MIXED, dataset="full_batch"),
     StepCase("accumulation-model", "level2", parts=(M2,), form="model"),
     # messages: one per parameter, or as the numbers say
-    StepCase("nothing-fused", comm_fusion={"openstate": False}, calls={"all_reduce": 13 + 1}, steps=2),
+    StepCase("nothing-fused", comm_fusion={"openstate": False}, calls={"all_reduce": 13 + LOSS}, steps=2),
     StepCase(
         "all-reduces-by-index",
         parts=(M2,),
         comm_fusion={"allreduce": {"mode": "index", "config": [3, 5]}},
-        calls={"all_reduce": 3 + 2},
+        calls={"all_reduce": 3 + 2 * LOSS},
         steps=2,
     ),
     StepCase(
@@ -116,14 +119,14 @@ CASES = [
         "level3",
         parts=(M2,),
         comm_fusion={"openstate": False},
-        calls={"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2},
+        calls={"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2 * LOSS},
         steps=2,
     ),
     # copies: any number, and inside a step function
     StepCase("three-parts-of-copies", parts=(("copies", 2), ("copies", 2)), strategies=MEGATRON, dataset="full_batch"),
     StepCase("fresh-closures", "level1", parts=(C2,), form="fresh closures"),
     # recompute; a Megatron block has one all-reduce forward and, through its residual, one backward
-    StepCase("recompute", recompute=EVERY_BLOCK, calls={"all_reduce": 2}, float32=True),
+    StepCase("recompute", recompute=EVERY_BLOCK, calls={"all_reduce": 1 + LOSS}, float32=True),
     StepCase("recompute-one-layer-with-copies", parts=(C2,), recompute={"blocks.1.up": {}}),
     StepCase("recompute-tensor-parallel", strategies=MEGATRON, dataset="full_batch", recompute=EVERY_BLOCK),
     StepCase("recompute-keeps-collectives", strategies=MEGATRON, dataset="full_batch", recompute=KEEPS_COLLECTIVES),
@@ -134,7 +137,7 @@ CASES = [
         "level1",
         parts=(C2,),
         recompute=GATHERS_AGAIN,
-        calls={"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2},
+        calls={"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2 * LOSS},
     ),
     StepCase("recompute-everything", "level3", recompute={"": {}}),
     StepCase("recompute-level3-accumulation", "level3", parts=(M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),

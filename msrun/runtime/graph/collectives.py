@@ -82,6 +82,17 @@ class Pending:
         self._finish = finish
         self._name = name
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensor."""
+        return self._value.dtype
+
+    @property
+    def is_number_on_host(self) -> bool:
+        """Whether it is one floating-point number, for which a wait would hold this process up."""
+        value = self._value
+        return not value.dim() and value.dtype.is_floating_point and value.device.type == "cpu"
+
     def wait(self) -> Tensor:
         """Return the tensor, waiting for it the first time."""
         while self._works:

@@ -339,15 +339,23 @@ class Executor:
         """Return per copy the gradients of the user's tensors, after `backward`."""
         return [[self._take_gradient(copy, name) for name in self._input_names] for copy in step.copies]
 
-    def results(self, step: Step) -> list[list[Any]]:
-        """Return the program's results for every copy, detached."""
+    def results(self, step: Step, *, leaves_late: bool = False) -> list[list[Any]]:
+        """Return the program's results for every copy, detached.
+
+        Args:
+            leaves_late: give scalars that are still being added up as `ValueOnItsWay`, to be waited for later.
+        """
         return [
-            [
-                self._read(step, copy, value.name).detach() if isinstance(value, fx.Node) else value
-                for value in self._program.outputs
-            ]
+            [self._result(step, copy, value, leaves_late=leaves_late) for value in self._program.outputs]
             for copy in step.copies
         ]
+
+    def _result(self, step: Step, copy: Copy, value: Any, *, leaves_late: bool) -> Any:
+        if not isinstance(value, fx.Node):
+            return value
+        if leaves_late and (late := copy.arriving.get(value.name)) and late.is_number_on_host:
+            return late
+        return self._read(step, copy, value.name).detach()
 
 
 def _arrived(leaving: Sequence[PendingGradients]) -> dict[str, Tensor]:

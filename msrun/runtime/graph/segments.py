@@ -4,18 +4,21 @@ Every node has a level: one more than the level of a collective that it waits fo
 level k; the collectives of level k start when it has been computed and are waited for by the first segment that reads
 them. Reading a fusion group of parameters for the first time begins a level too: then gathers are waited for one group
 at a time on the way forward, and on the way back a group's gradient leaves as soon as its segment is done.
+
+Sums over the ranks that need nothing but the program's inputs, as the number of targets that count in a mean loss, come
+first: they leave before anything is computed, and are waited for only by what stands after the next level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import fx, nn
 
 from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.operators.rule import apply_collective
+from msrun.runtime.graph.operators.rule import PLACE, apply_collective
 from msrun.runtime.graph.partition import LocalProgram
 
 Name = str
@@ -68,7 +71,7 @@ def cut_segments(
         region_of: name of a node -> the recomputed region that it belongs to; a segment never holds nodes of two.
     """
     region_of = region_of or {}
-    places = _places(program.graph, group_of, region_of)
+    places = _places(program.graph, group_of, region_of, _early(program, region_of))
     kept = _read_later(program, places)
     count = 1 + max((level for level, _ in places.values()), default=0)
     inside: dict[_Place, list[fx.Node]] = {(level, None): [] for level in range(count)}
@@ -102,27 +105,70 @@ def _collective(node: fx.Node) -> Collective:
     return cast(Collective, node.kwargs["collective"])
 
 
-def _places(graph: fx.Graph, group_of: Mapping[Name, int], region_of: Mapping[Name, int]) -> dict[fx.Node, _Place]:
+def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]:
+    """Return the sums over ranks that need inputs alone, with all that they are computed from."""
+    given = {*program.inputs, *program.buffers.values(), *(node for node, _ in program.constants.values())}
+    ready = given - set(program.buffer_updates)
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            ready |= {node} if node.name == PLACE else set()
+        elif node.op == "call_function" and node.name not in region_of and ready.issuperset(node.all_input_nodes):
+            if not _is_collective(node) or _collective(node).is_local:
+                ready.add(node)
+            elif _collective(node).kind == "all_reduce":
+                found |= {node, *_computed_from(node)}
+    return found
+
+
+def _computed_from(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        sources = {n for n in waiting.pop().all_input_nodes if n.op == "call_function"} - found
+        found |= sources
+        waiting += sources
+    return found
+
+
+def _places(
+    graph: fx.Graph, group_of: Mapping[Name, int], region_of: Mapping[Name, int], early: Set[fx.Node]
+) -> dict[fx.Node, _Place]:
     """Return the level and region of every node; a collective stands where its source was computed."""
-    places: dict[fx.Node, _Place] = {}
+    places: dict[fx.Node, _Place] = {node: (0, None) for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if node in early:
+            places[node] = _earliest(node, places, region_of)
+    first = 1 + max((places[node][0] for node in early), default=-1)
     group_levels: dict[int, int] = {}
     for node in graph.nodes:
-        region = region_of.get(node.name)
-        if node.op == "placeholder":
-            places[node] = (0, None)
-        elif node.op == "call_function":
-            if _is_collective(node) and not _is_collective(node.all_input_nodes[0]):
-                level, region = places[node.all_input_nodes[0]]
-            else:
-                waits = [places[n][0] + _begins_level(n, region, region_of) for n in node.all_input_nodes]
-                level = max(waits, default=0)
-            for group in sorted({group_of[n.name] for n in node.all_input_nodes if n.name in group_of}):
-                if group not in group_levels:
-                    newest = max(group_levels.values(), default=-1)
-                    group_levels[group] = max(level, newest + 1)
-                level = max(level, group_levels[group])
-            places[node] = (level, region)
+        if node.op != "call_function" or node in early:
+            continue
+        level, region = _earliest(node, places, region_of)
+        if any(n in early and _moves(n) for n in node.all_input_nodes):
+            level = max(level, first + 1)
+        elif not _is_collective(node) or node.all_input_nodes[0].op != "placeholder":
+            level = max(level, first)
+        for group in sorted({group_of[n.name] for n in node.all_input_nodes if n.name in group_of}):
+            if group not in group_levels:
+                newest = max(group_levels.values(), default=-1)
+                group_levels[group] = max(level, newest + 1)
+            level = max(level, group_levels[group])
+        places[node] = (level, region)
     return places
+
+
+def _earliest(node: fx.Node, places: Mapping[fx.Node, _Place], region_of: Mapping[Name, int]) -> _Place:
+    """Return where a node may stand, for what it reads."""
+    if _is_collective(node) and not _is_collective(node.all_input_nodes[0]):
+        return places[node.all_input_nodes[0]]
+    region = region_of.get(node.name)
+    waits = [places[n][0] + _begins_level(n, region, region_of) for n in node.all_input_nodes]
+    return max(waits, default=0), region
+
+
+def _moves(node: fx.Node) -> bool:
+    return _is_collective(node) and not _collective(node).is_local
 
 
 def _begins_level(read: fx.Node, region: int | None, region_of: Mapping[Name, int]) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from msrun.runtime.graph.collectives import Pending
@@ -18,7 +20,7 @@ class Copy:
 
     values: dict[Name, Tensor] = field(default_factory=dict)
     """What segments read: detached, so that every segment has an autograd graph of its own."""
-    arriving: dict[Name, Pending] = field(default_factory=dict)
+    arriving: dict[Name, ValueOnItsWay] = field(default_factory=dict)
     """Results of collectives, not yet waited for."""
     written: dict[int, list[Tensor]] = field(default_factory=dict)
     """segment -> what it wrote, with its autograd graph."""
@@ -35,9 +37,31 @@ class ValueOnItsWay(Pending):
         self._pending = pending
         self._requires_grad = requires_grad
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the value."""
+        return self._pending.dtype
+
+    @property
+    def is_number_on_host(self) -> bool:
+        """Whether it is a scalar with a gradient, and waiting for it would hold this process up."""
+        return self._requires_grad and self._pending.is_number_on_host
+
     def wait(self) -> Tensor:
         """Return the arrived value as a leaf."""
         return self._pending.wait().detach().requires_grad_(self._requires_grad)
+
+
+def arrived(value: Any) -> Any:
+    """Return a result that may have been left on its way (`Executor.results`), waiting for it."""
+    return value.wait() if isinstance(value, ValueOnItsWay) else value
+
+
+def full_like(value: Tensor | ValueOnItsWay, number: float) -> Tensor:
+    """Return a tensor of one number, like a result that may still be on its way; that is not waited for."""
+    if isinstance(value, ValueOnItsWay):
+        return torch.full((), number, dtype=value.dtype)
+    return torch.full_like(value, number)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from msrun.runtime import shard
@@ -121,6 +122,48 @@ def test_levels_obey_collectives_and_groups(names: dict[str, int], tensor_parall
         assert all(len(segment.new_groups) <= 1 for segment in segments), "groups are waited for one at a time"
     collectives = [node for node in cut.graph.nodes if node.target is apply_collective]
     assert len(collectives) == sum(len(segment.crossings) for segment in segments)
+
+
+class Weighted(nn.Module):
+    """Classifies; the loss gives classes a weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.down = nn.Linear(8, 5)
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Buffer(weight)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
+
+
+def classifier(weight: Tensor) -> LocalProgram:
+    values, shapes = [torch.ones(8, 8), torch.ones(8, dtype=torch.int64)], [(8, 8), (8,)]
+    graph = capture(find_target(Weighted(weight)), values, {}, input_shapes=shapes, parameter_shapes={})
+    layouts = [TensorLayout(((0, 1), ())), TensorLayout(((0, 1),))]
+    return partition(graph, build_mesh(4), input_layouts=layouts, strategies={}, output_batch_axes=())
+
+
+TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
+
+
+@pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
+def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names: dict[str, int]) -> None:
+    cut = classifier(torch.ones(5))
+    segments = cut_segments(cut, groups_of(cut, names))
+    first, last = segments[0], segments[-1]
+    assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
+    assert set(first.reads) == {cut.inputs[1].name, cut.buffers["weight"].name}
+    readers = [i for i, segment in enumerate(segments) if first.crossings[0].result in segment.reads]
+    assert readers == [len(segments) - 1]
+    assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
+
+
+def test_number_of_labels_that_needs_a_parameter_comes_when_that_is_there() -> None:
+    cut = classifier(nn.Parameter(torch.ones(5), requires_grad=False))
+    segments = cut_segments(cut, groups_of(cut, {**TWO_GROUPS, "weight": 2}))
+    assert segments[0].crossings == []
+    assert sum(len(segment.crossings) for segment in segments) == 2
 
 
 def test_program_without_collectives_is_one_segment() -> None:

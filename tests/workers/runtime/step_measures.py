@@ -158,7 +158,8 @@ def kept_bytes(step, batch):
         loss = step(*batch)
     held = loss.grad_fn.step
     for copy in held.copies:
-        saved += [*copy.values.values(), *(value for values in copy.written.values() for value in values)]
+        arrived = [late.wait() for late in copy.arriving.values()]
+        saved += [*copy.values.values(), *arrived, *(value for values in copy.written.values() for value in values)]
     given = [leaf for gathered in held.parameters.gathered for leaf in gathered.leaves.values()]
     others = {tensor.untyped_storage()._cdata for tensor in [*given, *batch]}
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in saved}

@@ -7,6 +7,7 @@ loss). MindSpore's SoftmaxCrossEntropyWithLogits refuses cut classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,29 +43,51 @@ def lower_class_parallel(
         losses = build.call(losses_of_probabilities, scores, inputs[1], weight, **where)
         if reduction == NONE:
             return build.sum_over(losses, axes)
-        total = build.sum_over(build.call(aten.sum.default, losses), summed_axes(form, split))
+        total = build.call(aten.sum.default, losses)
         samples = 1
         for label in form.inputs[0]:
             samples *= 1 if label in (CLASSES, None) else form.sizes[str(label)]
-        return build.call(aten.div.Scalar, total, samples) if reduction == MEAN else total
-    ignored = call.argument("ignore_index", -100)
-    both = build.call(
-        losses_of_classes,
-        scores,
-        inputs[1],
-        weight,
-        build.place(),
-        mesh_shape=build.mesh.shape,
-        axes=axes,
-        ignored=ignored,
-        is_summed=reduction != NONE,
-        **where,
-    )
+        total = build.call(aten.div.Scalar, total, samples) if reduction == MEAN else total
+        return build.sum_over(total, summed_axes(form, split))
+    given = (inputs[1], weight, build.place())
+    cut = {"mesh_shape": build.mesh.shape, "axes": axes, "ignored": call.argument("ignore_index", -100)}
+    losses = build.call(losses_of_classes, scores, *given, **cut, **where)
     if reduction == NONE:
-        return build.call(aten.select.int, build.sum_over(both, axes), 0, 0)
-    both = build.sum_over(both, summed_axes(form, split))
-    loss, count = (build.call(aten.select.int, both, 0, index) for index in (0, 1))
-    return build.call(aten.div.Tensor, loss, count) if reduction == MEAN else loss
+        return build.sum_over(losses, axes)
+    total = build.call(aten.sum.default, losses)
+    if reduction == MEAN:
+        weights = build.call(weights_of_classes, *given, **cut, classes=form.sizes[CLASSES])
+        count = build.call(aten.to.dtype, build.call(aten.sum.default, weights), call.node.meta["val"].dtype)
+        total = build.call(aten.div.Tensor, total, build.sum_over(count, summed_axes(form, split)))
+    return build.sum_over(total, summed_axes(form, split))
+
+
+def weights_of_classes(
+    target: Tensor,
+    weight: Tensor | None,
+    place: Tensor,
+    *,
+    mesh_shape: tuple[int, ...],
+    axes: Axes,
+    ignored: int,
+    classes: int,
+) -> Tensor:
+    """Return the weight of every target that is one of this rank's classes, 0 for the others: what a mean divides by.
+
+    Shapes: target (b, ..), weight (classes of this rank) -> (b, ..).
+    """
+    own, mine = _own_targets(target, place, mesh_shape, axes, ignored, classes)
+    return mine if weight is None else weight[own] * mine
+
+
+def _own_targets(
+    target: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, ignored: int, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return for every target its number among this rank's classes, and whether it is one of them and counts."""
+    counts = target != ignored
+    length = classes // math.prod(mesh_shape[axis] for axis in axes)
+    own, is_elsewhere = own_rows(target.masked_fill(~counts, 0), place, mesh_shape, axes, length, classes)
+    return own, counts & ~is_elsewhere
 
 
 def losses_of_classes(
@@ -76,28 +99,22 @@ def losses_of_classes(
     mesh_shape: tuple[int, ...],
     axes: Axes,
     ignored: int,
-    is_summed: bool,
     dim: int,
     smoothing: float,
     classes: int,
 ) -> Tensor:
-    """Return what this rank's classes add to the losses, and to the weights that a mean divides by.
+    """Return what this rank's classes add to the losses.
 
-    Shapes: logarithms (b, classes of this rank, ..), target (b, ..) -> (2, b, ..), or (2,) summed.
+    Shapes: logarithms (b, classes of this rank, ..), target (b, ..), weight (classes of this rank) -> (b, ..).
     """
-    counts = target != ignored
-    own, is_elsewhere = own_rows(
-        target.masked_fill(~counts, 0), place, mesh_shape, axes, logarithms.shape[dim], classes
-    )
-    mine = counts & ~is_elsewhere
+    own, mine = _own_targets(target, place, mesh_shape, axes, ignored, classes)
     weights = mine.to(logarithms.dtype) if weight is None else weight[own] * mine
     losses = -logarithms.gather(dim, own.unsqueeze(dim)).squeeze(dim) * weights
     if smoothing:
         shape = [-1 if i == dim else 1 for i in range(logarithms.dim())]
         each = logarithms if weight is None else logarithms * weight.reshape(shape)
-        losses = (1 - smoothing) * losses - smoothing / classes * each.sum(dim) * counts
-    both = torch.stack([losses, weights.to(losses.dtype)])
-    return both.reshape(2, -1).sum(1) if is_summed else both
+        losses = (1 - smoothing) * losses - smoothing / classes * each.sum(dim) * (target != ignored)
+    return losses
 
 
 def losses_of_probabilities(

@@ -53,8 +53,9 @@ class ElementwiseLoss(Elementwise):
 class ClassLoss(Rule):
     """cross_entropy_loss and nll_loss: every dimension may be split, classes too (see `class_parallel`).
 
-    The mean is over the targets that are not ignored, weighted by class; so sum and count are all-reduced together,
-    in one message, and divided afterwards. Targets may also be probabilities: then the mean is over samples.
+    The mean is over the targets that are not ignored, weighted by class. Their number needs the targets alone, so it is
+    all-reduced while the network computes; every rank divides its own sum by it before the sums are added up, and the
+    backward pass waits for nothing. Targets may also be probabilities: then the mean is over samples.
     """
 
     follows = True
@@ -86,12 +87,10 @@ class ClassLoss(Rule):
         total = self._local_sum(call, build, inputs)
         if self._has_probabilities(call):
             samples = form.sizes["b"] * _product(form.sizes[label] for label in form.inputs[0][2:] if label)
-            return build.call(aten.div.Scalar, build.sum_over(total, axes), samples)
+            return build.sum_over(build.call(aten.div.Scalar, total, samples), axes)
         count = self._local_count(call, form, build, inputs)
-        count = build.call(aten.to.dtype, count, call.node.meta["val"].dtype)
-        both = build.sum_over(build.call(aten.stack.default, [total, count]), axes)
-        total, count = (build.call(aten.select.int, both, 0, index) for index in (0, 1))
-        return build.call(aten.div.Tensor, total, count)
+        count = build.sum_over(build.call(aten.to.dtype, count, call.node.meta["val"].dtype), axes)
+        return build.sum_over(build.call(aten.div.Tensor, total, count), axes)
 
     def _local_sum(self, call: OperatorCall, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
         node = self.local_call(call, build, inputs)

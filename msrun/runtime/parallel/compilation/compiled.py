@@ -20,11 +20,13 @@ from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region, find_regions, parameters_of
 from msrun.runtime.graph.segments import Segment, cut_segments
+from msrun.runtime.graph.step import ValueOnItsWay, arrived, full_like
 from msrun.runtime.layout import Axes, Mesh
 from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.parallel.scaling import Scales
 
@@ -79,11 +81,13 @@ class CompiledCall:
 
     def merge(self, results: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:
         """Join the results of micro batches and copies: scalars are added up with their factor, others joined along
-        dimension 0."""
-        in_order = self.parts.in_order(results)
-        if len(in_order) == 1:
-            return list(in_order[0])
-        return [join_values(list(values), self.scales.loss) for values in zip(*in_order, strict=True)]
+        dimension 0. What is still being added up becomes a LateLoss."""
+        return [self._join(values) for values in zip(*self.parts.in_order(results), strict=True)]
+
+    def _join(self, values: Sequence[Any]) -> Any:
+        if isinstance(values[0], ValueOnItsWay):
+            return LateLoss.of(lambda: self._join([arrived(value) for value in values]), values[0].dtype)
+        return values[0] if len(values) == 1 else join_values(list(values), self.scales.loss)
 
     def gradients_of_copies(self, gradients: Sequence[Tensor | None]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient of every result, by its name in the local graph."""
@@ -98,8 +102,11 @@ class CompiledCall:
 
     def gradients_of_loss(self, results: Sequence[Sequence[Any]]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient that begins the backward pass of a micro batch."""
-        losses = [check_loss(list(values)) for values in results]
-        return [{self.program.outputs[0].name: torch.full_like(loss, self.scales.gradient)} for loss in losses]
+        return [{self.program.outputs[0].name: self._gradient_of_loss(values)} for values in results]
+
+    def _gradient_of_loss(self, values: Sequence[Any]) -> Tensor:
+        loss = values[0] if values and isinstance(values[0], ValueOnItsWay) else check_loss(list(values))
+        return full_like(loss, self.scales.gradient)
 
     def join_input_gradients(self, gradients: Sequence[Sequence[Sequence[Tensor | None]]]) -> list[Tensor | None]:
         """Return the gradients of the user's tensors from those of micro batches and copies."""
@@ -127,8 +134,9 @@ class _RunProgram(torch.autograd.Function):
         with slices_of_batch(places, compiled.parts.total):
             step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
-        results = compiled.merge([compiled.executor.results(step)])
-        fixed = [value for value in results if isinstance(value, Tensor) and not value.is_floating_point()]
+        results = compiled.merge([compiled.executor.results(step, leaves_late=needs_grad)])
+        known = [value for value in results if isinstance(value, Tensor) and not isinstance(value, LateLoss)]
+        fixed = [value for value in known if not value.is_floating_point()]
         ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 
@@ -162,7 +170,7 @@ class _RunMicroBatches(torch.autograd.Function):
         for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places, strict=True)):
             with slices_of_batch(slices, compiled.parts.total):
                 step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
-            results.append(executor.results(step))
+            results.append(executor.results(step, leaves_late=needs_grad))
             if needs_grad:
                 is_last = number == len(micro_batches) - 1
                 by_name = executor.backward(step, compiled.gradients_of_loss(results[-1]), reduces=is_last)

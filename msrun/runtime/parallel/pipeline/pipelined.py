@@ -24,6 +24,7 @@ from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram
+from msrun.runtime.graph.step import arrived
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -134,7 +135,7 @@ class PipelinedCall:
         is_scalar = not value.shape
         if self.line.own == holder:
             in_order = self.parts.in_order(run.results[index])
-            joined: Tensor = join_values(in_order, self.scales.loss)
+            joined: Tensor = join_values([arrived(value) for value in in_order], self.scales.loss)
         elif not is_scalar and not self.output_broadcast:
             return None
         else:

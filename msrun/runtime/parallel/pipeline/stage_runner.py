@@ -18,7 +18,7 @@ from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.messages import start_receive, start_send
 from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
-from msrun.runtime.graph.step import Step
+from msrun.runtime.graph.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.dropout_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
@@ -99,7 +99,7 @@ class StepRun:
         self._loss = loss
         self._seed = seed
         self.gathered = {stage: executor.begin() for stage, (_, executor) in stages.items()}
-        self.results: dict[int, list[list[Tensor]]] = {}
+        self.results: dict[int, list[list[Tensor | ValueOnItsWay]]] = {}
         """index of a result -> per micro batch and copy, for those that this rank's stages make"""
         self.input_gradients: dict[int, dict[int, list[Tensor | None]]] = {}
         """index of a tensor of the user -> micro batch -> per copy, summed over this rank's stages"""
@@ -143,22 +143,23 @@ class StepRun:
         program, executor = self._stages[stage]
         batches, passing = [], []
         for copy, user in enumerate(self._micro_batches[micro_batch]):
-            arrived = self._take("F", stage, micro_batch, copy, program.received)
+            received = self._take("F", stage, micro_batch, copy, program.received)
             read = [
-                arrived[value.name].requires_grad_(self._needs_grad and value.has_gradient) for value in program.reads
+                received[value.name].requires_grad_(self._needs_grad and value.has_gradient) for value in program.reads
             ]
             batches.append([*(user[index] for index in program.user_inputs), *read])
-            passing.append(arrived)
+            passing.append(received)
         self._here.pop(("F", stage, micro_batch), None)
         with slices_of_batch(self._parts.places[micro_batch], self._parts.total):
             step = executor.forward(batches, needs_grad=self._needs_grad, gathered=self.gathered[stage])
         names = [node.name for node in program.program.outputs]
-        made = [dict(zip(names, values, strict=True)) for values in executor.results(step)]
+        results = executor.results(step, leaves_late=self._needs_grad)
+        made = [dict(zip(names, values, strict=True)) for values in results]
         for index, name in program.results.items():
             self.results.setdefault(index, []).append([values[name] for values in made])
         leaving = [
-            [values[v.name] if v.name in values else arrived[v.name].detach() for v in program.sent]
-            for values, arrived in zip(made, passing, strict=True)
+            [arrived(values[v.name]) if v.name in values else passed_on[v.name].detach() for v in program.sent]
+            for values, passed_on in zip(made, passing, strict=True)
         ]
         self._hand_on("F", stage, stage + 1, micro_batch, leaving)
         if self._needs_grad:
@@ -198,7 +199,7 @@ class StepRun:
         for index, name in program.results.items():
             if name == self._loss:
                 for given, loss in zip(gradients, self.results[index][-1], strict=True):
-                    seed = torch.full_like(loss, self._seed)
+                    seed = full_like(loss, self._seed)
                     given[name] = given[name] + seed if name in given else seed
 
     def _sum(self, value: BorderValue, own: Tensor | None, passed: Tensor | None) -> Tensor:

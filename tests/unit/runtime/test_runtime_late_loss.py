@@ -1,0 +1,176 @@
+"""A loss that is still on its way: there for whoever looks, waited for by nobody who does not."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from msrun.errors import ParallelError
+from msrun.runtime.parallel.late_loss import LateLoss
+
+
+class Source:
+    """Makes losses of a weight; notes in which order the value and the gradient are asked for."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(3, requires_grad=True)
+        self.events: list[str] = []
+
+    def loss(self) -> Tensor:
+        result: Tensor = _Sum.apply(self, self.weight)
+        assert isinstance(result, LateLoss)
+        return result
+
+    def arrive(self) -> Tensor:
+        self.events.append("value")
+        return self.weight.detach().sum().detach().requires_grad_()
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Source, weight: Tensor) -> Tensor:
+        ctx.source = source
+        return LateLoss.of(source.arrive, weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        ctx.source.events.append("gradient")
+        return None, gradients[0].expand(3)
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+def seen_in_inference_mode(loss: Tensor) -> float:
+    with torch.inference_mode():
+        return loss.item()
+
+
+def saved_and_read(loss: Tensor) -> float:
+    file = io.BytesIO()
+    torch.save(loss.detach(), file)
+    file.seek(0)
+    return float(torch.load(file))
+
+
+def added_up(loss: Tensor) -> float:
+    total = torch.zeros(())
+    with torch.no_grad():
+        total += loss
+    return float(total)
+
+
+LOOKS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda loss: loss.item(),
+    "float": lambda loss: float(loss.detach()),
+    "text": lambda loss: float(f"{loss:.1f}"),
+    "repr": lambda loss: 3.0 if repr(loss).startswith("tensor(3., grad_fn=") else repr(loss),
+    "data": lambda loss: float(loss.data),
+    "list": lambda loss: torch.stack([torch.zeros(()), loss]).tolist()[1],
+    "arithmetic": lambda loss: (loss * 2 / 2).item(),
+    "sum": lambda loss: (sum([loss, loss]) / 2).item(),
+    "in place": added_up,
+    "comparison": lambda loss: 3.0 if loss > 2.5 else 0.0,
+    "operator": lambda loss: torch.ops.aten.mul.Scalar(loss, 1.0).item(),
+    "inference mode": seen_in_inference_mode,
+    "numpy": lambda loss: float(np.asarray(loss.detach())),
+    "dlpack": lambda loss: float(torch.from_dlpack(loss.detach())),
+    "tolist": lambda loss: loss.tolist(),
+    "copy": lambda loss: float(copy.copy(loss.detach())),
+    "pickle": lambda loss: float(pickle.loads(pickle.dumps(loss.detach()))),
+    "torch.save": saved_and_read,
+    "function of the user": lambda loss: _Twice.apply(loss).item() / 2,
+    "after backward": lambda loss: (loss.backward(), loss.item())[1],
+    "memory": lambda loss: ctypes.c_float.from_address(loss.data_ptr()).value,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_whoever_looks_gets_the_value_and_from_then_on_a_plain_tensor(look: Callable[[Tensor], Any]) -> None:
+    source = Source()
+    loss = source.loss()
+    assert look(loss) == 3.0
+    assert type(loss) is Tensor
+    assert source.events.count("value") == 1
+    assert loss.item() == 3.0 and loss.requires_grad and loss.dim() == 0
+
+
+def test_backward_does_not_wait_for_the_value_which_is_there_afterwards() -> None:
+    source = Source()
+    loss = source.loss()
+    loss.backward()
+    assert source.events == ["gradient", "value"]
+    assert loss.item() == 3.0
+    assert source.weight.grad is not None and source.weight.grad.tolist() == [1.0] * 3
+
+
+def test_grad_does_not_wait_for_the_value_which_is_there_afterwards() -> None:
+    source = Source()
+    loss = source.loss()
+    (gradient,) = torch.autograd.grad(loss, [source.weight])
+    assert source.events == ["gradient", "value"]
+    assert gradient.tolist() == [1.0] * 3
+    assert loss.item() == 3.0
+
+
+def test_gradient_of_what_was_computed_with_the_value_is_right() -> None:
+    source = Source()
+    (source.loss() ** 2).backward()
+    assert source.events == ["value", "gradient"]
+    assert source.weight.grad is not None and source.weight.grad.tolist() == [6.0] * 3
+
+
+def test_loss_as_its_own_gradient_arrives_first() -> None:
+    source = Source()
+    loss = source.loss()
+    (gradient,) = torch.autograd.grad(loss, [source.weight], grad_outputs=loss)
+    assert source.events == ["value", "gradient"]
+    assert gradient.tolist() == [3.0] * 3
+
+
+def test_one_gradient_of_two_losses_waits_for_neither_first() -> None:
+    one, other = Source(), Source()
+    losses = [one.loss(), other.loss()]
+    torch.autograd.grad(losses, [one.weight, other.weight])
+    assert one.events == other.events == ["gradient", "value"]
+    assert [loss.item() for loss in losses] == [3.0, 3.0]
+
+
+def test_value_is_there_also_after_a_backward_pass_that_failed() -> None:
+    source = Source()
+    loss = source.loss()
+    with pytest.raises(RuntimeError, match="shape"):
+        loss.backward(torch.ones(2))
+    assert loss.item() == 3.0
+
+
+def test_error_on_the_way_reaches_whoever_looks_and_leaves_no_number_behind() -> None:
+    def arrive() -> Tensor:
+        raise ParallelError("rank 1 has gone")
+
+    loss = LateLoss.of(arrive, torch.float32)
+    with pytest.raises(ParallelError, match="rank 1 has gone"):
+        loss.item()
+    assert torch.isnan(loss)
+
+
+def test_loss_that_nobody_looks_at_is_never_asked_for() -> None:
+    source = Source()
+    source.loss()
+    assert source.events == []

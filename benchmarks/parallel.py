@@ -126,7 +126,7 @@ MEMORY_SMALL = (64, 2, 8)
 def ask(part: str, ways: Sequence[str], case: Case, parent: Path, **more: Any) -> dict[str, Any]:
     """Run a job of msrun's and return what every way needed."""
     folder = Path(tempfile.mkdtemp(dir=parent))
-    options = ["--worker_num", str(RANKS), "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
+    options = ["--worker_num", str(RANKS), "--bind_core", "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
     argv = [sys.executable, "-m", "msrun", *options, *job(part, ways, case, folder, **more)]
     env = environment()
     if more:  # memory: a freed tensor goes back to the system at once, so that the resident set is what is held

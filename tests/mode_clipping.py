@@ -26,7 +26,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 
 Result = dict[str, Any]
 MAX_NORM = 0.05

@@ -29,7 +29,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 
 Result = dict[str, Any]
 ROWS, COLUMNS, BATCH = 512, 128, 8

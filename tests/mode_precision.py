@@ -12,7 +12,7 @@ from mode_networks import batches, make_network, mine, momentum, step_function
 from torch import Tensor, nn
 
 from msrun.runtime import AutoParallel, Model, WithLoss, get_group_size, get_rank, shard, value_and_grad
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 
 Result = dict[str, Any]
 STEPS = 8

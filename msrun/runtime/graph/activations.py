@@ -18,12 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.collective_messages import result_shape
-from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.operators.rule import fake_given
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import SavePolicy
 from msrun.runtime.graph.replay import Replay
-from msrun.runtime.graph.segments import Name, Segment
+from msrun.runtime.graph.segments import Crossing, Name, Segment
 from msrun.runtime.layout import Mesh
 
 
@@ -143,7 +142,7 @@ class _Run:
             replay = None if segment.region is None else self._replays[segment.region]
             self._segment(segment, self._kept if replay is None else _Storages(), replay)
             for crossing in segment.crossings:
-                self._values[crossing.result] = self._cross(crossing.source, crossing.collective)
+                self._values[crossing.result] = self._cross(crossing)
             if replay is not None and index == replay.last:
                 for name in replay.dropped:
                     self._values.pop(name, None)
@@ -162,7 +161,7 @@ class _Run:
                 if index in replay.segments:
                     self._segment(self._segments[index], found, None)
                 for crossing in replay.crossings.get(index, []):
-                    self._values[crossing.result] = self._cross(crossing.source, crossing.collective)
+                    self._values[crossing.result] = self._cross(crossing)
                     found.add(self._values[crossing.result])
             most = max(most, found.bytes_beside(self._given, self._kept))
             self._values = before
@@ -181,10 +180,10 @@ class _Run:
             saved.add(value)
             self._values.setdefault(name, value.detach().requires_grad_(value.requires_grad))
 
-    def _cross(self, source: Name, collective: Collective) -> Tensor:
+    def _cross(self, crossing: Crossing) -> Tensor:
         """Return a tensor like the result of a collective."""
-        value = self._values[source]
-        if collective.kind == "enter":
+        value, collective = self._values[crossing.source], crossing.collective
+        if collective.kind == "enter" or crossing.takes_source:
             return value.detach().requires_grad_(value.requires_grad)
         shape = list(value.shape)
         count = self._mesh.extent(collective.axes)

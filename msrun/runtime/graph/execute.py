@@ -19,13 +19,13 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.buffers import plan_buffers
-from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.gradients import GradientGroup, GradientSum, PendingGradients, StepParameters
 from msrun.runtime.graph.issue_order import plan_issue_order
 from msrun.runtime.graph.late_weights import compute_late_weights, forget_late_weights
 from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.regions import Region
 from msrun.runtime.graph.replay import Replay, SavedResults, forgetting, plan_replays
 from msrun.runtime.graph.segments import Crossing, Name, Segment
@@ -191,7 +191,8 @@ class Executor:
 
     def _start_crossing(self, step: Step, copy: Copy, crossing: Crossing) -> None:
         source = self._read(step, copy, crossing.source)
-        pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank)
+        in_place = crossing.takes_source
+        pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank, in_place=in_place)
         copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
 
     def _read(self, step: Step, copy: Copy, name: Name) -> Tensor:
@@ -318,7 +319,8 @@ class Executor:
         for crossing in self._segments[index].crossings:
             gradient = self._take_gradient(copy, crossing.result)
             if gradient is not None:
-                pending = crossing.collective.start_backward(gradient, self._mesh, self._rank)
+                in_place = crossing.takes_gradient
+                pending = crossing.collective.start_backward(gradient, self._mesh, self._rank, in_place=in_place)
                 copy.gradients.setdefault(crossing.source, []).append(pending)
 
     @staticmethod

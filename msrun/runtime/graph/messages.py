@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.graph.collectives import Pending, traffic
+from msrun.runtime.graph.pending import Pending, traffic
 from msrun.runtime.progress import waiting_in
 
 

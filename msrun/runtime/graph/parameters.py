@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from msrun.runtime.graph.collectives import Pending, start_gather_of
+from msrun.runtime.graph.pending import Pending
+from msrun.runtime.graph.transfers import start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from msrun.runtime.graph.collectives import Collective
+from msrun.runtime.graph.in_place import may_take_gradient, may_take_source
 from msrun.runtime.graph.operators.rule import PLACE, apply_collective
 from msrun.runtime.graph.partition import LocalProgram
 
@@ -36,6 +37,10 @@ class Crossing:
     collective: Collective
     region: int | None = None
     """Recomputed region that it belongs to."""
+    takes_source: bool = False
+    """Whether it may write to its source."""
+    takes_gradient: bool = False
+    """Whether its way back may write to the gradient of its result."""
 
 
 @dataclass
@@ -73,6 +78,7 @@ def cut_segments(
     region_of = region_of or {}
     places = _places(program.graph, group_of, region_of, _early(program, region_of))
     kept = _read_later(program, places)
+    results = _results(program)
     count = 1 + max((level for level, _ in places.values()), default=0)
     inside: dict[_Place, list[fx.Node]] = {(level, None): [] for level in range(count)}
     for node in program.graph.nodes:
@@ -90,11 +96,23 @@ def cut_segments(
         seen |= set(segment.groups)
         for node in nodes:
             if _is_collective(node):
-                source = node.args[0]
-                assert isinstance(source, fx.Node)
-                segment.crossings.append(Crossing(source.name, node.name, _collective(node), region_of.get(node.name)))
+                segment.crossings.append(_crossing(node, region_of, results))
         segments.append(segment)
     return segments
+
+
+def _crossing(node: fx.Node, region_of: Mapping[Name, int], results: Set[fx.Node]) -> Crossing:
+    source, collective = node.args[0], _collective(node)
+    assert isinstance(source, fx.Node)
+    is_again = not region_of.keys().isdisjoint({source.name, node.name, *(user.name for user in node.users)})
+    return Crossing(
+        source.name,
+        node.name,
+        collective,
+        region_of.get(node.name),
+        takes_source=not is_again and may_take_source(node, collective, results),
+        takes_gradient=not is_again and may_take_gradient(node, collective, results),
+    )
 
 
 def _is_collective(node: fx.Node) -> bool:
@@ -178,11 +196,16 @@ def _begins_level(read: fx.Node, region: int | None, region_of: Mapping[Name, in
 
 def _read_later(program: LocalProgram, places: Mapping[fx.Node, _Place]) -> set[fx.Node]:
     """Return the nodes whose value leaves their segment."""
-    kept = {node for node in program.outputs if isinstance(node, fx.Node)} | set(program.buffer_updates.values())
+    kept = _results(program)
     for node in program.graph.nodes:
         if node.op == "call_function":
             kept |= {n for n in node.all_input_nodes if _is_collective(node) or places[n] != places[node]}
     return kept
+
+
+def _results(program: LocalProgram) -> set[fx.Node]:
+    """Return what the caller reads."""
+    return {node for node in program.outputs if isinstance(node, fx.Node)} | set(program.buffer_updates.values())
 
 
 def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:

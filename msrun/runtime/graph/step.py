@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.gradients import StepParameters
+from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.replay import SavedResults
 from msrun.runtime.graph.segments import Name
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from msrun.runtime import shard
 from msrun.runtime.graph import execute, late_weights
 from msrun.runtime.graph.capture import capture, find_target
-from msrun.runtime.graph.collectives import Collective, Pending
+from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
+from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.parallel.batch.parts import BatchParts
@@ -123,7 +124,7 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             clock.compute(len(late_weights._left) / copies)
             late_weights.compute_late_weights()
 
-        def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int) -> Pending:
+        def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
             if self.kind == "slice":
                 return Pending(value[: value.shape[0] // RANKS])
             if self.kind == "reduce_scatter":
@@ -131,7 +132,7 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             is_big = self.kind == "all_reduce" and value.dim() > 0
             return clock.send(value, 1 / copies) if is_big else Pending(value)
 
-        def start_backward(self: Collective, grad: Tensor, _mesh: Mesh, _rank: int) -> Pending:
+        def start_backward(self: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
             if self.kind in ("slice", "reduce_scatter"):
                 return Pending(torch.cat([grad] * RANKS))
             return clock.send(grad, 1 / copies) if self.kind == "enter" else Pending(grad)

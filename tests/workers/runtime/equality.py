@@ -27,7 +27,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 
 OPTIMIZERS = {
     "momentum": lambda p: optim.Momentum(p, 0.05, 0.9),

@@ -27,7 +27,7 @@ from msrun.runtime import (
     save_checkpoint,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 
 torch.set_default_dtype(torch.float64)
 

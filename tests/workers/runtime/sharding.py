@@ -30,9 +30,9 @@ from msrun.runtime import (
 )
 from msrun.runtime.graph.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
 from msrun.runtime.graph.capture import capture, find_target
-from msrun.runtime.graph.collectives import traffic
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
+from msrun.runtime.graph.pending import traffic
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call

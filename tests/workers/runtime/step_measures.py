@@ -16,10 +16,10 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
 from msrun.runtime.graph.parameters import GatheredGroup
+from msrun.runtime.graph.pending import traffic
 
 LEVELS = ("level1", "level2", "level3")
 

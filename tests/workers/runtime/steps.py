@@ -30,7 +30,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.collectives import traffic
+from msrun.runtime.graph.pending import traffic
 from msrun.runtime.parallel.parameters.storage import find_placement
 
 

@@ -17,10 +17,11 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.graph.collectives import start_all_reduce, traffic
+from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.local_values import LocalValue
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.pending import traffic
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram

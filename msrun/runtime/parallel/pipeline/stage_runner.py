@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.graph.collectives import Pending
 from msrun.runtime.graph.messages import start_receive, start_send
+from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step, ValueOnItsWay, arrived, full_like

@@ -1,0 +1,20 @@
+"""The all-reduce, short and long: the sum, the same bits on every rank, and what was given left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_sums_are_right_and_bit_equal_on_all_ranks_also_where_a_message_stops_being_short(
+    msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int
+) -> None:
+    msrun.run_world(world_size, workers / "runtime" / "sums.py", tmp_path / "result.json", cwd=tmp_path)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["wrong"] == []
+    assert found["runs"] > 50
+    assert set(found["results"].values()) == {1}, "digests of a sum that the order of adding changes"

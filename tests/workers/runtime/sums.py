@@ -1,0 +1,69 @@
+"""All-reduces of every kind of tensor, many at once; writes what was wrong.
+
+usage: sums.py RESULT.json
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from msrun.runtime import get_group_size, get_rank, init, release
+from msrun.runtime.graph import all_reduce
+from msrun.runtime.graph.all_reduce import start_all_reduce
+from msrun.runtime.graph.pending import traffic
+
+init(timeout_s=60)
+rank, size = get_rank(), get_group_size()
+group = dist.group.WORLD
+limit = (all_reduce._SHORT_PAIR_BYTES if size == 2 else all_reduce._SHORT_BYTES) // (size - 1)
+SHAPES = [(), (1,), (0, 3), (2,), (3, 5), (limit // 4 - 1,), (limit // 4,), (limit // 4 + 1,), (64, 8, 33)]
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
+
+
+def values_of_all(shape, dtype, transposed):
+    """Return every rank's tensor, made of small numbers that any order of adding gives exactly."""
+    made = []
+    for other in range(size):
+        generator = torch.Generator().manual_seed(100 * other + len(shape))
+        value = torch.randint(-8, 8, shape, generator=generator).to(dtype)
+        made.append(value.t() if transposed else value)
+    return made
+
+
+wrong, started = [], []
+for dtype in TYPES:
+    for shape in SHAPES:
+        for in_place in (False, True):
+            for transposed in (False, True) if len(shape) == 2 else (False,):
+                values = values_of_all(shape, dtype, transposed)
+                own = values[rank].clone(memory_format=torch.preserve_format)
+                before = traffic.calls["all_reduce"], traffic.bytes["all_reduce"]
+                pending = start_all_reduce(own, group, in_place=in_place)
+                name = f"{dtype} {shape} in_place={in_place} transposed={transposed}"
+                counted = traffic.calls["all_reduce"] - before[0], traffic.bytes["all_reduce"] - before[1]
+                if counted != (1, own.numel() * own.element_size()):
+                    wrong.append(f"{name}: counted {counted}")
+                started.append((name, pending, own, values, in_place))
+for name, pending, own, values, in_place in reversed(started):  # waited for in another order
+    total = pending.wait()
+    if not torch.equal(total, sum(values[1:], values[0])) or total.dtype != own.dtype:
+        wrong.append(f"{name}: another sum")
+    if not in_place and not torch.equal(own, values[rank]):
+        wrong.append(f"{name}: what was given has changed")
+
+generator = torch.Generator().manual_seed(rank)
+digests = {}
+for count in (2, 1000, limit // 4):  # numbers whose sum depends on the order of adding
+    value = torch.randn(count, generator=generator) * 10.0 ** torch.randint(-6, 6, (count,), generator=generator)
+    digests[count] = hashlib.sha256(start_all_reduce(value, group).wait().numpy().tobytes()).hexdigest()
+everyone = [None] * size
+dist.all_gather_object(everyone, (wrong, digests))
+if rank == 0:
+    same = {str(count): len({digests[count] for _, digests in everyone}) for count in digests}
+    found = {"wrong": [text for texts, _ in everyone for text in texts], "results": same, "runs": len(started)}
+    Path(sys.argv[1]).write_text(json.dumps(found))
+release()

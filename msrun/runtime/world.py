@@ -34,6 +34,7 @@ from msrun.runtime.joining.ms_role import find_scheduler
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
 from msrun.runtime.joining.spec import ALONE, WorldSpec
+from msrun.runtime.shared_host import tell_host
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 2.0
@@ -69,6 +70,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     if spec.world_size > 1 or spec.rendezvous or spec.meeting:
         progress.enter_phase(contract.PHASE_JOINING)
         spec = _join(spec, backend_name or _default_backend(), timeout_s)
+        tell_host(spec.global_rank)
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
     progress.enter_phase(contract.PHASE_JOINED)

@@ -59,4 +59,4 @@ def _start_at_once(value: Tensor, group: dist.ProcessGroup, name: str) -> Pendin
             total += part
         return total
 
-    return Pending(received, work, add_up, name)
+    return Pending(received, work, add_up, name, value.shape)

@@ -48,8 +48,15 @@ class Pending:
         work: dist.Work | Sequence[dist.Work] | None = None,
         finish: Callable[[Tensor], Tensor] | None = None,
         name: str = "a collective",
+        shape: Sequence[int] | None = None,
     ) -> None:
+        """
+        Args:
+            finish: makes the tensor of what has come.
+            shape: of the tensor, where that is not what has come.
+        """
         self._value = value
+        self._shape = value.shape if shape is None else shape
         self._works = [*work] if isinstance(work, Sequence) else [] if work is None else [work]
         self._finish = finish
         self._name = name
@@ -83,7 +90,7 @@ class Pending:
         _wait(work, self._value.device)
 
     def _describe(self) -> str:
-        return f"{self._name}, result {'x'.join(map(str, self._value.shape)) or 'scalar'}"
+        return f"{self._name}, result {'x'.join(map(str, self._shape)) or 'scalar'}"
 
 
 def _wait(work: dist.Work, device: torch.device) -> None:

@@ -11,7 +11,18 @@ import torch.nn.functional as F  # noqa: N812
 from mode_networks import batches, make_network, mine, momentum, step_function
 from torch import Tensor, nn
 
-from msrun.runtime import AutoParallel, Model, WithLoss, get_group_size, get_rank, shard, value_and_grad
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    Model,
+    Pipeline,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    shard,
+    value_and_grad,
+)
 from msrun.runtime.graph.pending import traffic
 
 Result = dict[str, Any]
@@ -198,6 +209,43 @@ def model_with_a_dynamic_scale() -> Result:
     return {"loss": loss, "scale": parallel.loss_scale, "before": right[0]}
 
 
+class Faint(nn.Module):
+    """Its gradients are too small for float16, unless the backward pass begins with a loss scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return (self.second(hidden).float() * 2.0**-22).sum(-1).mean()
+
+
+def faint_gradients(wrap: Callable[[nn.Module], nn.Module], mode: str, **settings: Any) -> Result:
+    """Gradients of micro batches, which are computed inside the call."""
+    x = torch.rand(32, 6, generator=torch.Generator().manual_seed(3))
+    network, right = Faint(), Faint()
+    step = AutoParallel(wrap(network), mode).mixed_precision("float16", "dynamic")
+    if mode == "semi_auto":
+        step.dataset_strategy("full_batch")
+    for name, given in settings.items():
+        getattr(step, name)(**given)
+    given = x.clone().requires_grad_(mode == "semi_auto" and "pipeline" not in settings)
+    loss = step(mine(given) if mode == "data_parallel" else given)
+    (loss * 3).backward()
+    x.requires_grad_()
+    (right(x) * 3).backward()
+    gradients = [parameter.grad for parameter in step.parameters() if parameter.grad is not None]
+    wanted = [p.grad for p in right.parameters()]
+    if "pipeline" in settings:  # this rank's stage
+        wanted = wanted[:2] if get_rank() < 2 else wanted[2:]
+    pairs = list(zip(gradients, wanted, strict=True))
+    if given.requires_grad:
+        pairs.append((given.grad, x.grad))
+    return {"differences": [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]}  # type: ignore[operator, union-attr]
+
+
 def own_autocast_region() -> Result:
     """A network that says `torch.autocast` itself is captured with its casts and cut like any other."""
 
@@ -268,5 +316,16 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
                 found[f"sum/{mode}-{form}-{is_wide}"] = lambda m=mode, f=form, w=is_wide: sum_of_short_gradients(
                     m, f, is_wide=w
                 )
+    for mode in ("semi_auto", "data_parallel", "stand_alone"):
+        found[f"faint/{mode}"] = lambda m=mode: faint_gradients(lambda net: GradAccumulation(net, 4), m)
+    found["faint/copies"] = lambda: faint_gradients(
+        lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2), "semi_auto"
+    )
+    for scheduler in ("1f1b", "zero_bubble"):
+        found[f"faint/pipeline-{scheduler}"] = lambda s=scheduler: faint_gradients(
+            lambda net: Pipeline(net, 4, {"first": 0, "second": 1}),
+            "semi_auto",
+            pipeline={"stages": 2, "scheduler": s},
+        )
     found["sum/fsdp-module-True"] = lambda: sum_of_short_gradients("fsdp", "module", is_wide=True)
     return found

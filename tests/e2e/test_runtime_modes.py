@@ -276,6 +276,15 @@ def test_mixed_precision_trains_as_one_process_under_autocast_with_weights_in_fl
         assert set(rank["types"]) <= {"torch.float32"}
 
 
+@pytest.mark.parametrize("case", names(mode_precision, "faint/"))
+def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_scale(
+    outcomes: Callable[..., Outcome], case: str
+) -> None:
+    for rank in outcomes(case):
+        assert len(rank["differences"]) >= 2
+        assert max(rank["differences"]) < 1e-2
+
+
 def test_columns_computed_in_16_bits_are_bit_by_bit_those_of_autocast(outcomes: Callable[..., Outcome]) -> None:
     for rank in outcomes("mixed/columns"):
         assert rank["losses"][0] == pytest.approx(rank["right"][0], rel=1e-7)

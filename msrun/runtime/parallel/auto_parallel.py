@@ -43,7 +43,7 @@ from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
 from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
-from msrun.runtime.parallel.scaling import Compat, current_compat
+from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 
@@ -235,7 +235,11 @@ class AutoParallel:
             if self._loss_scale is None or not torch.is_grad_enabled():
                 return self._run(key, target, args, kwargs)
             args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
-            result = self._run(key, target, args, kwargs)
+            token = current_loss_scale.set(self._loss_scale.value)
+            try:
+                result = self._run(key, target, args, kwargs)
+            finally:
+                current_loss_scale.reset(token)
             if id(target.root) not in self._watched:
                 self._watched[id(target.root)] = target.root
                 self._loss_scale.watch(target.root.parameters())

@@ -21,6 +21,9 @@ Compat = Literal["torch", "mindspore"]
 
 current_compat: ContextVar[Compat] = ContextVar("current_compat", default="torch")
 """Set by AutoParallel while it calls a network."""
+current_loss_scale: ContextVar[float] = ContextVar("current_loss_scale", default=1.0)
+"""Set by AutoParallel while it calls a network: what backward passes inside the call, of micro batches, begin with. The
+gradients that they leave hold it once, as those of a backward pass after the call do."""
 
 
 @dataclass(frozen=True)

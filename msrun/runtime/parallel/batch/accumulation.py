@@ -13,7 +13,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.nn.dropout_stream import part_of_batch
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
-from msrun.runtime.parallel.scaling import Scales, current_compat, scales
+from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
 
 
 class GradAccumulation(DividedBatch):
@@ -66,6 +66,7 @@ class _EagerRun:
 
     def run(self, parameters: list[Tensor]) -> tuple[list[Any], list[Tensor | None], list[Tensor | None]]:
         """Return the joined results, the gradients of all micro batches' tensors in order, and the parameters'."""
+        seed = self._factors.gradient * current_loss_scale.get()
         totals: list[Tensor | None] = [None] * len(parameters)
         of_inputs: list[Tensor | None] = []
         rows: list[list[Any]] = []
@@ -77,7 +78,7 @@ class _EagerRun:
                 leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
                 grads = torch.autograd.grad(
-                    loss, [*wanted, *parameters], torch.full_like(loss, self._factors.gradient), allow_unused=True
+                    loss, [*wanted, *parameters], torch.full_like(loss, seed), allow_unused=True
                 )
             given = iter(grads[: len(wanted)])
             of_inputs += [next(given) if value.requires_grad else None for value in tensors]
@@ -95,7 +96,7 @@ class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _EagerRun, count: int, *tensors: Tensor) -> tuple[Any, ...]:
         results, of_inputs, of_parameters = run.run(list(tensors[count:]))
-        ctx.gradients = [*of_inputs, *of_parameters]
+        ctx.gradients, ctx.loss_scale = [*of_inputs, *of_parameters], current_loss_scale.get()
         ctx.mark_non_differentiable(*(value for value in results[1:] if isinstance(value, Tensor)))
         return tuple(results)
 
@@ -124,10 +125,15 @@ def check_loss(results: list[Any]) -> Tensor:
 def hand_out(ctx: Any, incoming: Tensor | None) -> list[Tensor | None]:
     """Return the gradients that a forward call has left in `ctx`, times the one that comes in; once.
 
+    Both hold the loss scale, and so does what is returned.
+
     Raises:
         CaptureError: they were handed out before.
     """
     if ctx.gradients is None:
         raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
     gradients, ctx.gradients = ctx.gradients, None
-    return [None if grad is None or incoming is None else grad * incoming for grad in gradients]
+    if incoming is None:
+        return [None] * len(gradients)
+    factor = incoming if ctx.loss_scale == 1.0 else incoming / ctx.loss_scale
+    return [None if grad is None else grad * factor for grad in gradients]

@@ -31,7 +31,7 @@ from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
-from msrun.runtime.parallel.scaling import Scales
+from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.progress import waiting_in
 
 
@@ -115,7 +115,7 @@ class PipelinedCall:
             self.parts,
             needs_grad=needs_grad,
             loss=self.loss.name if self.loss is not None else None,
-            seed=self.scales.gradient,
+            seed=self.scales.gradient * current_loss_scale.get(),
         )
         run.run()
         return run
@@ -208,6 +208,7 @@ class _RunPipeline(torch.autograd.Function):
             inputs = call.input_gradients(run)
             ctx.loss = call.program.outputs.index(call.loss)
             ctx.gradients = [*inputs, *(by_name.get(stored.name) for stored in call.stored)]
+            ctx.loss_scale = current_loss_scale.get()
         results = call.results(run)
         fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and (not needs_grad or i != ctx.loss)]
         ctx.mark_non_differentiable(*fixed)
@@ -220,5 +221,7 @@ class _RunPipeline(torch.autograd.Function):
         if gradients is None:
             raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
         factor = incoming[ctx.loss]
+        if factor is not None and ctx.loss_scale != 1.0:  # the gradients hold it, too
+            factor = factor / ctx.loss_scale
         scaled = [g.mul_(factor) if g is not None and factor is not None else None for g in gradients]
         return (None, None, None, None, *scaled)

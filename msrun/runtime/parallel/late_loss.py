@@ -2,7 +2,7 @@
 
 The backward pass needs the loss's graph, not its number. So a training step does not stop between its forward and its
 backward pass until the slowest rank has come as far: the number is waited for when somebody looks at it, or at the end
-of `backward()`. (On GPUs waiting for a collective does not stop the host anyway.)
+of `backward()`. Only for losses on the host: elsewhere torch lets the stream wait, not the process.
 """
 
 from __future__ import annotations

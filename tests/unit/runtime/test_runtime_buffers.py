@@ -18,7 +18,8 @@ from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import cut_segments
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 
 

@@ -20,7 +20,8 @@ from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.shard import strategies_of
 

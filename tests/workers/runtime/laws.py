@@ -20,7 +20,7 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.compilation.compiled import build_compiled_call
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.redistribution import Move, plan_redistribution
 

@@ -24,7 +24,8 @@ from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout, choose_mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, current_tracing, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.compilation.compiled import CompiledCall, build_compiled_call
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,20 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from msrun.errors import CaptureError
 from msrun.runtime.graph.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.gradients import GradientGroup
-from msrun.runtime.graph.late_weights import count_delayed, delay_weights
+from msrun.runtime.graph.late_weights import count_delayed
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.regions import Region, find_regions, parameters_of
-from msrun.runtime.graph.segments import Segment, cut_segments
+from msrun.runtime.graph.regions import Region
+from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.step import ValueOnItsWay, arrived, full_like
-from msrun.runtime.layout import Axes, Mesh
-from msrun.runtime.parallel.batch.accumulation import check_loss
+from msrun.runtime.nn.dropout_stream import slices_of_batch
+from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
-from msrun.runtime.parallel.compilation.autograd_steps import RunMicroBatches, RunProgram
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.late_loss import LateLoss
-from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 
 
@@ -74,7 +71,7 @@ class CompiledCall:
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """Run the local program with autograd: gradients reach the stored parameters by `backward()`."""
         parameters = [stored.parameter for stored in self.stored]
-        way = RunMicroBatches if self.parts.micro_batches > 1 else RunProgram
+        way = _RunMicroBatches if self.parts.micro_batches > 1 else _RunProgram
         flat = way.apply(self, torch.is_grad_enabled(), len(tensors), *tensors, *parameters)
         return pytree.tree_unflatten(list(flat), self.output_spec)
 
@@ -119,116 +116,70 @@ class CompiledCall:
         return inputs
 
 
-def build_compiled_call(
-    captured: CapturedGraph,
-    program: LocalProgram,
-    stored: dict[str, StoredParameter],
-    buffers: dict[str, Tensor],
-    *,
-    mesh: Mesh,
-    rank: int,
-    spec: RunSpec,
-    executor_class: type[Executor] = Executor,
-) -> CompiledCall:
-    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`."""
-    used = _use_of_parameters(program, stored)
-    regions = find_regions(program, spec.recompute)
-    again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
-    regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
-    groups = _gather_groups(used, spec, regathered, mesh, rank)
-    group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
-    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
-    segments = cut_segments(program, group_of, region_of)
-    if spec.overlaps_weights:
-        delay_weights(segments, group_of, regions)
-    device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
-    device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
-    executor = executor_class(
-        program,
-        segments,
-        groups,
-        mesh=mesh,
-        rank=rank,
-        buffers=device_buffers,
-        gradient_groups=_gradient_groups(used, spec, regathered, mesh, rank),
-        regions=regions,
-    )
-    trained = [use.stored for use in used if use.stored.parameter.requires_grad]
-    return CompiledCall(
-        program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
-    )
+class _RunProgram(torch.autograd.Function):
+    """The whole local program as one step of the user's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        inputs = tensors[:count]
+        needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
+        (batches,) = compiled.parts.split(inputs)
+        (places,) = compiled.parts.places
+        with slices_of_batch(places, compiled.parts.total):
+            step = compiled.executor.forward(batches, needs_grad=needs_grad)
+        ctx.compiled, ctx.step, ctx.count = compiled, step, count
+        results = compiled.merge([compiled.executor.results(step, leaves_late=needs_grad)])
+        known = [value for value in results if isinstance(value, Tensor) and not isinstance(value, LateLoss)]
+        fixed = [value for value in known if not value.is_floating_point()]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        compiled: CompiledCall = ctx.compiled
+        if ctx.step is None:
+            raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+        step, ctx.step = ctx.step, None
+        with torch.enable_grad():
+            by_name = compiled.executor.backward(step, compiled.gradients_of_copies(gradients))
+        inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])
+        return (None, None, None, *inputs, *(by_name.get(stored.name) for stored in compiled.stored))
 
 
-@dataclass(frozen=True)
-class _Use:
-    """A parameter that operators read."""
+class _RunMicroBatches(torch.autograd.Function):
+    """The local program for one micro batch after the other, each forward and backward, as one autograd step."""
 
-    stored: StoredParameter
-    placeholder: str
-    partial_axes: Axes
-    """Axes along which its gradient is a partial sum."""
-    dtype: torch.dtype
-    """In which operators read it."""
+    @staticmethod
+    def forward(
+        ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        executor = compiled.executor
+        needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
+        parameters = executor.begin()
+        micro_batches = compiled.parts.split(tensors[:count])
+        results: list[list[list[Any]]] = []
+        of_inputs: list[list[list[Tensor | None]]] = []
+        by_name: dict[str, Tensor] = {}
+        for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places, strict=True)):
+            with slices_of_batch(slices, compiled.parts.total):
+                step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
+            results.append(executor.results(step, leaves_late=needs_grad))
+            if needs_grad:
+                is_last = number == len(micro_batches) - 1
+                by_name = executor.backward(step, compiled.gradients_of_loss(results[-1]), reduces=is_last)
+                of_inputs.append(executor.input_gradients(step))
+        if needs_grad:
+            joined = compiled.join_input_gradients(of_inputs)
+            ctx.gradients = [*joined, *(by_name.get(stored.name) for stored in compiled.stored)]
+            ctx.loss_scale = current_loss_scale.get()
+        merged = compiled.merge(results)
+        ctx.mark_non_differentiable(*(value for value in merged[1:] if isinstance(value, Tensor)))
+        return tuple(merged)
 
-
-def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
-    """Return the parameters that operators read, in order of first use."""
-    uses = ((name, program.parameters[name]) for name in _order_of_use(program))
-    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype) for name, use in uses]
-
-
-def _gather_groups(
-    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
-) -> list[ParameterGroup]:
-    """Return the parameters in the groups in which they travel to their use."""
-    groups = []
-    for members in _grouped(used, "gather", spec, regathered):
-        first = members[0]
-        is_freed = bool(first.stored.shard_axes) and first.stored.name in regathered
-        groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.dtype))
-    return groups
-
-
-def _gradient_groups(
-    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
-) -> list[GradientGroup]:
-    """Return the trained parameters in the groups in which their gradients travel."""
-    return [
-        GradientGroup(*_columns(members), mesh, rank, spec.scatters, _sum_dtype(members[0].dtype, spec.sums_wide))
-        for members in _grouped(used, "reduce", spec, regathered)
-        if members[0].stored.parameter.requires_grad
-    ]
-
-
-def _grouped(used: Sequence[_Use], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Use]]:
-    """Return parameters that travel together and are read in one type."""
-    pairs = [(use.stored, use.partial_axes) for use in used]
-    together = group_parameters(pairs, way, spec.fusion, regathered=regathered)
-    types = [use.dtype for use in used]
-    return [[used[i] for i in members] for members in _of_one_type(together, types)]
-
-
-def _columns(members: Sequence[_Use]) -> tuple[list[StoredParameter], list[str], Axes]:
-    """Return the members of a group, their placeholders, and the axes along which their gradients are partial."""
-    return [use.stored for use in members], [use.placeholder for use in members], members[0].partial_axes
-
-
-def _of_one_type(groups: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> list[list[int]]:
-    """Cut groups further, so that the members of each are read in one type."""
-    alike = [[[i for i in members if types[i] == dtype] for dtype in dict.fromkeys(types)] for members in groups]
-    return [members for parts in alike for members in parts if members]
-
-
-def _sum_dtype(dtype: torch.dtype, is_wide: bool) -> torch.dtype:
-    """Return the type in which gradients are added up."""
-    return torch.float32 if is_wide and dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _order_of_use(program: LocalProgram) -> list[str]:
-    """Return the names of the parameters that operators read, in order of first use."""
-    name_of = {use.node: name for name, use in program.parameters.items()}
-    order: dict[str, None] = {}
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            order.update(dict.fromkeys(name_of[n] for n in node.all_input_nodes if n in name_of))
-    return list(order)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, None, None, *hand_out(ctx, gradients[0])

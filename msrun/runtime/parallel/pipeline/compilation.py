@@ -21,8 +21,8 @@ from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compilation import Compilation
-from msrun.runtime.parallel.compilation.compiled import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders

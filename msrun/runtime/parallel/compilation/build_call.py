@@ -1,0 +1,137 @@
+"""A compiled call from a partitioned program: its parameters in groups, its segments, its executor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.graph.execute import Executor
+from msrun.runtime.graph.gradients import GradientGroup
+from msrun.runtime.graph.late_weights import delay_weights
+from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.regions import find_regions, parameters_of
+from msrun.runtime.graph.segments import cut_segments
+from msrun.runtime.layout import Axes, Mesh
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
+
+
+def build_compiled_call(
+    captured: CapturedGraph,
+    program: LocalProgram,
+    stored: dict[str, StoredParameter],
+    buffers: dict[str, Tensor],
+    *,
+    mesh: Mesh,
+    rank: int,
+    spec: RunSpec,
+    executor_class: type[Executor] = Executor,
+) -> CompiledCall:
+    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`."""
+    used = _use_of_parameters(program, stored)
+    regions = find_regions(program, spec.recompute)
+    again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
+    regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
+    groups = _gather_groups(used, spec, regathered, mesh, rank)
+    group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
+    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
+    segments = cut_segments(program, group_of, region_of)
+    if spec.overlaps_weights:
+        delay_weights(segments, group_of, regions)
+    device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
+    device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
+    executor = executor_class(
+        program,
+        segments,
+        groups,
+        mesh=mesh,
+        rank=rank,
+        buffers=device_buffers,
+        gradient_groups=_gradient_groups(used, spec, regathered, mesh, rank),
+        regions=regions,
+    )
+    trained = [use.stored for use in used if use.stored.parameter.requires_grad]
+    return CompiledCall(
+        program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
+    )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A parameter that operators read."""
+
+    stored: StoredParameter
+    placeholder: str
+    partial_axes: Axes
+    """Axes along which its gradient is a partial sum."""
+    dtype: torch.dtype
+    """In which operators read it."""
+
+
+def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
+    """Return the parameters that operators read, in order of first use."""
+    uses = ((name, program.parameters[name]) for name in _order_of_use(program))
+    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype) for name, use in uses]
+
+
+def _gather_groups(
+    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+) -> list[ParameterGroup]:
+    """Return the parameters in the groups in which they travel to their use."""
+    groups = []
+    for members in _grouped(used, "gather", spec, regathered):
+        first = members[0]
+        is_freed = bool(first.stored.shard_axes) and first.stored.name in regathered
+        groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.dtype))
+    return groups
+
+
+def _gradient_groups(
+    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+) -> list[GradientGroup]:
+    """Return the trained parameters in the groups in which their gradients travel."""
+    return [
+        GradientGroup(*_columns(members), mesh, rank, spec.scatters, _sum_dtype(members[0].dtype, spec.sums_wide))
+        for members in _grouped(used, "reduce", spec, regathered)
+        if members[0].stored.parameter.requires_grad
+    ]
+
+
+def _grouped(used: Sequence[_Use], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Use]]:
+    """Return parameters that travel together and are read in one type."""
+    pairs = [(use.stored, use.partial_axes) for use in used]
+    together = group_parameters(pairs, way, spec.fusion, regathered=regathered)
+    types = [use.dtype for use in used]
+    return [[used[i] for i in members] for members in _of_one_type(together, types)]
+
+
+def _columns(members: Sequence[_Use]) -> tuple[list[StoredParameter], list[str], Axes]:
+    """Return the members of a group, their placeholders, and the axes along which their gradients are partial."""
+    return [use.stored for use in members], [use.placeholder for use in members], members[0].partial_axes
+
+
+def _of_one_type(groups: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> list[list[int]]:
+    """Cut groups further, so that the members of each are read in one type."""
+    alike = [[[i for i in members if types[i] == dtype] for dtype in dict.fromkeys(types)] for members in groups]
+    return [members for parts in alike for members in parts if members]
+
+
+def _sum_dtype(dtype: torch.dtype, is_wide: bool) -> torch.dtype:
+    """Return the type in which gradients are added up."""
+    return torch.float32 if is_wide and dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _order_of_use(program: LocalProgram) -> list[str]:
+    """Return the names of the parameters that operators read, in order of first use."""
+    name_of = {use.node: name for name, use in program.parameters.items()}
+    order: dict[str, None] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            order.update(dict.fromkeys(name_of[n] for n in node.all_input_nodes if n in name_of))
+    return list(order)

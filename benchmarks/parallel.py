@@ -112,6 +112,7 @@ COMPARISONS = {
 COPIES_CASES = (
     Case("4 blocks of 768, 8 x 32 tokens", (768, 4, 12, 8, 32), 16, 2),
     Case("6 blocks of 896, 8 x 96 tokens", (896, 6, 14, 8, 96), 10, 1),
+    Case("6 blocks of 1024, 8 x 96 tokens", (1024, 6, 16, 8, 96), 10, 1),
 )
 PIPELINE_CASES = tuple(
     Case(f"8 blocks of {width}, {m} micro batches of {rows}", (width, 8, rows * m, m), 12, 2)

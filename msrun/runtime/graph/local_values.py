@@ -27,6 +27,8 @@ class LocalValue:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    memory_of: str | None = None
+    """The parameter, by its placeholder, whose memory it is: it is that parameter or a view of it."""
 
     @property
     def nbytes(self) -> int:
@@ -57,11 +59,21 @@ def infer_local_values(
         for node in program.graph.nodes:
             if node.op == "call_function":
                 values[node] = _run(node, values, program.mesh)
+    owners = {_storage(values[use.node]): use.node.name for use in program.parameters.values()}
     return {
-        node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad)
+        node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad, owners.get(_storage(value)))
         for node, value in values.items()
         if isinstance(value, Tensor)
     }
+
+
+def parameter_memory(values: Mapping[fx.Node, LocalValue]) -> dict[str, str]:
+    """Return for every value that is a parameter's memory that parameter, both by name."""
+    return {node.name: value.memory_of for node, value in values.items() if value.memory_of is not None}
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
 
 
 def _empty(node: fx.Node, layout: TensorLayout, mesh: Mesh, *, requires_grad: bool) -> Tensor:
@@ -74,11 +86,16 @@ def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
     filled: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
     args, kwargs = filled
     if node.target is apply_collective:
-        return _after(args[0], kwargs["collective"], mesh)
+        return cross_on_fakes(args[0], kwargs["collective"], mesh)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
 
-def _after(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
-    """Return the result of a collective: of another size, with a gradient where the value has one."""
-    return value.new_empty(result_shape(collective, value.shape, mesh)).requires_grad_(value.requires_grad)
+def cross_on_fakes(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
+    """Return a fake tensor like the result of a collective: its size, its memory, a gradient where the value has one."""
+    found = value.detach()
+    if collective.kind == "slice":  # rows of a tensor are its memory
+        found = found.narrow(collective.dim, 0, value.shape[collective.dim] // mesh.extent(collective.axes)).contiguous()
+    elif collective.kind != "enter":
+        found = found.new_empty(result_shape(collective, value.shape, mesh))
+    return found.requires_grad_(value.requires_grad)

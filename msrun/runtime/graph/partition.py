@@ -335,13 +335,18 @@ class _Partition:
         wanted = TensorLayout.replicated(len(shape))
         if shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
-        return self._input(value, wanted, (), reader="the results", asked=True)
+        return self._result(value, wanted, "the results")
+
+    def _result(self, value: fx.Node, wanted: TensorLayout, reader: str) -> fx.Node:
+        """Return a value that outlives the program: of a parameter a copy, as its own memory may be given back."""
+        local = self._input(value, wanted, (), reader=reader, asked=True)
+        is_parameter = value.name in self._captured.parameters and local.op == "placeholder"
+        return self._build.call(torch.ops.aten.clone.default, local) if is_parameter else local
 
     def _buffer_updates(self) -> None:
         for name, value in self._captured.buffer_updates.items():
             wanted = TensorLayout.replicated(value.meta["val"].dim())
-            updated = self._input(value, wanted, (), reader=f"buffer {name}", asked=True)
-            self._program.buffer_updates[self._program.buffers[name]] = updated
+            self._program.buffer_updates[self._program.buffers[name]] = self._result(value, wanted, f"buffer {name}")
 
     def _collectives_since(self, count: int) -> list[fx.Node]:
         return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]

@@ -11,7 +11,7 @@ from torch import fx
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.capture import CapturedGraph
-from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.graph.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
@@ -78,7 +78,7 @@ def compile_pipeline(
     if spec.overlaps_weights and schedule.splits_backward:
         program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
         spec = replace(spec, overlaps_weights=False)
-    buffers = dict(root.named_buffers())
+    buffers, memory_of = dict(root.named_buffers()), parameter_memory(values)
     compiled = {
         stage: build_compiled_call(
             captured,
@@ -89,6 +89,7 @@ def compile_pipeline(
             rank=compilation.rank,
             spec=spec,
             executor_class=StageExecutor,
+            memory_of=memory_of,
         )
         for stage in own
     }

@@ -224,12 +224,12 @@ def aux_result(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def aux_of_a_shared_body(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x = self.body(x).tanh()
-    return F.mse_loss(self.fc(x), y), self.aux(x).sum()
+    return F.mse_loss(self.fc(x), y), self.aux(x)
 
 
 def aux_without_gradient(self: Any, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
-        shift = self.aux(x).mean()
+        shift = self.aux(x).mean(-1, keepdim=True)
     return F.mse_loss(self.fc(x) + shift, y)
 
 
@@ -242,7 +242,7 @@ def aux_detached(self: Any, x: Tensor, y: Tensor) -> Tensor:
 def tied_beside_the_loss() -> nn.Module:
     def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x = self.a(x).tanh()
-        return F.mse_loss(self.fc(x), y), F.linear(self.dead(x), self.a.weight).sum()
+        return F.mse_loss(self.fc(x), y), F.linear(self.dead(x), self.a.weight)
 
     return Calls(forward, a=nn.Linear(8, 8), dead=nn.Linear(8, 8), fc=nn.Linear(8, 4))
 

@@ -5,7 +5,7 @@ The program runs once on fake tensors with autograd on, so which values carry a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ def infer_local_values(
 def parameter_memory(values: Mapping[fx.Node, LocalValue]) -> dict[str, str]:
     """Return for every value that is a parameter's memory that parameter, both by name."""
     return {node.name: value.memory_of for node, value in values.items() if value.memory_of is not None}
+
+
+def gradient_reaches(results: Iterable[fx.Node], values: Mapping[fx.Node, LocalValue]) -> set[fx.Node]:
+    """Return the values, parameters included, that gradients of these results flow back to."""
+    reached: set[fx.Node] = set()
+    waiting = list(results)
+    while waiting:
+        node = waiting.pop()
+        if node in reached or (node in values and not values[node].requires_grad):
+            continue
+        reached.add(node)
+        waiting += node.all_input_nodes
+    return reached
 
 
 def _storage(value: Tensor) -> int:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.graph.all_reduce import start_all_reduce
-from msrun.runtime.graph.local_values import LocalValue
+from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.pending import traffic
@@ -164,10 +164,17 @@ class PipelinedCall:
             for name, gradient in call.executor.reduce(run.gathered[stage]).items():
                 total[name] = total[name] + gradient if name in total else gradient
         for name, stored in sorted(self.tied.items()):
+            if self.program.parameters[name].node not in self._reached:
+                continue
             part = total.get(name)
             part = torch.zeros_like(stored.parameter) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
         return total
+
+    @cached_property
+    def _reached(self) -> set[fx.Node]:
+        """Values of all stages that the loss's gradient flows back to."""
+        return gradient_reaches([self.loss] if self.loss is not None else [], self.values)
 
     def ranks_of(self, name: str) -> tuple[int, ...]:
         """Return the ranks of this line that hold a parameter."""
@@ -202,6 +209,7 @@ class _RunPipeline(torch.autograd.Function):
         ctx: Any, call: PipelinedCall, needs_grad: bool, count: int, _anchor: Tensor, *tensors: Tensor
     ) -> tuple[Any, ...]:
         run = call.step(tensors[:count], needs_grad=needs_grad)
+        ctx.set_materialize_grads(False)
         ctx.gradients = None
         if needs_grad:
             by_name = call.gradients(run)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -74,6 +74,10 @@ def stages(count: int, scheduler: str = "1f1b") -> Callable[[AutoParallel], Auto
     return lambda step: step.pipeline(stages=count, scheduler=scheduler)
 
 
+def level3_in_stages(step: AutoParallel) -> AutoParallel:
+    return stages(2)(level3(step))
+
+
 def as_it_is(step: AutoParallel) -> AutoParallel:
     return step
 
@@ -104,9 +108,7 @@ def late_view_of_an_early_weight() -> nn.Module:
             x = layer(x).tanh()
         return self.first(x) @ flipped.reshape(2, 4, 8).flatten(0, 1)
 
-    return Calls(
-        forward, first=nn.Linear(8, 8), layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-    )
+    return Calls(forward, first=nn.Linear(8, 8), layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(4)))
 
 
 def experts() -> nn.Module:
@@ -126,21 +128,24 @@ def experts() -> nn.Module:
     )
 
 
-def weight_as_a_result() -> nn.Module:
-    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return F.mse_loss(self.b(self.a(x).tanh()), y), self.a.weight.t().detach()
+def weights_as_results() -> nn.Module:
+    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        loss = F.mse_loss(self.b(self.a(x).tanh()), y) + self.a.weight[0, 0]
+        return loss, self.a.weight.t(), self.a.weight, self.a.bias.detach(), self.aside
 
-    return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4))
+    return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4), aside=nn.Parameter(torch.ones(4)))
 
 
 def average_of_weights() -> nn.Module:
     def forward(self: Any, x: Tensor) -> Tensor:
         found = self.b(self.a(x).tanh()) + 0.1 * self.seen.sum()
         self.seen.copy_(self.a.weight.detach().t())
+        self.bias.copy_(self.a.bias.detach())
         return found
 
     network = Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4))
     network.register_buffer("seen", torch.zeros(8, 8))
+    network.register_buffer("bias", torch.zeros(8))
     return network
 
 
@@ -150,6 +155,10 @@ def tied_head() -> nn.Module:
         return F.linear(hidden, self.table.weight)
 
     return Calls(forward, table=nn.Embedding(12, 8), mix=nn.Linear(8, 8))
+
+
+def cut_table(strategy: tuple[tuple[int, ...], ...]) -> Callable[[nn.Module], object]:
+    return lambda network: shard(network.table, strategy)  # type: ignore[arg-type]
 
 
 def numbers(generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -162,7 +171,12 @@ def images(generator: torch.Generator) -> tuple[Tensor, ...]:
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 4)
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(512, 4),
     )
 
 
@@ -247,7 +261,7 @@ def tied_beside_the_loss() -> nn.Module:
     return Calls(forward, a=nn.Linear(8, 8), dead=nn.Linear(8, 8), fc=nn.Linear(8, 4))
 
 
-def unused_parts(wrapped: str = "") -> list[TrainingCase]:
+def unread_parameters() -> Iterator[TrainingCase]:
     networks = {
         "aux-result": loss_beside(aux_result, aux=lambda: nn.Linear(8, 3)),
         "aux-of-a-shared-body": loss_beside(
@@ -257,23 +271,13 @@ def unused_parts(wrapped: str = "") -> list[TrainingCase]:
         "aux-detached": loss_beside(aux_detached, aux=lambda: nn.Linear(8, 8), body=lambda: nn.Linear(8, 8)),
         "tied-beside-the-loss": tied_beside_the_loss,
     }
-    settings = {"dp": as_it_is, "level1": level(1), "level2": level(2), "level3": level(3)}
-    cases = [
-        TrainingCase(f"unread-{name}-{how}", network, setting, with_loss=False, inputs=with_target)
-        for name, network in networks.items()
-        for how, setting in settings.items()
-    ]
-    cases += [
-        TrainingCase(f"unread-{name}-accumulated-{how}", network, setting, None, _accumulated, False, with_target)
-        for name, network in networks.items()
-        for how, setting in settings.items()
-    ]
-    cases += [
-        TrainingCase(f"unread-{name}-{how}", network, stages(2, how), None, in_pipeline, False, with_target)
-        for name, network in networks.items()
-        for how in ("1f1b", "zero_bubble")
-    ]
-    return cases
+    for name, network in networks.items():
+        case = TrainingCase(f"unread-{name}", network, with_loss=False, inputs=with_target)
+        for how, settings in (("dp", as_it_is), ("level1", level(1)), ("level2", level(2)), ("level3", level3)):
+            yield replace(case, name=f"{case.name}-{how}", settings=settings)
+            yield replace(case, name=f"{case.name}-accumulated-{how}", settings=settings, wrap=_accumulated)
+        for how in ("1f1b", "zero_bubble"):
+            yield replace(case, name=f"{case.name}-{how}", settings=stages(2, how), wrap=in_pipeline)
 
 
 def _accumulated(network: nn.Module) -> nn.Module:
@@ -296,7 +300,9 @@ def one_weight_in_two_modules() -> nn.Module:
 
 
 def one_weight_in_a_layer_and_a_norm() -> nn.Module:
-    network = Calls(lambda self, x: self.b(self.norm(self.a(x))), a=nn.Linear(8, 8), norm=nn.LayerNorm(8), b=nn.Linear(8, 4))
+    network = Calls(
+        lambda self, x: self.b(self.norm(self.a(x))), a=nn.Linear(8, 8), norm=nn.LayerNorm(8), b=nn.Linear(8, 4)
+    )
     network.norm.bias = network.a.bias
     return network
 
@@ -314,22 +320,13 @@ def channels_last(generator: torch.Generator) -> tuple[Tensor, ...]:
     return (images(generator)[0].to(memory_format=torch.channels_last),)
 
 
-def cut_channels(network: nn.Module) -> None:
-    for convolution in network.modules():
-        if isinstance(convolution, nn.Conv2d):
-            shard(convolution, ((1, 2, 1, 1), (1, 2, 1, 1)))
+def cut_convolutions(x: tuple[int, ...], w: tuple[int, ...]) -> Callable[[nn.Module], None]:
+    def apply(network: nn.Module) -> None:
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d):
+                shard(layer, (x, w))
 
-
-def cut_rows_of_pictures(network: nn.Module) -> None:
-    for convolution in network.modules():
-        if isinstance(convolution, nn.Conv2d):
-            shard(convolution, ((1, 1, 2, 1), (1, 1, 1, 1)))
-
-
-def cut_out_channels(network: nn.Module) -> None:
-    for convolution in network.modules():
-        if isinstance(convolution, nn.Conv2d):
-            shard(convolution, ((1, 1, 1, 1), (2, 1, 1, 1)))
+    return apply
 
 
 def turned() -> nn.Module:
@@ -343,7 +340,9 @@ def turned() -> nn.Module:
     return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 4))
 
 
-def cut_linear(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...] | None = None) -> Callable[[nn.Module], None]:
+def cut_linears(
+    x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...] | None = None
+) -> Callable[[nn.Module], None]:
     def apply(network: nn.Module) -> None:
         for layer in network.modules():
             if isinstance(layer, nn.Linear):
@@ -363,73 +362,91 @@ def with_running_statistics() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Tanh(), nn.Linear(8, 4))
 
 
-def bags() -> nn.Module:
-    return nn.Sequential(nn.EmbeddingBag(12, 8, mode="sum"), nn.Linear(8, 4))
+def gathered_weights() -> Iterator[TrainingCase]:
+    late = TrainingCase("level3-late-view", late_view_of_an_early_weight, level3)
+    yield late
+    yield replace(late, name=f"{late.name}-accumulated", wrap=_accumulated)
+    yield replace(late, name=f"{late.name}-copies", wrap=lambda network: MicroBatchInterleaved(network, 2))
+    yield TrainingCase("level3-halves-of-a-weight", halves_of_a_weight, level3)
+    twice = TrainingCase("level3-weight-read-as-it-is", weight_read_as_it_is_too, level3)
+    yield twice
+    yield replace(twice, name=f"{twice.name}-16-bits", settings=bfloat16(level3), precision="bfloat16")
+    yield TrainingCase("level3-experts", experts, level3)
+    yield TrainingCase("level3-weights-as-results", weights_as_results, level3, with_loss=False, inputs=with_target)
+    yield TrainingCase("level3-buffers-from-weights", average_of_weights, level3)
+    for name, cut in (("rows", ((2, 1), (1, 1))), ("columns", ((1, 2), (1, 1)))):
+        yield TrainingCase(f"level3-tied-head-{name}", tied_head, level3, cut_table(cut), inputs=numbers)
+    pipeline = TrainingCase("level3-pipeline", late_view_of_an_early_weight, level3_in_stages, wrap=in_pipeline)
+    yield pipeline
+    yield replace(pipeline, name=f"{pipeline.name}-of-convolutions", network=convolutions, inputs=images)
+
+
+def several_results() -> Iterator[TrainingCase]:
+    networks = (
+        ("fused-projections", fused_projections),
+        ("parts-read-far-apart", parts_read_far_apart),
+        ("gated", gated),
+    )
+    for name, network in networks:
+        for how in ("1f1b", "zero_bubble", "zbv"):
+            yield TrainingCase(f"border-{name}-{how}", network, stages(2, how), wrap=in_pipeline, inputs=sentences)
+    for kind in (nn.LSTM, nn.GRU):
+        yield TrainingCase(f"border-{kind.__name__}", recurrent(kind), stages(2), wrap=in_pipeline, inputs=sentences)
+        yield TrainingCase(f"whole-{kind.__name__}", recurrent(kind), inputs=sentences)
+
+
+def tied_in_16_bits() -> Iterator[TrainingCase]:
+    networks = (
+        ("one-weight-in-two-modules", one_weight_in_two_modules),
+        ("one-weight-in-a-layer-and-a-norm", one_weight_in_a_layer_and_a_norm),
+    )
+    for name, network in networks:
+        for how, settings in (("dp", as_it_is), ("level3", level3)):
+            yield TrainingCase(f"{name}-16-bits-{how}", network, bfloat16(settings), precision="bfloat16")
+
+
+def strides() -> Iterator[TrainingCase]:
+    pictures = TrainingCase("channels-last", channels_last_convolution, inputs=channels_last, precision="float32")
+    yield replace(pictures, name="channels-last-level3", settings=level3)
+    yield replace(pictures, name="channels-last-pipeline", settings=stages(2), wrap=in_pipeline)
+    cuts: dict[str, Callable[[nn.Module], None]] = {
+        "in": cut_convolutions((1, 2, 1, 1), (1, 2, 1, 1)),
+        "out": cut_convolutions((1, 1, 1, 1), (2, 1, 1, 1)),
+        "rows": cut_convolutions((1, 1, 2, 1), (1, 1, 1, 1)),
+    }
+    turns: dict[str, Callable[[nn.Module], None]] = {
+        "rows": cut_linears((2, 1, 1), (1, 1)),
+        "middle": cut_linears((1, 2, 1), (1, 1)),
+        "sums": cut_linears((1, 1, 2), (1, 2)),
+        "columns": cut_linears((1, 1, 1), (2, 1)),
+        "sums-to-columns": cut_linears((1, 1, 2), (1, 2), (1, 1, 2)),
+    }
+    for full in (False, True):
+        given = "whole" if full else "parts"
+        for name, cut in cuts.items():
+            yield replace(pictures, name=f"channels-last-{name}-of-{given}", strategy=cut, full_batch=full)
+        for name, cut in turns.items():
+            case = f"turned-{name}-of-{given}"
+            yield TrainingCase(case, turned, strategy=cut, inputs=strided_sentences, full_batch=full)
+
+
+def orders_of_parts() -> Iterator[TrainingCase]:
+    wrappers: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "copies-of-micro-batches": lambda network: MicroBatchInterleaved(GradAccumulation(network, 2), 2),
+        "micro-batches-of-copies": lambda network: GradAccumulation(MicroBatchInterleaved(network, 2), 2),
+    }
+    for name, wrap in wrappers.items():
+        yield TrainingCase(f"statistics-{name}", with_running_statistics, wrap=wrap, full_batch=True)
 
 
 CASES = [
-    TrainingCase("level3-halves-of-a-weight", halves_of_a_weight, level3),
-    TrainingCase("level3-weight-read-as-it-is", weight_read_as_it_is_too, level3),
-    TrainingCase("level3-weight-read-as-it-is-16-bits", weight_read_as_it_is_too, bfloat16(level3), precision="bfloat16"),
-    TrainingCase("level3-late-view", late_view_of_an_early_weight, level3),
-    TrainingCase("level3-late-view-accumulated", late_view_of_an_early_weight, level3, wrap=_accumulated),
-    TrainingCase("level3-late-view-copies", late_view_of_an_early_weight, level3, wrap=lambda n: MicroBatchInterleaved(n, 2)),
-    TrainingCase("level3-experts", experts, level3),
-    TrainingCase("level3-weight-as-a-result", weight_as_a_result, level3, with_loss=False, inputs=with_target),
-    TrainingCase("level3-buffer-from-a-weight", average_of_weights, level3),
-    TrainingCase("level3-tied-head", tied_head, level3, lambda net: shard(net.table, ((2, 1), (1, 1))), inputs=numbers),
-    TrainingCase("level3-tied-head-columns", tied_head, level3, lambda net: shard(net.table, ((1, 2), (1, 1))), inputs=numbers),
-    TrainingCase("level3-convolutions-in-a-pipeline", convolutions, lambda s: stages(2)(level3(s)), wrap=in_pipeline, inputs=images),
-    *(
-        TrainingCase(f"border-{name}-{how}", network, stages(2, how), wrap=in_pipeline, inputs=inputs)
-        for how in ("1f1b", "zero_bubble", "zbv")
-        for name, network, inputs in (
-            ("fused-projections", fused_projections, sentences),
-            ("parts-read-far-apart", parts_read_far_apart, sentences),
-            ("gated", gated, sentences),
-        )
-    ),
-    *(
-        TrainingCase(f"border-{kind.__name__}", recurrent(kind), stages(2), wrap=in_pipeline, inputs=sentences)
-        for kind in (nn.LSTM, nn.GRU)
-    ),
-    *(TrainingCase(f"whole-{kind.__name__}", recurrent(kind), inputs=sentences) for kind in (nn.LSTM, nn.GRU)),
-    *unused_parts(),
-    *(
-        TrainingCase(f"{name}-16-bits-{how}", network, bfloat16(setting), precision="bfloat16")
-        for name, network in (
-            ("one-weight-in-two-modules", one_weight_in_two_modules),
-            ("one-weight-in-a-layer-and-a-norm", one_weight_in_a_layer_and_a_norm),
-        )
-        for how, setting in (("dp", as_it_is), ("level3", level3))
-    ),
-    *(
-        TrainingCase(f"channels-last-{name}", channels_last_convolution, as_it_is, cut, inputs=channels_last, full_batch=full, precision="float32")
-        for name, cut in (("in", cut_channels), ("out", cut_out_channels), ("rows", cut_rows_of_pictures))
-        for full in (False, True)
-    ),
-    TrainingCase("channels-last-level3", channels_last_convolution, level3, inputs=channels_last, precision="float32"),
-    TrainingCase("channels-last-pipeline", channels_last_convolution, stages(2), wrap=in_pipeline, inputs=channels_last, precision="float32"),
-    *(
-        TrainingCase(f"turned-{name}-{full}", turned, as_it_is, cut, inputs=strided_sentences, full_batch=full)
-        for name, cut in (
-            ("rows", cut_linear((2, 1, 1), (1, 1))),
-            ("middle", cut_linear((1, 2, 1), (1, 1))),
-            ("sums", cut_linear((1, 1, 2), (1, 2))),
-            ("columns", cut_linear((1, 1, 1), (2, 1))),
-            ("sums-to-columns", cut_linear((1, 1, 2), (1, 2), (1, 1, 2))),
-        )
-        for full in (False, True)
-    ),
-    *(
-        TrainingCase(f"statistics-{name}", with_running_statistics, wrap=wrap, full_batch=full)
-        for name, wrap in (
-            ("copies-of-micro-batches", lambda net: MicroBatchInterleaved(GradAccumulation(net, 2), 2)),
-            ("micro-batches-of-copies", lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2)),
-        )
-        for full in (True,)
-    ),
-]  # fmt: skip
+    *gathered_weights(),
+    *several_results(),
+    *unread_parameters(),
+    *tied_in_16_bits(),
+    *strides(),
+    *orders_of_parts(),
+]
 
 
 def built(case: TrainingCase) -> nn.Module:

@@ -105,10 +105,11 @@ def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
 
 
 def cross_on_fakes(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
-    """Return a fake tensor like the result of a collective: its size, its memory, a gradient where the value has one."""
+    """Return a fake tensor like the result of a collective: its size and memory, a gradient where the value has one."""
     found = value.detach()
     if collective.kind == "slice":  # rows of a tensor are its memory
-        found = found.narrow(collective.dim, 0, value.shape[collective.dim] // mesh.extent(collective.axes)).contiguous()
+        length = value.shape[collective.dim] // mesh.extent(collective.axes)
+        found = found.narrow(collective.dim, 0, length).contiguous()
     elif collective.kind != "enter":
         found = found.new_empty(result_shape(collective, value.shape, mesh))
     return found.requires_grad_(value.requires_grad)

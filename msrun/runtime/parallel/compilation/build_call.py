@@ -45,13 +45,17 @@ def build_compiled_call(
     regions = find_regions(program, spec.recompute)
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
     regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
+    if memory_of is None:
+        is_freed = any(use.stored.shard_axes and use.stored.name in regathered for use in used)
+        memory_of = _find_memory(program) if is_freed else {}
+    if memory_of is None:
+        regathered = set()
+        program.notes.append("gathered parameters are kept for the backward pass: only a run could tell who views them")
     groups = _gather_groups(used, spec, regathered, mesh, rank)
     group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     freed = {name for group in groups if group.regathers for name in group.placeholders}
-    if memory_of is None:
-        memory_of = parameter_memory(local_values(program)) if freed else {}
-    memory_of = {value: parameter for value, parameter in memory_of.items() if parameter in freed}
+    memory_of = {value: parameter for value, parameter in (memory_of or {}).items() if parameter in freed}
     segments = cut_segments(program, group_of, region_of, memory_of)
     if spec.overlaps_weights:
         delay_weights(segments, group_of, regions)
@@ -72,6 +76,14 @@ def build_compiled_call(
     return CompiledCall(
         program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
     )
+
+
+def _find_memory(program: LocalProgram) -> dict[str, str] | None:
+    """Return which values are whose memory; None when only a run could tell."""
+    try:
+        return parameter_memory(local_values(program))
+    except RuntimeError:  # an operator that needs values
+        return None
 
 
 @dataclass(frozen=True)

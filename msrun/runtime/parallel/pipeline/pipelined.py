@@ -6,7 +6,7 @@ kept, and `backward()` hands them out times the gradient that comes in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -51,7 +51,7 @@ class PipelinedCall:
     """Trainable parameters that this rank shares with other ranks of its line, and that this call uses somewhere."""
     holders: dict[str, tuple[int, ...]]
     """parameter name -> stages that hold it"""
-    values: dict[fx.Node, LocalValue]
+    values: Mapping[fx.Node, LocalValue]
     loss: fx.Node | None
     """The result that gradients start from."""
     trains: bool

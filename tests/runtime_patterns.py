@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -19,6 +20,7 @@ from msrun.errors import CaptureError, StrategyError, WorldError
 from msrun.runtime import (
     AutoParallel,
     MicroBatchInterleaved,
+    Pipeline,
     WithLoss,
     create_group,
     destroy_group,
@@ -35,6 +37,8 @@ from msrun.runtime import (
 )
 from msrun.runtime.graph.collectives import Collective, Kind
 from msrun.runtime.layout import build_mesh
+from msrun.runtime.parallel.compilation import compilation
+from msrun.runtime.parallel.pipeline import compilation as pipeline_compilation
 
 WORLD_SIZE = 4
 PATTERNS: dict[str, Callable[[], None]] = {}
@@ -884,3 +888,42 @@ def summed_dimension_may_be_cut_by_any_axes_afterwards() -> None:
         right.backward()
         assert_close(loss.detach(), right.detach())
         assert_close(given.grad, expected.grad)
+
+
+@pattern
+def dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
+    network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))
+    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(stages=2)
+    text = refused(StrategyError, step, torch.randn(4, 3, 16), torch.randn(4, 3, 4))
+    assert "rows of the batch are not known" in text
+    assert "batch_first=True" in text
+    assert len(set(everywhere(text))) == 1
+
+
+@pattern
+def failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
+    def fail(*_args: Any, **_named: Any) -> Any:
+        raise KeyError("planted")
+
+    wrappers: list[Callable[[nn.Module], AutoParallel]] = [
+        lambda network: AutoParallel(network).hsdp(threshold=0),
+        lambda network: AutoParallel(Pipeline(network, 2)).pipeline(stages=2),
+    ]
+    for wrap in wrappers:
+        step = wrap(WithLoss(seeded(Mlp), F.mse_loss))
+        x, y = batch()
+        with pytest.MonkeyPatch.context() as patch:
+            if get_rank() == 1:
+                for module in (compilation, pipeline_compilation):
+                    patch.setattr(module, "build_compiled_call", fail)
+            text = refused(KeyError if get_rank() == 1 else CaptureError, step, mine(x), mine(y))
+        assert get_rank() == 1 or text == "rank 1 cannot run this call: KeyError: 'planted'"
+
+
+@pattern
+def number_taken_out_of_a_tensor_is_refused_by_name() -> None:
+    network = Calls(lambda self, x: self.layer(x / x.max().item()), layer=nn.Linear(16, 4))
+    text = refused(CaptureError, AutoParallel(WithLoss(network, F.mse_loss)), *map(mine, batch()))
+    assert "item" in text
+    assert "data_parallel" in text

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from msrun.errors import CaptureError
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.decisions import Decisions, find_scatters
@@ -33,6 +34,7 @@ from msrun.runtime.graph.operators.rule import (
     apply_collective,
     operator_call,
     summed_axes,
+    user_line,
 )
 from msrun.runtime.graph.parameter_uses import ParameterUses, Use
 from msrun.runtime.graph.program import MODULE_PATH as MODULE_PATH
@@ -103,6 +105,28 @@ def partition(
 def _gives_tensors(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
+
+
+def _refuse_numbers(node: fx.Node) -> None:
+    """Refuse an operator that makes, or reads, anything but tensors: what follows from a number is not in the graph.
+
+    Raises:
+        CaptureError: names the operator and the user's line.
+    """
+    value = node.meta.get("val")
+    where = f"{describe_operator(node)}{user_line(node)}"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+        raise CaptureError(
+            f"{where} makes a Python number of a tensor's values, which one graph for all ranks cannot hold: keep it a "
+            'tensor, as in x / x.max() for x / x.max().item(), or use parallel_mode="data_parallel", which needs no '
+            "capture"
+        )
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            raise CaptureError(
+                f"{where} reads all results of {source.target} as one list: give it the results themselves, or use "
+                'parallel_mode="data_parallel", which needs no capture'
+            )
 
 
 class _Partition:
@@ -205,6 +229,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
+        _refuse_numbers(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
@@ -295,6 +320,8 @@ class _Partition:
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
         packed = self._build.packed.get(self._values[source].node, {})
+        if packed and index not in packed:  # its rule leaves out what nobody reads
+            return
         local = (
             packed[index] if packed else self._graph.call_function(operator.getitem, (self._values[source].node, index))
         )

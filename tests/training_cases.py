@@ -355,7 +355,36 @@ def strided_sentences(generator: torch.Generator) -> tuple[Tensor, ...]:
     return (torch.randn(8, 8, ROWS, generator=generator).permute(2, 1, 0),)
 
 
-# -- order of micro batches --------------------------------------------------------------------------------------------
+def bags() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(12, 8, padding_idx=3), nn.Linear(8, 4))
+
+
+def rows_of_numbers(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randint(0, 12, (ROWS, 5), generator=generator),)
+
+
+def bags_of_any_length() -> nn.Module:
+    return Calls(
+        lambda self, x, begins: self.last(self.bags(x, begins)), bags=nn.EmbeddingBag(12, 8), last=nn.Linear(8, 4)
+    )
+
+
+def numbers_and_offsets(generator: torch.Generator) -> tuple[Tensor, ...]:
+    begins = torch.randint(0, 40, (ROWS,), generator=generator).sort().values
+    begins[0] = 0
+    return torch.randint(0, 12, (40,), generator=generator), begins
+
+
+def cut_bags(table: tuple[int, int]) -> Callable[[nn.Module], None]:
+    def apply(network: nn.Module) -> None:
+        for module in network.modules():
+            if isinstance(module, nn.EmbeddingBag):
+                shard(module, (table, (1,)))
+
+    return apply
+
+
+# -- orders of parts ---------------------------------------------------------------------------------------------------
 
 
 def with_running_statistics() -> nn.Module:
@@ -439,7 +468,23 @@ def orders_of_parts() -> Iterator[TrainingCase]:
         yield TrainingCase(f"statistics-{name}", with_running_statistics, wrap=wrap, full_batch=True)
 
 
+def bags_of_rows() -> Iterator[TrainingCase]:
+    even = TrainingCase("bags", bags, inputs=rows_of_numbers)
+    yield even
+    yield replace(even, name="bags-level3", settings=level3)
+    yield replace(even, name="bags-whole-batch", full_batch=True)
+    yield replace(even, name="bags-accumulated", wrap=_accumulated)
+    yield replace(even, name="bags-pipeline", settings=stages(2), wrap=in_pipeline)
+    for name, cut in (("rows", (2, 1)), ("columns", (1, 2))):
+        yield replace(even, name=f"bags-{name}", strategy=cut_bags(cut))
+        yield replace(even, name=f"bags-{name}-level3", settings=level3, strategy=cut_bags(cut))
+    uneven = TrainingCase("bags-of-any-length", bags_of_any_length, inputs=numbers_and_offsets, full_batch=True)
+    yield uneven
+    yield replace(uneven, name="bags-of-any-length-rows", strategy=cut_bags((2, 1)))
+
+
 CASES = [
+    *bags_of_rows(),
     *gathered_weights(),
     *several_results(),
     *unread_parameters(),

@@ -238,7 +238,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        takes_strategy = not rule.follows or len(call.tensors) > 1 or self._operators_of[path] == 1
+        is_followed = rule.follows and len(call.tensors) == 1 and self._operators_of[path] > 1
+        takes_strategy = bool(call.tensors) and not is_followed
         strategy = strategy_of(node) or (self._strategies.get(path) if takes_strategy else None)
         split, origin = choose_split(
             call,

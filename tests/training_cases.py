@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, WithLoss, shard
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, WithLoss, recompute, shard
 
 WORLD_SIZE = 2
 STEPS = 3
@@ -126,6 +126,22 @@ def experts() -> nn.Module:
         up=nn.Parameter(torch.randn(4, 8, 16) / 3),
         down=nn.Parameter(torch.randn(4, 16, 8) / 3),
     )
+
+
+def view_that_leaves_its_module() -> nn.Module:
+    block = Calls(lambda self, x: (self.a(x).tanh(), self.a.weight.t()), a=nn.Linear(8, 8))
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden, turned = self.block(x)
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        return hidden @ turned
+
+    return Calls(forward, block=block, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
+
+
+def recompute_block(network: nn.Module) -> None:
+    recompute(network.block, parallel_optimizer_comm_recompute=True)  # type: ignore[arg-type]
 
 
 def weights_as_results() -> nn.Module:
@@ -401,6 +417,8 @@ def gathered_weights() -> Iterator[TrainingCase]:
     yield twice
     yield replace(twice, name=f"{twice.name}-16-bits", settings=bfloat16(level3), precision="bfloat16")
     yield TrainingCase("level3-experts", experts, level3)
+    yield TrainingCase("recomputed-view-that-leaves", view_that_leaves_its_module, level(1), recompute_block)
+    yield TrainingCase("level3-recomputed-view-that-leaves", view_that_leaves_its_module, level3, recompute_block)
     yield TrainingCase("level3-weights-as-results", weights_as_results, level3, with_loss=False, inputs=with_target)
     yield TrainingCase("level3-buffers-from-weights", average_of_weights, level3)
     for name, cut in (("rows", ((2, 1), (1, 1))), ("columns", ((1, 2), (1, 1)))):

@@ -189,7 +189,7 @@ class PipelinedCall:
 
     @property
     def _differentiable(self) -> set[int]:
-        return {i for i, node in enumerate(self.program.inputs) if self.values[node].requires_grad}
+        return {i for i, node in enumerate(self.program.inputs) if node in self._reached}
 
     def _input_gradient(self, run: StepRun, index: int) -> Tensor:
         value = self.values[self.program.inputs[index]]

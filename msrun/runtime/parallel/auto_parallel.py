@@ -19,8 +19,8 @@ from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.dropout_calls import DropoutCalls
-from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.announcement import announce, log
 from msrun.runtime.parallel.compilation.call_signature import describe_batch, describe_leaf, flags_of
@@ -249,13 +249,13 @@ class AutoParallel:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
             self._warn_of_one_process()
-            with autocast(self.settings.precision), DropoutCalls(), checkpointed(target.root):
+            with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
             with (
-                DropoutCalls(),
+                RandomCalls(),
                 part_of_batch(world.get_rank(), world.get_group_size()),
                 checkpointed(target.root),
             ):

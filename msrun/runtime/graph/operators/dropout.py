@@ -1,7 +1,7 @@
 """Rule for dropout, whose masks do not depend on how the work is divided; random operators without a rule are refused.
 
 The mask of an element follows from (seed, step, number of the call in the network, place in the whole tensor), see
-`nn.dropout_mask`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
+`nn.random_bits`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msrun.runtime.graph.operators.rule import (
 )
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.nn.dropout import Kind, drop, mask_shape
-from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
 
 aten = torch.ops.aten
 CALL = "dropout_call"

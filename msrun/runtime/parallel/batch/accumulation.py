@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.nn.dropout_stream import part_of_batch
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.dropout_stream import part_of_batch
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
 
 

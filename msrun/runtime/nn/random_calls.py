@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
-from msrun.runtime.nn.dropout_mask import Box, keep_mask
-from msrun.runtime.nn.dropout_stream import Draw, current_draw
+from msrun.runtime.nn.random_bits import Box, keep_mask
+from msrun.runtime.nn.random_stream import Draw, current_draw
 
 _KINDS: dict[Any, Kind] = {
     F.dropout: "dropout",
@@ -35,7 +35,7 @@ _CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}
 _log = logging.getLogger("msrun.runtime")
 
 
-class DropoutCalls(TorchFunctionMode):
+class RandomCalls(TorchFunctionMode):
     """Gives the dropouts called inside the masks that they have on any number of ranks.
 
     Recomputation by torch.utils.checkpoint happens where this mode is not on, and torch.compile would take the mask of

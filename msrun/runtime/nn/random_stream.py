@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from msrun.runtime.nn.dropout_mask import DrawKey
+from msrun.runtime.nn.random_bits import DrawKey
 
 
 @dataclass
-class DropoutStream:
+class RandomStream:
     """Random numbers of one network."""
 
     seed: int | None = None
@@ -33,19 +33,19 @@ _streams = WeakIdKeyDictionary()
 """parameter, or network without any -> stream"""
 
 
-def stream_of(root: nn.Module) -> DropoutStream:
+def stream_of(root: nn.Module) -> RandomStream:
     """Return a network's stream; begin one for a network that has none."""
     first = next(root.parameters(), None)
     found = _streams.get(root if first is None else first)
     if found is None:
-        found = next((_streams[parameter] for parameter in root.parameters() if parameter in _streams), DropoutStream())
+        found = next((_streams[parameter] for parameter in root.parameters() if parameter in _streams), RandomStream())
         for holder in (root, *root.parameters()):
             _streams.setdefault(holder, found)
-    stream: DropoutStream = found
+    stream: RandomStream = found
     return stream
 
 
-def take_dropout_state(tensors: Iterable[Tensor]) -> list[int] | None:
+def take_stream_state(tensors: Iterable[Tensor]) -> list[int] | None:
     """Return [seed, step] of the stream of the network that holds these tensors; None if it never dropped anything."""
     for tensor in tensors:
         stream = _streams.get(tensor)
@@ -54,10 +54,10 @@ def take_dropout_state(tensors: Iterable[Tensor]) -> list[int] | None:
     return None
 
 
-def put_dropout_state(tensors: Iterable[Tensor], state: list[int]) -> None:
+def put_stream_state(tensors: Iterable[Tensor], state: list[int]) -> None:
     """Let the network that holds these tensors go on at [seed, step], before its first call or after it."""
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-    stream = next((_streams[parameter] for parameter in parameters if parameter in _streams), DropoutStream())
+    stream = next((_streams[parameter] for parameter in parameters if parameter in _streams), RandomStream())
     stream.seed, stream.step = state
     for parameter in parameters:
         _streams[parameter] = stream
@@ -67,7 +67,7 @@ def put_dropout_state(tensors: Iterable[Tensor], state: list[int]) -> None:
 class Draw:
     """The random numbers of one call of a network."""
 
-    stream: DropoutStream
+    stream: RandomStream
     agree: Callable[[Callable[[], int]], int]
     """Gives every rank rank 0's answer."""
     index: int = 0

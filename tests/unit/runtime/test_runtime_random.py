@@ -21,14 +21,14 @@ from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.operators.dropout import LOST, Part, part_mask
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.dropout import drop, mask_shape
-from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
-from msrun.runtime.nn.dropout_stream import (
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_stream import (
     current_draw,
     drawing,
     part_of_batch,
-    put_dropout_state,
+    put_stream_state,
     slices_of_batch,
-    take_dropout_state,
+    take_stream_state,
 )
 
 CPU = torch.device("cpu")
@@ -200,16 +200,16 @@ def test_stream_goes_on_from_its_state_in_another_network() -> None:
     network = Network(F.dropout)
     step, x = AutoParallel(network), torch.ones(8, 6, dtype=torch.float64)
     step(x), step(x)
-    state = take_dropout_state(network.parameters())
+    state = take_stream_state(network.parameters())
     assert state == [11, 2]
     expected = step(x)
     torch.manual_seed(99)
     resumed = Network(F.dropout)
-    put_dropout_state(resumed.parameters(), state)
+    put_stream_state(resumed.parameters(), state)
     assert torch.equal(AutoParallel(resumed)(x), expected)
-    put_dropout_state(resumed.parameters(), state)  # after the first call, too
+    put_stream_state(resumed.parameters(), state)  # after the first call, too
     assert torch.equal(AutoParallel(resumed)(x), expected)
-    assert take_dropout_state([torch.ones(1)]) is None
+    assert take_stream_state([torch.ones(1)]) is None
 
 
 def test_gradient_is_the_mask_and_so_is_the_second_one() -> None:
@@ -238,7 +238,7 @@ def test_copies_of_micro_batches_are_slices_of_the_batch_in_any_order() -> None:
         found = [inner.key(copy) for copy in (0, 1)]
         assert [(key.index, key.count, key.batch_parts) for key in found] == [(7, 8, 2), (5, 8, 2)]
     assert draw.is_used
-    assert take_dropout_state(network.parameters()) == [11, 1]
+    assert take_stream_state(network.parameters()) == [11, 1]
 
 
 @pytest.mark.parametrize(

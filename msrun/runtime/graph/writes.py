@@ -17,6 +17,11 @@ from msrun.errors import CaptureError
 from msrun.runtime.graph.operators.rule import operator_call
 
 aten = torch.ops.aten
+_TWINS = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+}
+"""Operators that write, of which those that return have other names."""
 BATCH_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 
@@ -85,11 +90,13 @@ class _Writes:
     def _write(self, node: fx.Node) -> None:
         name = str(node.target)
         packet, overload = name.removeprefix("aten.").rsplit(".", 1)
-        twin = getattr(getattr(aten, packet.rstrip("_"), None), overload, None)
+        twin = _TWINS.get(node.target) or getattr(getattr(aten, packet.rstrip("_"), None), overload, None)
         written = node.args[0] if node.args else None
         if twin is None or not isinstance(written, fx.Node) or twin._schema.is_mutable:
             raise _cannot_write(name, "a tensor")
         self._check_memory(name, written)
+        if twin is aten.bernoulli.p and len(node.args) == 1 and "p" not in node.kwargs:
+            node.args = (written, 0.5)  # which only the one that writes has for a default
         node.target = twin
         self._replace(name, written, node, node)
 

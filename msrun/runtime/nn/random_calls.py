@@ -1,20 +1,25 @@
-"""Dropout of a network that runs as it is: in a world of one process, and in the modes that capture nothing."""
+"""Random numbers of a network that runs as it is: in one process, and in the modes that capture nothing.
+
+Python's function is what is noticed; what it draws is then seen as ATen operators, whatever the function does around.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, keep_mask
+from msrun.runtime.nn.random_draws import FACTORIES, Source, arguments_of, draw, drawn_result, is_drawn, shape_of
 from msrun.runtime.nn.random_stream import Draw, current_draw
 
 _KINDS: dict[Any, Kind] = {
@@ -36,17 +41,17 @@ _log = logging.getLogger("msrun.runtime")
 
 
 class RandomCalls(TorchFunctionMode):
-    """Gives the dropouts called inside the masks that they have on any number of ranks.
+    """Gives what draws random numbers inside those that it has on any number of ranks.
 
-    Recomputation by torch.utils.checkpoint happens where this mode is not on, and torch.compile would take the mask of
-    the first step for a constant: dropouts inside them keep torch's own masks, which are right, but those of one
-    process only.
+    Recomputation by torch.utils.checkpoint happens where this mode is not on, and torch.compile would take the numbers
+    of the first step for constants: what draws inside them keeps torch's own numbers, which are right, but those of one
+    process only. So does what has a generator of its own, and a parameter that gets its first values.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replace calls of dropout; let all others through."""
+        """Replace calls that draw; let all others through."""
         kwargs = kwargs or {}
         if func not in _SEEN or torch.compiler.is_compiling():  # of every operator of every step
             return func(*args, **kwargs)
@@ -56,13 +61,30 @@ class RandomCalls(TorchFunctionMode):
                 return _seen_inside(func)(*args, **kwargs)
         if draw is None or _is_recomputed():
             return func(*args, **kwargs)
+        if func in _DRAWING:
+            return _drawing(draw, func, args, kwargs)
+        if func in _NOT_OURS:
+            if draw.count > 1:
+                _warn_once(f"{func.__name__} draws torch's own numbers: they are right, but not those of one process")
+            return func(*args, **kwargs)
         if func is _ATTENTION:
             return _attention(draw, *args, **kwargs)
         return _dropout(draw, func, *args, **kwargs)
 
 
 _ATTENTION = F.scaled_dot_product_attention
-_SEEN = frozenset([*_KINDS, *_CHANNELS, _ATTENTION, F.multi_head_attention_forward])
+_IN_PLACE = ("bernoulli_", "uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "random_")
+_DRAWING = frozenset(
+    [
+        *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.normal),
+        *(torch.bernoulli, Tensor.bernoulli, torch.rrelu, torch.rrelu_, torch.native_dropout),
+        *(getattr(Tensor, name) for name in _IN_PLACE),
+        *(F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices),
+        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, torch.svd_lowrank, torch.pca_lowrank),
+    ]
+)
+_NOT_OURS = frozenset([torch.multinomial, Tensor.multinomial, torch.randperm, torch.poisson, torch.binomial])
+_SEEN = frozenset([*_KINDS, *_CHANNELS, _ATTENTION, F.multi_head_attention_forward, *_DRAWING, *_NOT_OURS])
 
 
 def _seen_inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +103,10 @@ def _is_recomputed() -> bool:
         if frame.f_globals.get("__name__") == "msrun.runtime.parallel.recompute":
             return False  # which gives it the same masks when it runs again
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            _warn_of_recomputation()
+            _warn_once(
+                "what draws random numbers inside torch.utils.checkpoint has torch's own: they are right, but not those "
+                "that several ranks would have"
+            )
             return True
         if frame.f_globals.get("__name__") == "msrun.runtime.parallel.auto_parallel":
             return False
@@ -92,13 +117,62 @@ def _is_recomputed() -> bool:
 _warned: set[str] = set()
 
 
-def _warn_of_recomputation() -> None:
-    if "recomputation" not in _warned:
-        _warned.add("recomputation")
-        _log.warning(
-            "a dropout inside torch.utils.checkpoint has torch's own masks: they are right, but not those that several "
-            "ranks would have"
-        )
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning(text)
+
+
+def _drawing(draw: Draw, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a function whose random operators draw our numbers."""
+    subject = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    is_first_value = func.__name__.endswith("_") and isinstance(subject, nn.Parameter)
+    if is_first_value:
+        return func(*args, **kwargs)
+    with _RandomOperators(draw, is_of_parameter=isinstance(subject, nn.Parameter)):
+        return func(*args, **kwargs)
+
+
+class _RandomOperators(TorchDispatchMode):
+    """Gives ATen's random operators our numbers, beneath autograd, which does with them what it does with torch's."""
+
+    def __init__(self, numbers: Draw, *, is_of_parameter: bool) -> None:
+        super().__init__()
+        self._numbers = numbers
+        self._is_of_parameter = is_of_parameter
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = arguments_of(func, args, kwargs)
+        if not is_drawn(func, given):
+            return func(*args, **kwargs)
+        shape, device = shape_of(func, given)
+        rows = None if self._is_of_parameter else _dim_of_rows(self._numbers.rows, shape, is_new=func in FACTORIES)
+        source = Source(self._numbers.key(), _take_call(self._numbers), Box.whole(shape), rows, device)
+        return drawn_result(func, given, draw(func, given, source))
+
+
+def _take_call(draw: Draw) -> int:
+    call, draw.calls = draw.calls, draw.calls + 1
+    return call
+
+
+def _dim_of_rows(rows: int | None, shape: tuple[int, ...], *, is_new: bool) -> int | None:
+    """Return the dimension that holds rows of the batch, as far as sizes tell; None: no dimension does.
+
+    Args:
+        rows: of the batch, in this part.
+        is_new: the tensor is made out of nothing, so that no dimension has been joined with the rows.
+    """
+    if not shape:
+        return None
+    if not rows:
+        return 0
+    if shape[0] == rows or (not is_new and len(shape) > 1 and shape[0] % rows == 0):
+        return 0
+    return shape.index(rows) if rows in shape else None
 
 
 def _dropout(
@@ -151,7 +225,7 @@ def _mask(draw: Draw, shape: tuple[int, ...], p: float, device: torch.device, *,
     """Return the mask of the next call.
 
     Args:
-        has_rows: dimension 0 holds rows of the batch, as it does in all but parameters: nothing here knows better.
+        has_rows: a dimension holds rows of the batch, as it does in all but parameters.
     """
-    call, draw.calls = draw.calls, draw.calls + 1
-    return keep_mask(draw.key(), call, p, Box.whole(shape), 0 if shape and has_rows else None, device)
+    rows = _dim_of_rows(draw.rows, shape, is_new=False) if has_rows else None
+    return keep_mask(draw.key(), _take_call(draw), p, Box.whole(shape), rows, device)

@@ -1,9 +1,9 @@
-"""Where the random numbers of dropout come from: one stream per network, equal on all ranks.
+"""Where the random numbers of a network come from: one stream per network, equal on all ranks.
 
 A stream begins at the network's first training call: its seed is then that of torch's default generator
-(`torch.manual_seed`) on rank 0, and its step is 0. Each call of the network that drops something takes one step. How
+(`torch.manual_seed`) on rank 0, and its step is 0. Each call of the network that draws something takes one step. How
 many numbers anybody draws from torch's generators in between has no influence, nor has a later `manual_seed`.
-Checkpoints hold (seed, step), so a run that is resumed has the masks of one that never stopped.
+Checkpoints hold (seed, step), so a run that is resumed has the numbers of one that never stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class RandomStream:
     """Random numbers of one network."""
 
     seed: int | None = None
-    """None until something is dropped for the first time."""
+    """None until something is drawn for the first time."""
     step: int = 0
 
 
@@ -46,7 +47,7 @@ def stream_of(root: nn.Module) -> RandomStream:
 
 
 def take_stream_state(tensors: Iterable[Tensor]) -> list[int] | None:
-    """Return [seed, step] of the stream of the network that holds these tensors; None if it never dropped anything."""
+    """Return [seed, step] of the stream of the network that holds these tensors; None if it never drew anything."""
     for tensor in tensors:
         stream = _streams.get(tensor)
         if stream is not None and stream.seed is not None:
@@ -77,7 +78,9 @@ class Draw:
     """Which slice of this part each copy is that an executor runs; of `total`."""
     total: int = 1
     calls: int = 0
-    """Dropouts met so far, by a network that runs as it is."""
+    """Draws met so far, by a network that runs as it is."""
+    rows: int | None = None
+    """Rows of the batch in this part, where a network runs as it is; None: not known."""
     is_used: bool = False
 
     def key(self, copy: int = 0) -> DrawKey:
@@ -119,11 +122,14 @@ def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_pa
 
 
 @contextmanager
-def part_of_batch(index: int, count: int) -> Iterator[None]:
+def part_of_batch(index: int, count: int, values: Iterable[Any] = ()) -> Iterator[None]:
     """Say that what runs inside is part `index` of `count` of this rank's rows: a copy or a micro batch.
 
-    Its dropouts have the masks of these rows in the whole batch. Parts may be nested. Every part has the same calls,
+    Its draws have the numbers of these rows in the whole batch. Parts may be nested. Every part has the same calls,
     so each begins to count them where the first one did.
+
+    Args:
+        values: what the part is; dimension 0 of its first tensor that has one are its rows.
     """
     outer = current_draw.get()
     if outer is None or count == 1:
@@ -136,6 +142,7 @@ def part_of_batch(index: int, count: int) -> Iterator[None]:
         outer.count * count,
         outer.batch_parts,
         calls=outer.calls,
+        rows=next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), None),
     )
     token = current_draw.set(part)
     try:

@@ -256,7 +256,7 @@ class AutoParallel:
                 self._replicas = Replicas(self.settings, self._note_placed)
             with (
                 RandomCalls(),
-                part_of_batch(world.get_rank(), world.get_group_size()),
+                part_of_batch(world.get_rank(), world.get_group_size(), pytree.tree_leaves((args, kwargs))),
                 checkpointed(target.root),
             ):
                 return self._replicas.call(target, args, kwargs)

@@ -125,7 +125,7 @@ def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
 
 def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:
     part = Part((2,), (4, 4), ((), ()))
-    with pytest.raises(StrategyError, match="2 copies of the batch cannot have the masks of one"):
+    with pytest.raises(StrategyError, match="2 copies of the batch cannot have the numbers of one"):
         part_mask(DrawKey(1, 0, 0, 2).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU)
     assert part_mask(DrawKey(1, 0).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU).shape == (4, 4)
 
@@ -328,10 +328,11 @@ PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda x: x + torch.rand_like(x), "aten.rand_like.default in module (top)"),
-        (lambda x: x + torch.randn(6), "aten.randn.default"),
-        (lambda x: x * torch.bernoulli(x.detach().sigmoid()), "aten.bernoulli.default"),
-        (lambda x: F.rrelu(x, training=True), "aten.rrelu.default"),
+        (lambda x: x + torch.multinomial(x.detach().sigmoid(), 1), "aten.multinomial.default in module (top)"),
+        (lambda x: x[torch.randperm(8)], "aten.randperm.default"),
+        (lambda x: x * torch.poisson(x.detach().exp()), "aten.poisson.default"),
+        (lambda x: x + torch.rand(6, generator=torch.Generator()), "generator"),
+        (lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()), "generator"),
         (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
     ],
 )

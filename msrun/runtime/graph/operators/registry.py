@@ -23,6 +23,7 @@ from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Line
 from msrun.runtime.graph.operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from msrun.runtime.graph.operators.ordering import AlongOne
 from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
+from msrun.runtime.graph.operators.random_draws import CAPTURED, RandomDraw
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.graph.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
@@ -69,6 +70,7 @@ def _table() -> dict[Any, Rule]:
         (OneHot(), [aten.one_hot.default]),
         (Attention(), [aten.scaled_dot_product_attention.default]),
         (Dropout(), list(KINDS)),
+        (RandomDraw(), list(CAPTURED)),
         (value_by_value, [aten.expand_as.default, aten.lift_fresh_copy.default]),
         (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
         (Stack(), [aten.stack.default]),

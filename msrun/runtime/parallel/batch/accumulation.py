@@ -74,7 +74,7 @@ class _EagerRun:
             fresh = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in batch]
             tensors = [value for value in fresh if isinstance(value, Tensor)]
             wanted = [value for value in tensors if value.requires_grad]
-            with torch.enable_grad(), part_of_batch(number, len(self._batches)):
+            with torch.enable_grad(), part_of_batch(number, len(self._batches), batch):
                 leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
                 grads = torch.autograd.grad(

@@ -55,7 +55,7 @@ class DividedBatch(nn.Module, ABC):
         """Return what the network makes of each part, one after the other."""
         results = []
         for index, batch in enumerate(batches):
-            with part_of_batch(index, len(batches)):
+            with part_of_batch(index, len(batches), batch):
                 results.append(call(*batch))
         return results
 

@@ -36,12 +36,14 @@ _streams = WeakIdKeyDictionary()
 
 def stream_of(root: nn.Module) -> RandomStream:
     """Return a network's stream; begin one for a network that has none."""
-    first = next(root.parameters(), None)
-    found = _streams.get(root if first is None else first)
+    first = next(root.parameters(), root)
+    found = _streams.get(first)
     if found is None:
-        found = next((_streams[parameter] for parameter in root.parameters() if parameter in _streams), RandomStream())
-        for holder in (root, *root.parameters()):
-            _streams.setdefault(holder, found)
+        known = (_streams[holder] for holder in (*root.parameters(), root) if holder in _streams)
+        found = next(known, None) or RandomStream()
+        for parameter in root.parameters():
+            _streams.setdefault(parameter, found)
+    _streams[root] = found  # which stays when FSDP puts other parameters in the place of these
     stream: RandomStream = found
     return stream
 
@@ -119,6 +121,7 @@ def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_pa
         current_draw.reset(token)
         if draw.is_used:
             draw.stream.step += 1
+            stream_of(root)  # of new parameters, too, for a checkpoint
 
 
 @contextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, recompute, shard
+from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, no_init_parameters, recompute, shard
 
 WORLD_SIZE = 2
 STEPS, ROWS, TOKENS, WIDTH = 3, 8, 3, 6
@@ -150,7 +151,8 @@ class Way:
     strategy: Any = None
     """Of the layer `inner`."""
     recomputes: bool = False
-    level: str = field(default="")
+    is_deferred: bool = False
+    stages: int = 1
 
 
 WAYS = [
@@ -163,7 +165,9 @@ WAYS = [
     Way("two-micro-batches", _two_micro_batches, hsdp={"threshold": 0}),
     Way("copies-of-micro-batches", _both),
     Way("recomputed", recomputes=True),
+    Way("pipeline", lambda network: Pipeline(network, 2), is_full_batch=True, stages=2),
     Way("without-capture", mode="data_parallel"),
+    Way("without-capture-deferred", mode="data_parallel", is_deferred=True),
     Way("without-capture-recomputed-two-copies", _two_copies, mode="data_parallel", recomputes=True),
     Way("without-capture-level3", mode="data_parallel", hsdp={"threshold": 0, "optimizer_level": "level3"}),
 ]
@@ -177,7 +181,8 @@ def layer_of(network: nn.Module) -> nn.Linear:
 def losses_of(name: str, way: Way, take: Callable[[Tensor], Tensor]) -> list[float]:
     """Return the losses of some steps of a network, trained in one way; `take` gives a rank's part of a batch."""
     torch.manual_seed(3)
-    network = NETWORKS[name]().double()
+    with no_init_parameters() if way.is_deferred else nullcontext():
+        network = NETWORKS[name]().double()
     if way.strategy is not None:
         numbers = way.strategy
         if name == "drop-path":  # three dimensions
@@ -190,6 +195,8 @@ def losses_of(name: str, way: Way, take: Callable[[Tensor], Tensor]) -> list[flo
         step.dataset_strategy("full_batch" if way.is_full_batch else "data_parallel")
     if way.hsdp is not None:
         step.hsdp(**way.hsdp)
+    if way.stages > 1:
+        step.pipeline(stages=way.stages)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(5)
     losses = []

@@ -104,6 +104,16 @@ current_draw: ContextVar[Draw | None] = ContextVar("current_draw", default=None)
 
 
 @contextmanager
+def torchs_numbers() -> Iterator[None]:
+    """Let what runs inside draw from torch's own generators: first values of parameters."""
+    token = current_draw.set(None)
+    try:
+        yield
+    finally:
+        current_draw.reset(token)
+
+
+@contextmanager
 def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_parts: int) -> Iterator[Draw]:
     """Give one call of a network its random numbers; afterwards its stream is a step further if it used any.
 

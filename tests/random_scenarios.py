@@ -11,7 +11,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, Pipeline, no_init_parameters, recompute, shard
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    Pipeline,
+    no_init_parameters,
+    recompute,
+    shard,
+)
 
 WORLD_SIZE = 2
 STEPS, ROWS, TOKENS, WIDTH = 3, 8, 3, 6

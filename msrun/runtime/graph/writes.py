@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +18,7 @@ from msrun.errors import CaptureError
 from msrun.runtime.graph.operators.rule import operator_call
 
 aten = torch.ops.aten
-_TWINS = {
+_TWINS: dict[Any, Any] = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
 }

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, keep_mask
-from msrun.runtime.nn.random_draws import FACTORIES, Source, arguments_of, draw, drawn_result, is_drawn, shape_of
+from msrun.runtime.nn.random_draws import FACTORIES, arguments_of, draw, drawn_result, is_drawn, shape_of
 from msrun.runtime.nn.random_stream import Draw, current_draw
+from msrun.runtime.nn.random_values import Source
 
 _KINDS: dict[Any, Kind] = {
     F.dropout: "dropout",
@@ -79,7 +80,8 @@ _DRAWING = frozenset(
         *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.normal),
         *(torch.bernoulli, Tensor.bernoulli, torch.rrelu, torch.rrelu_, torch.native_dropout),
         *(getattr(Tensor, name) for name in _IN_PLACE),
-        *(F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices),
+        *(F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d, F.fractional_max_pool2d_with_indices),
+        *(F.fractional_max_pool3d, F.fractional_max_pool3d_with_indices),
         *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, torch.svd_lowrank, torch.pca_lowrank),
     ]
 )
@@ -104,8 +106,8 @@ def _is_recomputed() -> bool:
             return False  # which gives it the same masks when it runs again
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             _warn_once(
-                "what draws random numbers inside torch.utils.checkpoint has torch's own: they are right, but not those "
-                "that several ranks would have"
+                "what draws random numbers inside torch.utils.checkpoint has torch's own: they are right, but not "
+                "those that several ranks would have"
             )
             return True
         if frame.f_globals.get("__name__") == "msrun.runtime.parallel.auto_parallel":

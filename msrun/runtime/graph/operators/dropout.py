@@ -1,4 +1,4 @@
-"""Rule for dropout, whose masks do not depend on how the work is divided; how draws are numbered, and which are refused.
+"""Rule for dropout, whose masks do not depend on how the work is divided; the numbers of all draws, and refusals.
 
 The mask of an element follows from (seed, step, number of the call in the network, place in the whole tensor), see
 `nn.random_bits`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
@@ -69,7 +69,7 @@ def _drops(node: fx.Node) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    return node.target in DRAWS and is_drawn(node.target, arguments_of(node.target, node.args, node.kwargs))  # type: ignore[arg-type]
+    return node.target in DRAWS and is_drawn(node.target, arguments_of(node.target, node.args, node.kwargs))
 
 
 def batch_dim_of(node: fx.Node) -> int | None:
@@ -185,7 +185,8 @@ def refuse_random(node: fx.Node) -> None:
             'input, or use parallel_mode="data_parallel", which needs no capture'
         )
     is_training = call.argument("train", call.argument("training", default=True))
-    if node.target not in DRAWS and is_training and call.argument("dropout", default=1.0) > 0:  # recurrent layers have one of their own
+    drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
+    if node.target not in DRAWS and is_training and drops:
         raise CaptureError(
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'

@@ -14,12 +14,12 @@ from msrun.runtime.graph.operators.rule import Form, LabelSplit, LocalBuilder, O
 from msrun.runtime.nn.random_draws import (
     DRAWS,
     WITHOUT_VALUES,
-    Source,
     arguments_of,
     draw,
     drawn_result,
     shape_of,
 )
+from msrun.runtime.nn.random_values import Source
 
 CAPTURED = tuple(operator for operator in DRAWS if not operator._schema.is_mutable)
 """Those that a captured graph holds: what writes has become what returns."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -217,6 +217,7 @@ def parts(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("operator", OPERATORS)
+@settings(max_examples=20)
 @given(case=parts())
 def test_every_ranks_draw_is_its_part_of_the_whole_one(
     operator: str, dtype: torch.dtype, case: tuple[Mesh, tuple[int, ...], TensorLayout]

@@ -17,7 +17,7 @@ from msrun.runtime.graph.operators.dropout import KINDS, Dropout
 from msrun.runtime.graph.operators.einsum import Einsum
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.joining import Join, Stack, TakeApart, Unbind
-from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Select
+from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Scatter, Select
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Linear, MatMul, Outer
 from msrun.runtime.graph.operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
@@ -65,6 +65,7 @@ def _table() -> dict[Any, Rule]:
         (Einsum(), [aten.einsum.default]),
         (Embedding(), [aten.embedding.default]),
         (Gather(), [aten.gather.default]),
+        (Scatter(), [aten.scatter.value, aten.scatter.src, aten.scatter_add.default]),
         (Select(), [aten.index_select.default]),
         (Index(), [aten.index.Tensor]),
         (OneHot(), [aten.one_hot.default]),

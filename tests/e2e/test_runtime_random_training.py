@@ -38,3 +38,9 @@ def test_losses_are_those_of_one_process(
     assert len(set(right[name])) == STEPS
     for losses in results[f"{name}/{way.name}"]:
         assert losses == pytest.approx(right[name], rel=1e-10, abs=0), losses
+
+
+def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing_is_drawn(
+    results: dict[str, Any],
+) -> None:
+    assert results["streams of a pipeline"] == [[3, 3], [3, 3]]

@@ -19,6 +19,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.dropout import BATCH_DIM, CALL, LOST, Part
 from msrun.runtime.graph.operators.random_draws import CAPTURED, draw_part
+from msrun.runtime.graph.partition import partition
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.random_bits import Box, DrawKey
 from msrun.runtime.nn.random_calls import RandomCalls
@@ -494,3 +495,19 @@ def test_draw_into_memory_from_outside_is_refused() -> None:
 
 class Outside:
     memory = torch.zeros(6)
+
+
+def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take() -> None:
+    shape = (4, 6)
+    captured = capture(
+        find_target(Network(lambda x: (x * torch.rand(4, 6) * torch.rand(4, 6)[:, 1:2]).sum())),
+        [torch.ones(shape, dtype=torch.float64)],
+        {},
+        input_shapes=[shape],
+        parameter_shapes={},
+    )
+    rows = TensorLayout(((0,), ()))
+    program = partition(captured, Mesh((2,)), input_layouts=[rows], strategies={}, output_batch_axes=(0,))
+    parts = [node.kwargs["part"] for node in program.graph.nodes if node.target is draw_part]
+    assert parts == [tuple(Part((2,), shape, ((0,), ())))] * 2
+    assert not [text for operator in program.operators for text in operator.collectives if "slice" in text]

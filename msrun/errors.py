@@ -12,6 +12,7 @@
         StrategyError           1    an illegal split of an operator, an input or a parameter
           LayoutTypeError       1    a value of a wrong type given to Layout
         CaptureError            1    the network cannot be captured as one graph
+        VerificationError       1    a training step differs from that of one process
         WorldError              1    the process cannot find, join or leave its world
         DataError               1    a data file is missing, damaged or not what it claims to be
         CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class MsrunError(Exception):
@@ -94,6 +96,14 @@ class LayoutTypeError(StrategyError, TypeError):
 
 class CaptureError(ParallelError):
     """The network cannot be captured; the message names the construct and a mode that needs no capture."""
+
+
+class VerificationError(ParallelError):
+    """A training step gives other numbers than one process. `report` says which, and by how much."""
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class WorldError(ParallelError):

@@ -7,6 +7,9 @@ at its next step it gets the new ones, and its state, if it has any, is cut like
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 _new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """old parameter -> the one in its place"""
+_for_now: ContextVar[Mapping[int, nn.Parameter]] = ContextVar("_for_now", default={})  # noqa: B039 - never written
+"""id of a parameter -> the one in its place inside `replaced_for_now`"""
 
 
 def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
@@ -35,7 +40,27 @@ def _follow_at_steps() -> None:
 def current(parameter: Any) -> Any:
     """Return the object in the place of a parameter: mostly itself."""
     found = _new_of.get(parameter) if len(_new_of) else None
-    return parameter if found is None else found
+    found = parameter if found is None else found
+    return _for_now.get().get(id(found), found)
+
+
+@contextmanager
+def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """Put other parameter objects into the modules of a network for as long as the context lasts.
+
+    Args:
+        values: id of a parameter -> the one in its place.
+    """
+    slots = [(m, name, old) for m in root.modules() for name, old in m._parameters.items() if id(old) in values]
+    token = _for_now.set(values)
+    try:
+        for module, name, old in slots:
+            module._parameters[name] = values[id(old)]
+        yield
+    finally:
+        for module, name, old in slots:
+            module._parameters[name] = old
+        _for_now.reset(token)
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:

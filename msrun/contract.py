@@ -68,7 +68,7 @@ MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
 """1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
-"""1: tracebacks of errors hold every frame, those inside msrun and torch's capture too. The user sets it, or --debug."""
+"""1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""
 
 WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_DEBUG})
 """What the user sets for the workers, so they inherit it."""

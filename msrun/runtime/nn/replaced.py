@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun.runtime.nn.dropout_stream import hand_on_stream
+
 _new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """old parameter -> the one in its place"""
 _for_now: ContextVar[Mapping[int, nn.Parameter]] = ContextVar("_for_now", default={})  # noqa: B039 - never written
@@ -28,6 +30,7 @@ def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
     """Note that `new` has taken the place of `old`, and give the memory of `old` back."""
     _follow_at_steps()
     _new_of[old] = new
+    hand_on_stream(old, new)
     old.data = old.data.new_empty(0)  # nobody must read, or keep in memory, what is trained no more
 
 
@@ -51,11 +54,13 @@ def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Ite
     Args:
         values: id of a parameter -> the one in its place.
     """
-    slots = [(m, name, old) for m in root.modules() for name, old in m._parameters.items() if id(old) in values]
+    named = ((module, name, old) for module in root.modules() for name, old in module._parameters.items())
+    slots = [(module, name, old) for module, name, old in named if old is not None and id(old) in values]
     token = _for_now.set(values)
     try:
         for module, name, old in slots:
             module._parameters[name] = values[id(old)]
+            hand_on_stream(old, values[id(old)])
         yield
     finally:
         for module, name, old in slots:

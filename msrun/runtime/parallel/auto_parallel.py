@@ -50,7 +50,7 @@ from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, Para
 from msrun.runtime.parallel.user_name import user_name
 
 if TYPE_CHECKING:
-    from msrun.runtime.parallel.verification import VerificationReport
+    from msrun.runtime.parallel.verification.report import VerificationReport
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
@@ -354,7 +354,7 @@ class AutoParallel:
         Args:
             raises: raise when a difference is above its tolerance; else only the report says so.
             tolerance: largest difference allowed, relative to the largest element of each value; None: one for each
-                type (`verification.TOLERANCES`).
+                type (`verification/distance.py`).
 
         Returns:
             The largest difference of every value; `print` shows it as a table.
@@ -363,12 +363,12 @@ class AutoParallel:
             VerificationError: a value differs; the same on every rank.
             StrategyError: this network has no step of one process to compare with.
         """
-        from msrun.runtime.parallel.verification import verify
+        from msrun.runtime.parallel.verification.verify import verify
 
         return verify(self, batch, kwargs, raises=raises, tolerance=tolerance)
 
     def _verify_first_step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        from msrun.runtime.parallel.verification import verify_first_step
+        from msrun.runtime.parallel.verification.verify import verify_first_step
 
         verify_first_step(self, args, kwargs)
 

@@ -35,7 +35,9 @@ def join_parts(parts: Sequence[Part]) -> list[Tensor]:
     ]
     for sender, numbers in enumerate(_sent_by(boxes, is_cut)):
         if numbers:
-            _send(sender, [boxes[sender][i] for i in numbers], [parts[i] for i in numbers], [wholes[i] for i in numbers])
+            _send(
+                sender, [boxes[sender][i] for i in numbers], [parts[i] for i in numbers], [wholes[i] for i in numbers]
+            )
     return wholes
 
 

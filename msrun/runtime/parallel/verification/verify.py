@@ -10,46 +10,38 @@ Nothing of the reference goes through capture, partition or an operator rule, so
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from msrun import contract
-from msrun.errors import StrategyError, VerificationError
+from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import Box, Part, find_box
 from msrun.runtime.checkpoint.random_state import put_random_state, take_random_state
-from msrun.runtime.nn.dropout_stream import stream_of
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel, runs_alone
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
 from msrun.runtime.parallel.gradient import current_probe
-from msrun.runtime.parallel.parameters.storage import after_placement, is_held
+from msrun.runtime.parallel.parameters.storage import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
-
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference allowed, by the lowest precision in which a value is computed, relative to the largest element of
-the value in one process. Other types (integers, bool) must be equal."""
-SMALL = 1e-2
-"""A gradient whose largest element is below this share of the network's largest one is measured against that share: a
-bias before a normalisation has a gradient of rounding errors alone."""
-SHOWN = 12
+from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
+from msrun.runtime.parallel.verification.untouched import untouched
 
 is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
 """True while a step is run for verification."""
@@ -57,87 +49,6 @@ is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
 
 class _NotVerifiable(StrategyError):
     """This network, or this way of running it, has no step of one process to compare with."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far one value is from that of one process."""
-
-    name: str
-    absolute: float
-    """Largest difference of an element; inf where one of both is not finite, or has no gradient."""
-    relative: float
-    """The same, divided by the largest element in one process."""
-    allowed: float
-    """Largest relative difference."""
-    rank: int
-    """Where it was found."""
-    remark: str = ""
-
-    @property
-    def is_within(self) -> bool:
-        """True when it is allowed."""
-        return self.relative <= self.allowed
-
-    @property
-    def excess(self) -> float:
-        """How many times as large as allowed it is; where nothing is allowed, inf for any difference."""
-        return self.relative / self.allowed if self.allowed else math.inf if self.relative else 0.0
-
-
-@dataclass(frozen=True)
-class VerificationReport:
-    """What `AutoParallel.verify` found; as text it is a table, the worst differences first."""
-
-    world_size: int
-    differences: tuple[Difference, ...]
-    """Of every value, the worst one first."""
-    note: str = ""
-    """Why nothing was compared."""
-
-    @property
-    def failures(self) -> tuple[Difference, ...]:
-        """Those above their tolerance."""
-        return tuple(d for d in self.differences if not d.is_within)
-
-    @property
-    def is_equal(self) -> bool:
-        """True when no difference is above its tolerance."""
-        return not self.failures
-
-    def __str__(self) -> str:
-        if self.note:
-            return f"verify: {self.note}"
-        count = len(self.differences)
-        lines = [f"verify: {count - len(self.failures)} of {count} values of {self.world_size} ranks equal one process"]
-        shown = self.differences[: max(SHOWN, min(len(self.failures), 4 * SHOWN))]
-        width = max((len(d.name) for d in shown), default=0)
-        lines.append(f"  {'value':<{width}}  {'largest difference':>18}  {'relative':>8}  {'allowed':>8}")
-        for d in shown:
-            verdict = "" if d.is_within else f"  DIFFERS on rank {d.rank}"
-            remark = f" ({d.remark})" if d.remark else ""
-            line = f"  {d.name:<{width}}  {d.absolute:>18.2e}  {d.relative:>8.1e}  {d.allowed:>8.0e}{verdict}{remark}"
-            lines.append(line)
-        if count > len(shown):
-            lines.append(f"  {count - len(shown)} more, with smaller differences")
-        return "\n".join(lines)
-
-    def raise_if_different(self) -> None:
-        """Raise when a difference is above its tolerance.
-
-        Raises:
-            VerificationError: it is; the report is its `report`.
-        """
-        if self.is_equal:
-            return
-        worst = self.failures[0]
-        how = worst.remark or f"by {worst.relative:.1e} of its largest element (allowed {worst.allowed:.0e})"
-        raise VerificationError(
-            f"{len(self.failures)} of {len(self.differences)} values differ from one process, first {worst.name}: {how}; "
-            'do not trust this training: run it with parallel_mode="data_parallel", which captures nothing, and look '
-            "for the first layer in the table that differs",
-            report=self,
-        )
 
 
 def verify(
@@ -206,15 +117,15 @@ class _Measured:
 
     scalars: dict[str, Tensor]
     """The loss, and other results that are numbers."""
-    inputs: list[Tensor | None]
+    inputs: Sequence[Tensor | None]
     """Gradients of the batch's tensors that have one."""
     gradients: dict[str, Tensor | None]
     """By the name of the parameter."""
     buffers: dict[str, Tensor]
 
 
-class _StepIsVerified(BaseException):  # noqa: N818 - no error: it ends the user's step function, whatever that catches
-    """A step function has been run up to its first value_and_grad, which is all that is verified of it."""
+class _StepIsVerified(BaseException):
+    """A step function has been run up to its first value_and_grad. No Exception: what it catches must not stop it."""
 
     def __init__(self, report: VerificationReport) -> None:
         super().__init__()
@@ -239,6 +150,7 @@ class _Probe:
                 result = self._parallel(*args, **kwargs)
             inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.requires_grad]
             loss = _find_loss(result)
+            found: Sequence[Tensor | None]
             if runs_alone.get():  # what DDP has hung on `backward` must not see this one
                 named = _trained(network)
                 wanted = [*inputs, *named.values()]
@@ -285,13 +197,9 @@ class _Probe:
             found = [leaf for leaf in pytree.tree_leaves(gradients) if isinstance(leaf, Tensor)]
             count = len(found) - len(weights)
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
-            named = (names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights))
-            return _Measured(
-                _scalars(result),
-                list(found[:count]),
-                dict(zip(named, found[count:], strict=True)),
-                _buffers(root),
-            )
+            known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
+            of_weights: dict[str, Tensor | None] = dict(zip(known, found[count:], strict=True))
+            return _Measured(_scalars(result), found[:count], of_weights, _buffers(root))
 
         try:
             raise _StepIsVerified(self._compare(root, run, args, kwargs))
@@ -308,7 +216,7 @@ class _Probe:
         kwargs: Mapping[str, Any],
     ) -> VerificationReport:
         self._check(root)
-        with _as_before(root) as before:
+        with untouched(root) as before:
             measured = run(args, kwargs)
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)
@@ -320,7 +228,7 @@ class _Probe:
         if expected is None:
             raise _NotVerifiable(f"verify(): the network does not run in one process: {failure}")
         found = self._differences(measured, expected, boxes, held)
-        return VerificationReport(world.get_group_size(), _worst_of(gather(found)))
+        return VerificationReport(world.get_group_size(), worst_of(gather(found)))
 
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:
@@ -376,56 +284,29 @@ class _Probe:
     ) -> list[Difference]:
         """Return how far this rank's values are from those of one process."""
         settings = self._parallel.settings
+        precision = settings.precision.torch_dtype if settings.precision else None
+        compare = partial(find_difference, tolerance=Tolerance(self._tolerance, precision))
         of_parameters, of_inputs = 1.0, 1.0
         if settings.parallel_mode in REPLICA_MODES:  # sums, where the user wants them, are those of all ranks
             factors = replica_scales(settings.compat, settings.averages_gradients, world.get_group_size())
             of_parameters, of_inputs = factors.start, factors.own * factors.start * world.get_group_size()
-        found = [self._difference(n, value, expected.scalars[n], floor=SMALL) for n, value in measured.scalars.items()]
+        found = [compare(n, value, expected.scalars.get(n), floor=SMALL) for n, value in measured.scalars.items()]
         for i, (part, gradient) in enumerate(zip(passed, measured.inputs, strict=True)):
             whole = expected.inputs[i]
             whole = None if whole is None else _reordered(whole, *part.order)[part.box.slices] * of_inputs
-            found.append(self._difference(f"gradient of input {i}", gradient, whole))
-        largest = max((_largest(g) for g in expected.gradients.values() if g is not None), default=0.0)
+            found.append(compare(f"gradient of input {i}", gradient, whole))
+        most = max((largest(g) for g in expected.gradients.values() if g is not None), default=0.0)
         for name, gradient in measured.gradients.items():
             whole = expected.gradients[name]
             if name in held:
                 part_of = None if whole is None else whole[held[name].slices] * of_parameters
-                scale = 0.0 if whole is None else _largest(whole)
-                floor = max(scale, SMALL * largest) * of_parameters
-                found.append(self._difference(f"gradient of {name}", gradient, part_of, floor=floor))
-        largest = max((_largest(b) for b in expected.buffers.values() if b.is_floating_point()), default=0.0)
+                scale = 0.0 if whole is None else largest(whole)
+                floor = max(scale, SMALL * most) * of_parameters
+                found.append(compare(f"gradient of {name}", gradient, part_of, floor=floor))
+        most = max((largest(b) for b in expected.buffers.values() if b.is_floating_point()), default=0.0)
         for name, buffer in measured.buffers.items():
-            found.append(self._difference(f"buffer {name}", buffer, expected.buffers[name], floor=SMALL * largest))
+            found.append(compare(f"buffer {name}", buffer, expected.buffers[name], floor=SMALL * most))
         return found
-
-    def _difference(self, name: str, found: Tensor | None, right: Tensor | None, *, floor: float = 0.0) -> Difference:
-        """Compare one value.
-
-        Args:
-            floor: what the difference is at least measured against.
-        """
-        rank = world.get_rank()
-        if found is None or right is None:
-            if found is right:
-                return Difference(name, 0.0, 0.0, 0.0, rank)
-            remark = "None, but not in one process" if found is None else "None in one process, but not here"
-            return Difference(name, math.inf, math.inf, 0.0, rank, remark)
-        local = found.to_local() if isinstance(found, DTensor) else found
-        if local.shape != right.shape:
-            remark = f"of shape {tuple(local.shape)}, in one process {tuple(right.shape)}"
-            return Difference(name, math.inf, math.inf, 0.0, rank, remark)
-        absolute = _distance(local, right)
-        scale = max(_largest(right), floor)
-        relative = 0.0 if absolute == 0 else absolute / scale if scale else math.inf
-        return Difference(name, absolute, relative, self._allowed(right.dtype), rank)
-
-    def _allowed(self, dtype: torch.dtype) -> float:
-        if dtype not in TOLERANCES:
-            return 0.0
-        if self._tolerance is not None:
-            return self._tolerance
-        precision = self._parallel.settings.precision
-        return max(TOLERANCES[dtype], TOLERANCES[precision.torch_dtype] if precision else 0.0)
 
 
 @dataclass(frozen=True)
@@ -490,33 +371,6 @@ def _find_loss(result: Any) -> Tensor:
     )
 
 
-def _largest(tensor: Tensor) -> float:
-    """Return the largest finite absolute value; 0 of an empty tensor."""
-    values = tensor.detach().abs()
-    values = values[values.isfinite()] if values.is_floating_point() else values
-    return float(values.max()) if values.numel() else 0.0
-
-
-def _distance(found: Tensor, right: Tensor) -> float:
-    """Return the largest difference of two elements; inf where only one is finite, or both are infinite or not
-    numbers but not alike."""
-    if not found.numel() or torch.equal(found, right):
-        return 0.0
-    first, second = found.detach().double(), right.detach().double()
-    alike = (first == second) | (first.isnan() & second.isnan())
-    return float(torch.where(alike, 0.0, (first - second).abs()).nan_to_num(math.inf, math.inf).max())
-
-
-def _worst_of(found: Sequence[Sequence[Difference]]) -> tuple[Difference, ...]:
-    """Return for every value the worst difference of all ranks, the worst values first."""
-    worst: dict[str, Difference] = {}
-    for difference in (d for of_rank in found for d in of_rank):
-        known = worst.get(difference.name)
-        if known is None or difference.excess > known.excess:
-            worst[difference.name] = difference
-    return tuple(sorted(worst.values(), key=lambda d: -d.excess))
-
-
 def _attempt(work: Callable[[], _Measured]) -> tuple[_Measured | None, str]:
     """Run the step of one process on every rank; all ranks learn whether it went well everywhere."""
     done, failure = None, ""
@@ -526,68 +380,3 @@ def _attempt(work: Callable[[], _Measured]) -> tuple[_Measured | None, str]:
         failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(gather(failure)) if text]
     return (None, failed[0]) if failed else (done, "")
-
-
-# -- what is put back -------------------------------------------------------------------------------------------------
-
-_PLAIN = (bool, int, float, str, type(None))
-
-
-class _Before:
-    """What a step changes in a network, as it was before."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self._root = root
-        self.take()
-
-    def take(self) -> None:
-        """Remember buffers, plain attributes and the stream of dropout as they are now."""
-        modules = list(self._root.modules())
-        self._buffers = [
-            (module, name, buffer, None if buffer.is_meta else buffer.detach().clone())
-            for module in modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._plain = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
-        self._stream = stream_of(self._root)
-        self._draws = self._stream.seed, self._stream.step
-
-    def put_back(self) -> None:
-        """Put everything back."""
-        with torch.no_grad():
-            for module, name, buffer, value in self._buffers:
-                module._buffers[name] = buffer
-                if value is not None and not torch.equal(buffer, value):
-                    buffer.copy_(value)
-        for module, plain in self._plain:
-            vars(module).update(plain)
-        self._stream.seed, self._stream.step = self._draws
-
-
-@contextmanager
-def _as_before(root: nn.Module) -> Iterator[_Before]:
-    """Let training steps run without a trace: at the end the network is as it was, or as its first call has placed it.
-
-    Hooks that run after gradients were accumulated, such as an optimizer's, do not run inside.
-    """
-    before = _Before(root)
-    kept = [(parameter, parameter.grad) for parameter in root.parameters()]
-    hooks = [(h, dict(h)) for p, _ in kept if (h := getattr(p, "_post_accumulate_grad_hooks", None))]
-    for parameter, _ in kept:
-        parameter.grad = None
-    for of_parameter, _ in hooks:
-        of_parameter.clear()
-    token = after_placement.set(before.take)
-    try:
-        yield before
-    finally:
-        after_placement.reset(token)
-        before.put_back()
-        for of_parameter, all_of_them in hooks:
-            of_parameter.update(all_of_them)
-        for parameter in root.parameters():
-            parameter.grad = None
-        for parameter, gradient in kept:
-            if gradient is None or gradient.shape == parameter.shape:  # a first call cuts them
-                parameter.grad = gradient

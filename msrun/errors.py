@@ -83,7 +83,17 @@ class Interrupted(MsrunError):
 
 
 class ParallelError(MsrunError):
-    """Base of what the runtime raises inside a worker."""
+    """Base of what the runtime raises inside a worker.
+
+    Args:
+        message: one line.
+        where: FILE:LINE of the user's code that it is about, where known; the text begins with it.
+    """
+
+    def __init__(self, message: str = "", *, where: str = "") -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.where = where
 
 
 class StrategyError(ParallelError, ValueError):

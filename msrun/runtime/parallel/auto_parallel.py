@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun import contract
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.graph.activations import ActivationEstimate
@@ -48,14 +46,10 @@ from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.verification.report import VerificationReport
+from msrun.runtime.parallel.verification.entry import runs_alone, verify, verify_first_step
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
-runs_alone: ContextVar[bool] = ContextVar("runs_alone", default=False)
-"""True while a network with whole parameters and the whole batch runs as in a world of one process, to be compared."""
 
 
 class AutoParallel:
@@ -210,8 +204,7 @@ class AutoParallel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
-        if os.environ.get(contract.MSRUN_VERIFY):
-            self._verify_first_step(args, kwargs)
+        verify_first_step(self, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -340,45 +333,7 @@ class AutoParallel:
                 )
         return compiled
 
-    # -- verifying ----------------------------------------------------------------------------------------------
-
-    def verify(
-        self, *batch: Any, raises: bool = True, tolerance: float | None = None, **kwargs: Any
-    ) -> VerificationReport:
-        """Run one training step in parallel, and again as one process would, and compare loss, gradients and buffers.
-
-        All ranks call it together, with what they would pass to the network or the step function. It leaves no trace:
-        nothing is trained, and parameters, gradients, buffers and random streams are as before; a first call places
-        the parameters. Every rank needs the memory of the whole network and its step on the global batch.
-
-        Args:
-            raises: raise when a difference is above its tolerance; else only the report says so.
-            tolerance: largest difference allowed, relative to the largest element of each value; None: one for each
-                type (`verification/distance.py`).
-
-        Returns:
-            The largest difference of every value; `print` shows it as a table.
-
-        Raises:
-            VerificationError: a value differs; the same on every rank.
-            StrategyError: this network has no step of one process to compare with.
-        """
-        from msrun.runtime.parallel.verification.verify import verify
-
-        return verify(self, batch, kwargs, raises=raises, tolerance=tolerance)
-
-    def _verify_first_step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        from msrun.runtime.parallel.verification.verify import verify_first_step
-
-        verify_first_step(self, args, kwargs)
-
-    def root_of(self, function: Callable[..., Any]) -> nn.Module:
-        """Return the module that holds every parameter of a function, as `run` knows it."""
-        return self._target(id(function) if function is self.network else FunctionKey(function), function).root
-
-    def compilation_of(self, root: nn.Module) -> Compilation:
-        """Return what compiles the calls of a network that was called before."""
-        return self._compilations[id(root)]
+    verify = verify
 
     # -- telling ------------------------------------------------------------------------------------------------
 

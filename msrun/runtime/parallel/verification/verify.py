@@ -10,7 +10,6 @@ Nothing of the reference goes through capture, partition or an operator rule, so
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -22,17 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import Box, Part, find_box
 from msrun.runtime.checkpoint.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
-from msrun.runtime.parallel.auto_parallel import AutoParallel, runs_alone
+from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
+from msrun.runtime.parallel.compilation.function_key import FunctionKey
 from msrun.runtime.parallel.gradient import current_probe
 from msrun.runtime.parallel.parameters.storage import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
@@ -40,6 +39,7 @@ from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.entry import runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 
@@ -51,7 +51,7 @@ class _NotVerifiable(StrategyError):
     """This network, or this way of running it, has no step of one process to compare with."""
 
 
-def verify(
+def verify_step(
     parallel: AutoParallel,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -89,20 +89,16 @@ def verify(
 _verified: weakref.WeakSet[AutoParallel] = weakref.WeakSet()
 
 
-def verify_first_step(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """With MSRUN_VERIFY=1, verify the first training step of an AutoParallel, once; rank 0 logs the report.
-
-    Raises:
-        VerificationError: the step differs from that of one process.
-    """
+def verify_once(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Verify the first training step of an AutoParallel; calls after it, and while another is verified, pass by."""
     network = parallel.network
-    if os.environ.get(contract.MSRUN_VERIFY, "0") in ("", "0") or parallel in _verified or is_verifying.get():
+    if parallel in _verified or is_verifying.get():
         return
     if isinstance(network, nn.Module) and not (network.training and torch.is_grad_enabled()):
         return
     _verified.add(parallel)
     try:
-        report = verify(parallel, args, kwargs)
+        report = verify_step(parallel, args, kwargs)
     except _NotVerifiable as error:
         if world.get_rank() == 0:
             log.warning("MSRUN_VERIFY: the first step was not verified: %s", error)
@@ -190,7 +186,7 @@ class _Probe:
             differentiate: runs `function` and returns its result and gradients, those of `weights` last.
         """
         token = current_probe.set(None)
-        root = self._parallel.root_of(function)
+        root = _root_of(self._parallel, function)
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
             result, gradients = differentiate(*args, **kwargs)
@@ -273,7 +269,7 @@ class _Probe:
         if self._parallel.settings.parallel_mode in REPLICA_MODES:
             everyone = gather([tuple(tensor.shape) for tensor in tensors])
             return [_rows_of(shapes, world.get_rank()) for shapes in zip(*everyone, strict=True)]
-        compilation = self._parallel.compilation_of(root)
+        compilation = self._parallel._compilations[id(root)]
         places = [compilation.place_in_batch(index, tensor) for index, tensor in enumerate(tensors)]
         return [Box(shape, tuple(s.start for s in at), tuple(s.stop - s.start for s in at)) for shape, at in places]
 
@@ -338,6 +334,11 @@ def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
     if outer == 1 or inner == 1:
         return whole
     return whole.reshape(outer, inner, rows, *whole.shape[1:]).transpose(0, 1).reshape(whole.shape)
+
+
+def _root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
+    """Return the module that holds every parameter of a function, the same as `AutoParallel.run` finds."""
+    return parallel._target(FunctionKey(function), function).root
 
 
 def _trained(root: nn.Module) -> dict[str, nn.Parameter]:

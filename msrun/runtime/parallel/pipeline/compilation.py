@@ -10,6 +10,7 @@ from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
 from msrun.runtime.graph.parameters import StoredParameter
@@ -118,7 +119,9 @@ def compile_pipeline(
         rank=compilation.rank,
         layouts=compilation.layouts,
     )
-    return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+    assert plan.traffic is not None
+    stages_plan = build_pipeline_plan(result, assignment, gather(plan.traffic))
+    return result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
 
 
 def _tied_parameters(

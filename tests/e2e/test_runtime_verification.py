@@ -89,3 +89,4 @@ def test_msrun_verify_looks_at_the_first_training_step_and_raises(outcomes: Outc
     for rank in ranks_of(outcomes, "variable"):
         assert rank["losses"] == rank["plain"]
         assert "values differ from one process, first " in rank["error"]
+        assert rank["error"].endswith("is the loss a mean over rows, with as many of them on every rank?")

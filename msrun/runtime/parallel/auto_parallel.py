@@ -46,7 +46,7 @@ from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.parallel.verification.entry import runs_alone, verify, verify_first_step
+from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
@@ -227,7 +227,7 @@ class AutoParallel:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
         key = id(function) if function is self.network else FunctionKey(function)
         target = Target(function, self._target(key, function).root)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_verifying.get():
             progress.begin_step()
         answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
         with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.auto_parallel import AutoParallel
     from msrun.runtime.parallel.verification.report import VerificationReport
 
+is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
+"""True while steps are run for verification: they count as none."""
 runs_alone: ContextVar[bool] = ContextVar("runs_alone", default=False)
 """True while a network with whole parameters and the whole batch runs as in a world of one process, to be compared."""
 

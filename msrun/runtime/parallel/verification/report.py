@@ -47,6 +47,8 @@ class VerificationReport:
     """Of every value, the worst one first."""
     note: str = ""
     """Why nothing was compared."""
+    is_captured: bool = True
+    """The step ran as a captured graph."""
 
     @property
     def failures(self) -> tuple[Difference, ...]:
@@ -85,11 +87,15 @@ class VerificationReport:
             return
         worst = self.failures[0]
         how = worst.remark or f"by {worst.relative:.1e} of its largest element (allowed {worst.allowed:.0e})"
+        remedy = (
+            'do not trust this training: use parallel_mode="data_parallel", which captures nothing, or find the first '
+            "layer that differs in the table and give it another strategy"
+            if self.is_captured
+            else "is the loss a mean over rows, with as many of them on every rank?"
+        )
         count = f"{len(self.failures)} of {len(self.differences)} values"
         raise VerificationError(
-            f"{count} differ from one process, first {worst.name}: {how}; "
-            'do not trust this training: run it with parallel_mode="data_parallel", which captures nothing, and look '
-            "for the first layer in the table that differs",
+            f"{count} differ from one process, first {worst.name}: {how}; {remedy}",
             report=self,
         )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,12 +38,9 @@ from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
-from msrun.runtime.parallel.verification.entry import runs_alone
+from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
-
-is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
-"""True while a step is run for verification."""
 
 
 class _NotVerifiable(StrategyError):
@@ -224,7 +220,8 @@ class _Probe:
         if expected is None:
             raise _NotVerifiable(f"verify(): the network does not run in one process: {failure}")
         found = self._differences(measured, expected, boxes, held)
-        return VerificationReport(world.get_group_size(), worst_of(gather(found)))
+        is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
+        return VerificationReport(world.get_group_size(), worst_of(gather(found)), is_captured=is_captured)
 
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:

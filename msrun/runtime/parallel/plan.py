@@ -165,14 +165,14 @@ class ParallelPlan:
             lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}")
             lines += [f"      {collective}" for collective in o.traffic or o.collectives]
         lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
-        lines += self._messages()
-        lines += ["", *self.pipeline.lines()] if self.pipeline else []
+        if self.pipeline is None:
+            lines += self._messages()
+        else:
+            lines += ["", *self.pipeline.lines(), "", *self.pipeline.traffic_lines()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
     def _messages(self) -> list[str]:
-        if self.pipeline is not None:
-            return ["", *self.pipeline.traffic_lines()]
         lines = ["", "messages of parameters"]
         for number, group in enumerate(self.groups):
             moved = [*(f"forward {m}" for m in group.gathers), *(f"backward {m}" for m in group.sums)]

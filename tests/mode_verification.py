@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from msrun.runtime import (
     Pipeline,
     WithLoss,
     get_rank,
+    no_init_parameters,
     recompute,
     shard,
     value_and_grad,
@@ -122,6 +124,13 @@ def data_parallel(*, is_sharded: bool, compat: str = "torch") -> Found:
     return found_by(model.hsdp(threshold=1) if is_sharded else model, *own_batch())
 
 
+def columns_of_the_batch() -> Found:
+    """Each rank passes half of the columns of every row."""
+    x, y = batch()
+    model = AutoParallel(with_loss()).dataset_strategy(((1, 2), (1,)))
+    return found_by(model, x.chunk(2, 1)[get_rank()].requires_grad_(), y)
+
+
 def gradient_of_input(mode: str) -> Found:
     x, y = own_batch()
     return found_by(AutoParallel(with_loss(has_norm=False), mode), x.requires_grad_(), y)
@@ -196,11 +205,12 @@ def traces(kind: str) -> Found:
     """Train three steps, with a verification before each or without: the same in every bit."""
 
     def train(*, verifies: bool) -> list[Any]:
-        network = with_loss(has_norm=kind == "semi_auto")
+        with no_init_parameters() if kind == "deferred" else contextlib.nullcontext():
+            network = with_loss(has_norm=kind in ("semi_auto", "deferred"))
         hooked: list[int] = []
         weight = network.network.fc2.weight
         weight.register_post_accumulate_grad_hook(lambda _: hooked.append(1))
-        mode = "data_parallel" if kind != "semi_auto" else kind
+        mode = "data_parallel" if kind in ("ddp", "fsdp2") else "semi_auto"
         model = AutoParallel(network, mode)
         model = model.hsdp(threshold=0) if kind != "ddp" else model
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -274,9 +284,15 @@ def refusals() -> dict[str, str]:
     def step(*_: Tensor) -> Tensor:
         return torch.zeros(())
 
+    without_loss = AutoParallel(Network(has_norm=False).double(), "data_parallel").hsdp(threshold=0)
+    refusal = refused(lambda: without_loss.verify(own_batch()[0]))
+    for _ in range(2):  # as if nothing had been refused
+        without_loss(own_batch()[0]).sum().backward()
+
     return {
         "batch norm": refused(lambda: AutoParallel(with_loss(), "data_parallel").verify(*own_batch())),
         "hybrid": refused(lambda: AutoParallel(with_loss(), "hybrid_parallel").verify(*own_batch())),
+        "no loss, fsdp2": refusal,
         "no loss": refused(lambda: AutoParallel(nn.Linear(24, 6).double()).verify(own_batch()[0])),
         "fails": refused(lambda: AutoParallel(Failing().double(), "data_parallel").verify(*own_batch())),
         "stand_alone": str(AutoParallel(with_loss(), "stand_alone").verify(*own_batch())),
@@ -331,6 +347,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/ddp": lambda: data_parallel(is_sharded=False),
         "equal/ddp sums": lambda: data_parallel(is_sharded=False, compat="mindspore"),
         "equal/fsdp2": lambda: data_parallel(is_sharded=True),
+        "equal/columns": columns_of_the_batch,
         "equal/input": lambda: gradient_of_input("semi_auto"),
         "equal/input ddp": lambda: gradient_of_input("data_parallel"),
         "equal/step": lambda: step_function("semi_auto", is_sharded=True),
@@ -338,7 +355,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/step fsdp2": lambda: step_function("data_parallel", is_sharded=True),
         "wrong rule": wrong_rule,
         "stale capture": stale_capture,
-        **{f"traces/{kind}": lambda kind=kind: traces(kind) for kind in ("semi_auto", "ddp", "fsdp2")},
+        **{f"traces/{kind}": lambda kind=kind: traces(kind) for kind in ("semi_auto", "deferred", "ddp", "fsdp2")},
         "traces/between passes": between_passes,
         "whole": whole_for_a_while,
         "refusals": refusals,

@@ -360,9 +360,11 @@ def _find_loss(result: Any) -> Tensor:
     Raises:
         StrategyError: there is none.
     """
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.requires_grad:
-            return leaf
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    for tensor in tensors:
+        if tensor.dim() == 0:
+            return tensor
+    torch.autograd.backward([tensor.sum() for tensor in tensors])  # DDP and FSDP2 wait for one after every forward pass
     raise _NotVerifiable(
         "verify() needs a network that returns its loss, a scalar with a gradient: give AutoParallel the network with "
         "its loss, such as WithLoss(net, loss_fn)"

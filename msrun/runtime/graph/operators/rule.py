@@ -27,6 +27,8 @@ Label = str | None
 Labels = tuple[Label, ...]
 LabelSplit = Mapping[str, Axes]
 
+STRATEGY = "msrun_strategy"
+"""Key of a captured node's meta: the strategy that the user gave the operator."""
 PLACE = "msrun_place"
 DRAW = "msrun_draw"
 """Values of a local graph that come from the executor."""
@@ -114,7 +116,7 @@ class OperatorCall:
     def module_path(self) -> str:
         """Dotted path of the module that called the operator; empty outside any."""
         paths = [path for path, _ in self.node.meta.get("nn_module_stack", {}).values()]
-        return paths[-1].removeprefix("root").removeprefix(".") if paths else ""
+        return paths[-1] if paths else ""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return an argument by its schema name, wherever it was given."""

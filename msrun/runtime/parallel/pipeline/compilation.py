@@ -10,8 +10,8 @@ from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
@@ -20,7 +20,7 @@ from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
-from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compilation import Compilation
@@ -40,8 +40,10 @@ from msrun.runtime.parallel.settings import ParallelSettings
 
 def compile_pipeline(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[PipelinedCall, ParallelPlan]:
-    """Return this rank's stages for arguments of these shapes, and what was decided. All ranks call it together.
+) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
+    """Return the graph, this rank's stages for arguments of these shapes, and what was decided.
+
+    All ranks call it together.
 
     Args:
         wrappers: those of the network that divide its batch, outermost first; all micro batches go through the stages.
@@ -57,7 +59,7 @@ def compile_pipeline(
         pipeline = find_pipeline(wrappers, settings.pipeline.stages)
         schedule = _schedule(compilation, pipeline, parts)
         recompute = recomputed_in(root)
-        captured, program = compilation.capture_program(args, kwargs, parts, Tracing(wrappers))
+        captured, program = compilation.capture_program(args, kwargs, parts, wrappers)
         _check_supported(settings, program)
         assignment = _assign(compilation, pipeline, captured, program, schedule)
         values = infer_local_values(
@@ -109,7 +111,6 @@ def compile_pipeline(
         parts=parts,
         scales=spec.scales,
         output_broadcast=settings.pipeline.output_broadcast,
-        output_spec=captured.output_spec,
     )
     plan = build_parallel_plan(
         result,
@@ -121,7 +122,7 @@ def compile_pipeline(
     )
     assert plan.traffic is not None
     stages_plan = build_pipeline_plan(result, assignment, gather(plan.traffic))
-    return result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
+    return captured, result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
 
 
 def _tied_parameters(

@@ -30,7 +30,6 @@ from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
-from msrun.runtime.parallel.compilation.function_key import FunctionKey
 from msrun.runtime.parallel.gradient import current_probe
 from msrun.runtime.parallel.parameters.storage import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
@@ -335,7 +334,7 @@ def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
 
 def _root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
     """Return the module that holds every parameter of a function, the same as `AutoParallel.run` finds."""
-    return parallel._target(FunctionKey(function), function).root
+    return parallel._target(function).root
 
 
 def _trained(root: nn.Module) -> dict[str, nn.Parameter]:

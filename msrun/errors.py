@@ -11,6 +11,7 @@
       ParallelError             1    raised inside a worker by `msrun.runtime`
         StrategyError           1    an illegal split of an operator, an input or a parameter
           LayoutTypeError       1    a value of a wrong type given to Layout
+          UnverifiableError     1    a training step that no single process can run for comparison
         CaptureError            1    the network cannot be captured as one graph
         VerificationError       1    a training step differs from that of one process
         WorldError              1    the process cannot find, join or leave its world
@@ -102,6 +103,10 @@ class StrategyError(ParallelError, ValueError):
 
 class LayoutTypeError(StrategyError, TypeError):
     """A value of a wrong type given to Layout, where MindSpore raises TypeError."""
+
+
+class UnverifiableError(StrategyError):
+    """A network, or a way of running it, that has no training step of one process to compare with."""
 
 
 class CaptureError(ParallelError):

@@ -38,7 +38,7 @@ def verify(
 
     Raises:
         VerificationError: a value differs; the same on every rank.
-        StrategyError: this network has no step of one process to compare with.
+        UnverifiableError: this network has no step of one process to compare with.
     """
     from msrun.runtime.parallel.verification.verify import verify_step
 

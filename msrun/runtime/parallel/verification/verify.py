@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun.errors import StrategyError
+from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import Box, Part, find_box
@@ -42,10 +42,6 @@ from msrun.runtime.parallel.verification.report import Difference, VerificationR
 from msrun.runtime.parallel.verification.untouched import untouched
 
 
-class _NotVerifiable(StrategyError):
-    """This network, or this way of running it, has no step of one process to compare with."""
-
-
 def verify_step(
     parallel: AutoParallel,
     args: Sequence[Any],
@@ -59,7 +55,7 @@ def verify_step(
         alone = "one process" if world.get_group_size() == 1 else "stand_alone ranks exchange nothing"
         return VerificationReport(world.get_group_size(), (), f"{alone}: there is nothing to compare")
     if parallel.settings.parallel_mode == "hybrid_parallel":
-        raise _NotVerifiable(
+        raise UnverifiableError(
             'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by hand; '
             "compare it with the uncut one yourself"
         )
@@ -94,7 +90,7 @@ def verify_once(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str
     _verified.add(parallel)
     try:
         report = verify_step(parallel, args, kwargs)
-    except _NotVerifiable as error:
+    except UnverifiableError as error:
         if world.get_rank() == 0:
             log.warning("MSRUN_VERIFY: the first step was not verified: %s", error)
         return
@@ -165,7 +161,7 @@ class _Probe:
             return verified.report
         finally:
             current_probe.reset(token)
-        raise _NotVerifiable("verify(): the step function called no function of value_and_grad; verify the network")
+        raise UnverifiableError("verify(): the step function called no function of value_and_grad; verify the network")
 
     def meet(
         self,
@@ -217,7 +213,7 @@ class _Probe:
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
                 runs_alone.reset(token)
         if expected is None:
-            raise _NotVerifiable(f"verify(): the network does not run in one process: {failure}")
+            raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
         found = self._differences(measured, expected, boxes, held)
         is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
         return VerificationReport(world.get_group_size(), worst_of(gather(found)), is_captured=is_captured)
@@ -228,7 +224,7 @@ class _Probe:
         for name, module in root.named_modules():
             is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             if is_norm and module.training:
-                raise _NotVerifiable(
+                raise UnverifiableError(
                     f'verify() with parallel_mode="data_parallel": {user_name(name)} normalises the rows of each rank '
                     'apart, which no single process does; use nn.SyncBatchNorm, or parallel_mode="semi_auto"'
                 )
@@ -357,14 +353,14 @@ def _find_loss(result: Any) -> Tensor:
     """Return the first result that is a number with a gradient.
 
     Raises:
-        StrategyError: there is none.
+        UnverifiableError: there is none.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     for tensor in tensors:
         if tensor.dim() == 0:
             return tensor
     torch.autograd.backward([tensor.sum() for tensor in tensors])  # DDP and FSDP2 wait for one after every forward pass
-    raise _NotVerifiable(
+    raise UnverifiableError(
         "verify() needs a network that returns its loss, a scalar with a gradient: give AutoParallel the network with "
         "its loss, such as WithLoss(net, loss_fn)"
     )

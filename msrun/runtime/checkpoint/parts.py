@@ -35,6 +35,11 @@ class Box:
         """True when nothing is missing."""
         return self.sizes == self.shape
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it is in the whole tensor."""
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
+
 
 @dataclass(frozen=True)
 class Part:

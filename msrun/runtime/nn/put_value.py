@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -24,3 +27,23 @@ def put_value(tensor: Tensor, value: Tensor) -> None:
         )
     fresh: Tensor = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     torch._C._swap_tensor_impl(tensor, fresh)
+
+
+@contextmanager
+def holding(values: Sequence[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
+    """Let parameters hold other values for as long as the context lasts; they stay the same objects, with their hooks.
+
+    Their own values, gradients and the graphs that hold them are set aside and come back at the end.
+    """
+    swapped: list[tuple[nn.Parameter, nn.Parameter]] = []
+    try:
+        for parameter, value in values:
+            aside = nn.Parameter(value, parameter.requires_grad)
+            torch._C._swap_tensor_impl(parameter, aside)
+            swapped.append((parameter, aside))
+            if parameter._backward_hooks:  # autograd's list of them lies with the value that was set aside
+                parameter._backward_hooks = parameter._backward_hooks
+        yield
+    finally:
+        for parameter, aside in swapped:
+            torch._C._swap_tensor_impl(parameter, aside)

@@ -45,6 +45,7 @@ from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
@@ -205,6 +206,7 @@ class AutoParallel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
+        verify_first_step(self, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -228,7 +230,7 @@ class AutoParallel:
         self._has_run = True
         known = self._find_captured(function, args, kwargs) if self._captured else None
         target = self._target(function) if known is None else Target(function, known.root)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_verifying.get():
             progress.begin_step()
         answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
         with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):
@@ -262,7 +264,7 @@ class AutoParallel:
         return None
 
     def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
+        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone" or runs_alone.get():
             init_parameters(target.root)
             self._warn_of_one_process()
             with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
@@ -352,6 +354,8 @@ class AutoParallel:
                     reason or "a parameter that was assigned, frozen or trained again",
                 )
         return call
+
+    verify = verify
 
     # -- telling ------------------------------------------------------------------------------------------------
 

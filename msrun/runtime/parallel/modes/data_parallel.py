@@ -29,7 +29,7 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
-from msrun.runtime.parallel.parameters.storage import equal_everywhere
+from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
 from msrun.runtime.parallel.settings import ParallelSettings
@@ -118,6 +118,7 @@ class Replicas:
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, list(root.parameters())
         self._placed(root, decisions, notes)
+        note_placed()
 
     def _wrap(self, network: Any, result: Any) -> Any:
         """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.

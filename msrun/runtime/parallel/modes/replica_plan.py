@@ -10,7 +10,7 @@ from msrun.runtime import world
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan
+from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
@@ -32,7 +32,7 @@ def build_replica_plan(
         mesh=(ranks,),
         copies=1,
         losses=describe_replicas(settings.averages_gradients),
-        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
+        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else HSDP_OFF,
         dataset_strategy="data_parallel",
         parameters=tuple(_parameter(name, p, decisions.get(id(p))) for name, p in root.named_parameters()),
         operators=(),
@@ -44,7 +44,7 @@ def build_replica_plan(
 def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) -> ParameterPlan:
     shape, local = tuple(parameter.shape), local_shape(parameter)
     item = parameter.element_size()
-    reason = decision.reason if decision else "this rank's own part" if is_layerwise(parameter) else "hsdp is off"
+    reason = decision.reason if decision else OWN_PART if is_layerwise(parameter) else HSDP_OFF
     ranks = decision.shard_ranks if decision else 1
     count = 1
     for size in local:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,15 @@ class _Placement:
 
 _placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its placement"""
+after_placement: ContextVar[Callable[[], None] | None] = ContextVar("after_placement", default=None)
+"""Called when a network's parameters and buffers have been put in place, before its first run."""
+
+
+def note_placed() -> None:
+    """Say that a network's parameters and buffers are in place."""
+    look = after_placement.get()
+    if look is not None:
+        look()
 
 
 def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
@@ -174,6 +184,7 @@ class ParameterStorage:
                 self._stages.holders.get(name, ()),
                 self._stages.is_held(name),
             )
+        note_placed()
         return notes
 
     def check(self, program: LocalProgram, stages: StageHolders | None = None) -> None:

@@ -19,7 +19,7 @@ from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_part
 from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
 from msrun.runtime.nn.replaced import current, follow
-from msrun.runtime.parallel.parameters.storage import find_placement, find_stages, is_held
+from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]

@@ -16,6 +16,7 @@ from torch import Tensor
 from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
 from msrun.runtime.graph.pending import Pending
+from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.transfers import start_reduce_scatter
 from msrun.runtime.groups import axes_group
@@ -152,7 +153,7 @@ class PendingGradients:
             flat = self._pending.wait()
             flat = (flat if self._before is None else flat + self._before).reshape(-1)
             members = self._group.members
-            self._ready = split_like(flat, [m.parameter for m in members])
+            self._ready = split_like(flat, [m.part for m in members])
             self._pending = None
 
     def wait(self) -> dict[str, Tensor]:
@@ -160,7 +161,8 @@ class PendingGradients:
         self.settle()
         assert self._ready is not None
         members = self._group.members
-        return {m.name: _as_type(grad, m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
+        with plain_tensors():
+            return {m.name: _as_type(grad, m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
 
 
 class StepParameters:

@@ -22,7 +22,7 @@ from msrun.runtime import (
     release,
     shard,
 )
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 
 
 def make(scenario):

@@ -31,7 +31,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.graph.pending import traffic
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 
 
 class Block(nn.Module):

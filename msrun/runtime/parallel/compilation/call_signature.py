@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.parallel.batch.parts import find_tensors
 
 
@@ -30,7 +31,8 @@ def flags_of(root: nn.Module) -> tuple[bool, ...]:
         seen.add(module)
         flags.append(module.training)
         if module._parameters:
-            flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
+            with plain_tensors():
+                flags += [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None]
         if module._modules:
             waiting += module._modules.values()
     return tuple(flags)

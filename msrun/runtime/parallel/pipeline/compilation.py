@@ -72,7 +72,7 @@ def compile_pipeline(
     line = _line(compilation.mesh, schedule.ranks)
     own = schedule.stages_of(line.own)
     program.notes += settings.notes
-    program.notes += compilation.storage.place(program, StageHolders(holders, own))
+    program.notes += compilation.storage.place(program, StageHolders(holders, own, schedule.holder))
     placed = compilation.storage.holders
     spec = RunSpec.of(settings, parts, recompute)
     if spec.overlaps_weights and schedule.splits_backward:

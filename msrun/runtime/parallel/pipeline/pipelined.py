@@ -165,7 +165,7 @@ class PipelinedCall:
                 total[name] = total[name] + gradient if name in total else gradient
         for name, stored in sorted(self.tied.items()):
             part = total.get(name)
-            part = torch.zeros_like(stored.parameter) if part is None else part
+            part = torch.zeros_like(stored.part) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
         return total
 

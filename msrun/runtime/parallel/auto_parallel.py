@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,6 +22,7 @@ from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.dropout_calls import DropoutCalls
 from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
+from msrun.runtime.parallel.batch.divided_batch import current_tracing
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.announcement import announce, log
 from msrun.runtime.parallel.compilation.call_signature import describe_batch, describe_leaf, flags_of
@@ -32,7 +34,8 @@ from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
-from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
+from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
+from msrun.runtime.parallel.module_state import collect_state, distribute_state, share_tables, unwrap
 from msrun.runtime.parallel.overlap import parse_transformer_opt
 from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
@@ -45,19 +48,23 @@ from msrun.runtime.parallel.recompute import checkpointed
 from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
 
-class AutoParallel:
+class AutoParallel(nn.Module):
     """Run `network` in parallel over the world.
 
     `network` is a module (with its loss), used like any module in an ordinary torch loop; or a step function that
     calls `value_and_grad`. The first call captures it, decides every operator's strategy and gives each rank its part
     of the parameters; the parameter objects and their names stay the user's. In a world of one process the network
     runs as it is.
+
+    Of a module it is an `nn.Module` with the network's own submodules, names and training flag: `parameters()`,
+    `named_modules()`, `state_dict()`, `load_state_dict()`, `to()`, `zero_grad()`, `train()`, hooks and `copy.deepcopy`
+    work as on the network itself. `state_dict()` gives whole tensors and is called by all ranks together;
+    `load_state_dict` takes whole ones.
 
     Args:
         parallel_mode: "semi_auto": strategies set with `shard`; the rest keeps its input's cut or runs data-parallel.
@@ -78,7 +85,12 @@ class AutoParallel:
     def __init__(
         self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
     ) -> None:
-        self.network = network
+        super().__init__()
+        vars(self)["network"] = network  # no submodule: that would put its name before every parameter's
+        if isinstance(network, nn.Module):
+            if _holds_parallel(network):
+                raise StrategyError("AutoParallel of a network that holds an AutoParallel: wrap the whole network, once")
+            share_tables(self, network)
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
@@ -201,8 +213,10 @@ class AutoParallel:
 
     # -- calling ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
+        if current_tracing.get() is not None:
+            raise CaptureError("AutoParallel is called inside a network that is captured: call the network itself there")
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -252,14 +266,13 @@ class AutoParallel:
             with autocast(self.settings.precision), DropoutCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
-            if self._replicas is None:
-                self._replicas = Replicas(self.settings, self._note_placed)
+            replicas = self._replicas_of()
             with (
                 DropoutCalls(),
                 part_of_batch(world.get_rank(), world.get_group_size()),
                 checkpointed(target.root),
             ):
-                return self._replicas.call(target, args, kwargs)
+                return replicas.call(target, args, kwargs)
         agreement.begin_call()
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -288,18 +301,19 @@ class AutoParallel:
         """Add up the gradients of several backward passes before the ranks reduce them, in the modes without capture.
 
         As in torch's DDP: the backward pass after the context reduces the sum. With hsdp only level1 waits; level2 and
-        level3 reduce every time, which is what they are for.
-
-        Raises:
-            StrategyError: before the first call, or for a captured network.
+        level3 reduce every time, which is what they are for. A captured network's gradients are reduced in every
+        backward pass and add up in `.grad`, so there, as in one process, the context changes nothing.
         """
-        if self._replicas is None:
-            raise StrategyError(
-                f"no_sync() with parallel_mode={self.settings.parallel_mode!r}: it is for data_parallel and "
-                "hybrid_parallel, after the first call"
-            )
-        with self._replicas.no_sync():
+        if self.settings.parallel_mode not in REPLICA_MODES or world.get_group_size() == 1:
             yield
+            return
+        with self._replicas_of().no_sync():
+            yield
+
+    def _replicas_of(self) -> Replicas:
+        if self._replicas is None:
+            self._replicas = Replicas(self.settings, self._note_placed)
+        return self._replicas
 
     def _target(self, key: FunctionKey | int, function: Callable[..., Any]) -> Target:
         if key not in self._targets:
@@ -335,14 +349,19 @@ class AutoParallel:
 
     @property
     def plan(self) -> ParallelPlan:
-        """What was decided at the newest capture.
+        """What was decided at the newest capture; in a world of one process, that nothing is cut.
 
         Raises:
-            CaptureError: before the first call, or in a world of one process.
+            CaptureError: before the first call in a world of several ranks, or of a step function that was not called.
         """
+        alone = world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone"
+        if self._plan is None and alone:
+            roots = [self.network] if isinstance(self.network, nn.Module) else [t.root for t in self._targets.values()]
+            if roots:
+                return build_lone_plan(roots[-1], self.settings)
         if self._plan is None:
             raise CaptureError(
-                "there is no plan yet: it is made at the first call, in a world of several ranks that work together"
+                "there is no plan yet: it is made at the first call" + ("" if alone else ", by all ranks together")
             )
         return self._plan
 
@@ -367,17 +386,30 @@ class AutoParallel:
 
     # -- as a module --------------------------------------------------------------------------------------------
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the network's parameters under the user's names; after the first call each holds this rank's part."""
-        if not isinstance(self.network, nn.Module):
-            raise StrategyError("AutoParallel of a step function has no parameters of its own: ask the network")
-        for name, parameter in self.network.named_parameters():
-            yield user_name(name), parameter
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the network, without the wrappers around it, and its modules under the user's names."""
+        for name, module in super().named_modules(memo, prefix, remove_duplicate):
+            yield name, unwrap(self.network) if module is self and isinstance(self.network, nn.Module) else module
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the network's parameters."""
-        for _, parameter in self.named_parameters():
-            yield parameter
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the network's parameters under the user's names; after the first call each holds this rank's part."""
+        self._module("parameters")
+        return super().named_parameters(prefix, recurse, remove_duplicate)
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """The network's training flag."""
+        return self.network.training if isinstance(self.network, nn.Module) else vars(self)["training"]
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        vars(self)["training"] = mode
+        if isinstance(vars(self).get("network"), nn.Module):
+            self.network.training = mode
 
     def train(self, mode: bool = True) -> AutoParallel:
         """Set the network's training mode."""
@@ -385,6 +417,68 @@ class AutoParallel:
             self.network.train(mode)
         return self
 
-    def eval(self) -> AutoParallel:
-        """Set the network to evaluation."""
-        return self.train(mode=False)
+    def apply(self, fn: Callable[[nn.Module], None]) -> AutoParallel:
+        """Apply a function to every module of the network, innermost first."""
+        self._module("modules").apply(fn)
+        return self
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Return whole tensors under the user's names, on every rank. All ranks call it together.
+
+        Args:
+            keep_vars: return the network's own parameters, of which each rank may hold a part, instead.
+        """
+        network = self._module("state")
+        destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
+        for hook in self._state_dict_pre_hooks.values():
+            hook(self, prefix, keep_vars)
+        state = collect_state(network, destination, prefix, keep_vars=keep_vars)
+        for hook in self._state_dict_hooks.values():
+            hook(self, state, prefix, getattr(state, "_metadata", {}).get(prefix[:-1], {}))
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load whole tensors, of which each rank takes its part; as of one process' network, under the user's names."""
+        return super().load_state_dict(distribute_state(self._module("state"), state_dict), strict, assign)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        unwrap(self._module("state"))._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AutoParallel:
+        """Convert or move every tensor of the network: `to`, `half`, `cuda`, ...
+
+        Raises:
+            StrategyError: a conversion after the first call, whose program reads the present types.
+        """
+        network = self._module("tensors")
+        if self._compiled or self._replicas is not None:
+            for parameter in network.parameters():
+                probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+                if (fn(probe).dtype, fn(probe).device) != (probe.dtype, probe.device):
+                    raise StrategyError("to() came after the first call: the program is made for the types; do it before")
+        network._apply(fn, recurse)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutoParallel:
+        """Return a copy with a copied network and equal settings, which captures for itself."""
+        copied = AutoParallel(copy.deepcopy(self.network, memo), compat=self.settings.compat)
+        copied.settings = self.settings
+        memo[id(self)] = copied
+        vars(copied).update({name: copy.copy(value) for name, value in vars(self).items() if name.endswith("_hooks")})
+        if isinstance(self.network, nn.Module):
+            for old, new in zip(self.parameters(), copied.parameters(), strict=True):
+                vars(new).update({name: mark for name, mark in vars(old).items() if name not in vars(new)})
+        return copied
+
+    def extra_repr(self) -> str:
+        """Return the mode for `print`."""
+        return f"parallel_mode={self.settings.parallel_mode!r}"
+
+    def _module(self, what: str) -> nn.Module:
+        if not isinstance(self.network, nn.Module):
+            raise StrategyError(f"AutoParallel of a step function has no {what} of its own: ask the network")
+        return self.network
+
+
+def _holds_parallel(network: nn.Module) -> bool:
+    return isinstance(network, AutoParallel) or any(map(_holds_parallel, network.children()))

@@ -43,4 +43,4 @@ def _cut_incoming(
             state_dict[prefix + name] = placed.cut(value)
         else:
             errors.append(f"{describe(placed)}; the state dict has {tuple(value.shape)}, give the whole")
-            del state_dict[prefix + name]
+            state_dict[prefix + name] = parameter.detach()

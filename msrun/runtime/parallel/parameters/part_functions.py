@@ -91,7 +91,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return NotImplemented  # another subclass decides first
     if func in _COUNTS:
         return math.prod(args[0].placement.shape)
-    name = getattr(func, "__name__", str(func))
+    name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
         return _Elementwise(func, name).run(args, kwargs)
     if func == _GET_DATA:

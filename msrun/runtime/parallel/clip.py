@@ -25,6 +25,7 @@ from msrun.runtime.graph.plain_tensors import plain
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.parameters.part import Part
 from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.progress import waiting_in
 
@@ -106,6 +107,8 @@ def note_weight(gradient: Tensor, weight: Tensor) -> None:
 
 
 def _find(index: int, gradient: Tensor) -> Tensor:
+    if isinstance(gradient, Part):
+        return gradient
     weight = _weight_of.get(gradient)
     if weight is not None:
         return weight

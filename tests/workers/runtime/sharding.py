@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts, scattered_linear
 from torch import nn
 
@@ -98,7 +99,7 @@ def run(case, dtype, rank):
         shape, layout, mesh = find_placement(mine)
         wanted = other.detach()[layout.slices(mesh, shape, rank)]
         assert mine.shape == wanted.shape
-        worst = max(worst, float((mine.detach() - wanted).abs().max() / other.detach().abs().max()))
+        worst = max(worst, float((local(mine) - wanted).abs().max() / other.detach().abs().max()))
     return {
         "right": right,
         "losses": losses,

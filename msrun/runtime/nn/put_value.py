@@ -7,11 +7,13 @@ from torch import Tensor, nn
 
 from msrun.errors import ParallelError
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 
 def put_value(tensor: Tensor, value: Tensor) -> None:
     """Give `tensor` another value, shape and device while it stays the same object.
 
-    Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
+    Hooks for its gradient stay. Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
     afterwards. `torch.utils.swap_tensors` does the same but refuses tensors with weak references.
 
     Raises:
@@ -23,4 +25,7 @@ def put_value(tensor: Tensor, value: Tensor) -> None:
             "drop losses of earlier steps before the first call of AutoParallel"
         )
     fresh: Tensor = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    hooks = {name: found for name in _HOOKS if (found := getattr(tensor, name)) is not None}
     torch._C._swap_tensor_impl(tensor, fresh)
+    for name, found in hooks.items():  # the object kept them, the new value does not know of them
+        setattr(tensor, name, found)

@@ -89,7 +89,9 @@ class AutoParallel(nn.Module):
         vars(self)["network"] = network  # no submodule: that would put its name before every parameter's
         if isinstance(network, nn.Module):
             if _holds_parallel(network):
-                raise StrategyError("AutoParallel of a network that holds an AutoParallel: wrap the whole network, once")
+                raise StrategyError(
+                    "AutoParallel of a network that holds an AutoParallel: wrap the whole network, once"
+                )
             share_tables(self, network)
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
@@ -216,7 +218,9 @@ class AutoParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
         if current_tracing.get() is not None:
-            raise CaptureError("AutoParallel is called inside a network that is captured: call the network itself there")
+            raise CaptureError(
+                "AutoParallel is called inside a network that is captured: call the network itself there"
+            )
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -455,7 +459,9 @@ class AutoParallel(nn.Module):
             for parameter in network.parameters():
                 probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
                 if (fn(probe).dtype, fn(probe).device) != (probe.dtype, probe.device):
-                    raise StrategyError("to() came after the first call: the program is made for the types; do it before")
+                    raise StrategyError(
+                        "to() came after the first call: the program is made for the types; do it before"
+                    )
         network._apply(fn, recurse)
         return self
 

@@ -65,11 +65,16 @@ def settle(optimizer: Optimizer) -> None:
         )
     for part in parts:
         state = optimizer.state.get(part, {})
+        placed = part.placement
         for key, value in state.items():
-            placed = part.placement
+            if isinstance(value, Tensor) and value.is_meta and not part.is_meta:
+                raise StrategyError(
+                    f"{type(optimizer).__name__} made its state {key} of {placed.name} before the parameter had values: "
+                    "make it after AutoParallel's first call, or after init_parameters(net)"
+                )
             is_whole = isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == placed.shape
             if is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:
-                state[key] = placed.cut(value).clone()
+                state[key] = as_part(placed.cut(value).clone(), placed)
     if before is None:
         optimizer.register_state_dict_pre_hook(_know_parts)
         optimizer.register_load_state_dict_post_hook(_forget)

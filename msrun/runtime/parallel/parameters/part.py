@@ -63,14 +63,8 @@ class Part(Tensor):
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the gradient; it gets this rank's part of it."""
-        placed = self.placement
-
-        def on_part(gradient: Tensor) -> Tensor | None:
-            answer = hook(as_part(gradient.view_as(gradient), placed))
-            return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None
-
         with plain_tensors():
-            return Tensor.register_hook(self, on_part)  # type: ignore[no-untyped-call]
+            return Tensor.register_hook(self, _on_part(hook, self.placement))  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         if id(self) not in memo:
@@ -129,6 +123,20 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
         parameter.__class__ = _part_class(type(parameter))
     parameter.placement = placement
     placements[parameter] = placement
+    with plain_tensors():
+        hooks = parameter._backward_hooks or {}
+    for number, hook in hooks.items():
+        hooks[number] = _on_part(hook, placement)
+
+
+def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[Tensor], Tensor | None]:
+    """Return a hook for a gradient that gives `hook` the gradient as a part."""
+
+    def call(gradient: Tensor) -> Tensor | None:
+        answer = hook(as_part(gradient.view_as(gradient), placement))
+        return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None
+
+    return call
 
 
 def as_part(tensor: Tensor, placement: Placement) -> Part:

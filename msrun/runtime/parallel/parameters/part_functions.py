@@ -87,7 +87,9 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if func in _reads:
         with plain_tensors():
             return func(*args, **kwargs)
-    if any(kind is not Tensor and not issubclass(kind, Part) and kind.__torch_function__ is not _DISABLED for kind in types):
+    if any(
+        kind is not Tensor and not issubclass(kind, Part) and kind.__torch_function__ is not _DISABLED for kind in types
+    ):
         return NotImplemented  # another subclass decides first
     if func in _COUNTS:
         return math.prod(args[0].placement.shape)

@@ -71,9 +71,7 @@ class ParameterStorage:
         """Stages of every parameter that a pipeline has placed already."""
         named = self._root.named_parameters()
         return {
-            name: found.stages
-            for name, value in named
-            if (found := placement_of(value)) is not None and found.stages
+            name: found.stages for name, value in named if (found := placement_of(value)) is not None and found.stages
         }
 
     @property

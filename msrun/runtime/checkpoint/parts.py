@@ -91,7 +91,7 @@ def find_box(tensor: Tensor) -> Box:
 
 def find_part(tensor: Tensor, box: Box) -> Part:
     """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill."""
-    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else plain(tensor)
+    local = tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
     return Part(local, box)
 
 

@@ -13,8 +13,9 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 def put_value(tensor: Tensor, value: Tensor) -> None:
     """Give `tensor` another value, shape and device while it stays the same object.
 
-    Hooks for its gradient stay. Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
-    afterwards. `torch.utils.swap_tensors` does the same but refuses tensors with weak references.
+    Optimizers, tied modules, weak references (nn.LSTM keeps some) and the user's own variables hold the same object
+    afterwards; hooks for its gradient stay. `torch.utils.swap_tensors` does the same but refuses tensors with weak
+    references.
 
     Raises:
         ParallelError: an autograd graph still holds the tensor.

@@ -35,7 +35,7 @@ from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
-from msrun.runtime.parallel.module_state import collect_state, distribute_state, share_tables, unwrap
+from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.overlap import parse_transformer_opt
 from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
@@ -53,7 +53,7 @@ current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
 
-class AutoParallel(nn.Module):
+class AutoParallel(NetworkModule):
     """Run `network` in parallel over the world.
 
     `network` is a module (with its loss), used like any module in an ordinary torch loop; or a step function that
@@ -85,14 +85,9 @@ class AutoParallel(nn.Module):
     def __init__(
         self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
     ) -> None:
-        super().__init__()
-        vars(self)["network"] = network  # no submodule: that would put its name before every parameter's
-        if isinstance(network, nn.Module):
-            if _holds_parallel(network):
-                raise StrategyError(
-                    "AutoParallel of a network that holds an AutoParallel: wrap the whole network, once"
-                )
-            share_tables(self, network)
+        if isinstance(network, nn.Module) and _holds_parallel(network):
+            raise StrategyError("AutoParallel of a network that holds an AutoParallel: wrap the whole network, once")
+        super().__init__(network)
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
@@ -208,7 +203,7 @@ class AutoParallel(nn.Module):
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         self.settings.check_setter(name, changes)
-        if self._compiled or self._replicas is not None:
+        if self._is_placed:
             raise StrategyError(f"{name}() came after the first call: the parameters are placed already; set it before")
         self.settings = replace(self.settings, **changes)
         return self
@@ -390,80 +385,9 @@ class AutoParallel(nn.Module):
 
     # -- as a module --------------------------------------------------------------------------------------------
 
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the network, without the wrappers around it, and its modules under the user's names."""
-        for name, module in super().named_modules(memo, prefix, remove_duplicate):
-            yield name, unwrap(self.network) if module is self and isinstance(self.network, nn.Module) else module
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the network's parameters under the user's names; after the first call each holds this rank's part."""
-        self._module("parameters")
-        return super().named_parameters(prefix, recurse, remove_duplicate)
-
     @property
-    def training(self) -> bool:  # type: ignore[override]
-        """The network's training flag."""
-        return self.network.training if isinstance(self.network, nn.Module) else vars(self)["training"]
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        vars(self)["training"] = mode
-        if isinstance(vars(self).get("network"), nn.Module):
-            self.network.training = mode
-
-    def train(self, mode: bool = True) -> AutoParallel:
-        """Set the network's training mode."""
-        if isinstance(self.network, nn.Module):
-            self.network.train(mode)
-        return self
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> AutoParallel:
-        """Apply a function to every module of the network, innermost first."""
-        self._module("modules").apply(fn)
-        return self
-
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Return whole tensors under the user's names, on every rank. All ranks call it together.
-
-        Args:
-            keep_vars: return the network's own parameters, of which each rank may hold a part, instead.
-        """
-        network = self._module("state")
-        destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
-        for hook in self._state_dict_pre_hooks.values():
-            hook(self, prefix, keep_vars)
-        state = collect_state(network, destination, prefix, keep_vars=keep_vars)
-        for hook in self._state_dict_hooks.values():
-            hook(self, state, prefix, getattr(state, "_metadata", {}).get(prefix[:-1], {}))
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load whole tensors, of which each rank takes its part; as of one process' network, under the user's names."""
-        return super().load_state_dict(distribute_state(self._module("state"), state_dict), strict, assign)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        unwrap(self._module("state"))._load_from_state_dict(*args)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AutoParallel:
-        """Convert or move every tensor of the network: `to`, `half`, `cuda`, ...
-
-        Raises:
-            StrategyError: a conversion after the first call, whose program reads the present types.
-        """
-        network = self._module("tensors")
-        if self._compiled or self._replicas is not None:
-            for parameter in network.parameters():
-                probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-                if (fn(probe).dtype, fn(probe).device) != (probe.dtype, probe.device):
-                    raise StrategyError(
-                        "to() came after the first call: the program is made for the types; do it before"
-                    )
-        network._apply(fn, recurse)
-        return self
+    def _is_placed(self) -> bool:
+        return bool(self._compiled) or self._replicas is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AutoParallel:
         """Return a copy with a copied network and equal settings, which captures for itself."""
@@ -479,11 +403,6 @@ class AutoParallel(nn.Module):
     def extra_repr(self) -> str:
         """Return the mode for `print`."""
         return f"parallel_mode={self.settings.parallel_mode!r}"
-
-    def _module(self, what: str) -> nn.Module:
-        if not isinstance(self.network, nn.Module):
-            raise StrategyError(f"AutoParallel of a step function has no {what} of its own: ask the network")
-        return self.network
 
 
 def _holds_parallel(network: nn.Module) -> bool:

@@ -118,7 +118,7 @@ class LossScale:
             if known is None and parameter.requires_grad:
                 _scale_of[parameter] = self
                 with plain_tensors():
-                    Tensor.register_hook(parameter, lambda gradient: gradient / self.value)  # type: ignore[no-untyped-call]
+                    Tensor.register_hook(parameter, lambda gradient: gradient / self.value)
 
     def accepts(self, gradients: Sequence[Tensor]) -> bool:
         """Return whether every gradient is finite on every rank, and adapt the scale. All ranks call it together."""

@@ -158,8 +158,10 @@ class Replicas:
     def no_sync(self) -> Iterator[None]:
         """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
         with contextlib.ExitStack() as stack:
-            for network in (*self._wrapped.values(), *self._sharded.values()):
-                stack.enter_context(network.no_sync())
+            for wrapped in self._wrapped.values():
+                stack.enter_context(wrapped.no_sync())
+            for sharded in self._sharded.values():
+                stack.enter_context(sharded.no_sync())
             self._waits.append(stack)
             try:
                 yield

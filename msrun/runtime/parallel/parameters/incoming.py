@@ -23,15 +23,17 @@ def _cut_incoming(
     state_dict: dict[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],
-    strict: bool,  # noqa: FBT001
+    strict: bool,
     missing: list[str],
     unexpected: list[str],
     errors: list[str],
 ) -> None:
     del strict, missing, unexpected
+    name: str
+    parameter: Any
     for name, parameter in module._parameters.items():
         value = state_dict.get(prefix + name)
-        if not isinstance(parameter, Part) or not isinstance(value, Tensor):
+        if not (isinstance(parameter, Part) and isinstance(value, Tensor)):
             continue
         placed = parameter.placement
         if local_metadata.get("assign_to_params_buffers"):

@@ -44,8 +44,8 @@ _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 def watch_optimizers() -> None:
     """Look at every optimizer before its steps from now on; once in a process."""
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: settle(optimizer))
-    for supported in (_types_of_optimizers, _types_of_foreach):
-        supported.extend((Part, PartParameter))  # else torch leaves its fast ways for many tensors at once
+    for known in (_types_of_optimizers, _types_of_foreach):
+        known += [Part, PartParameter]  # else torch leaves its fast ways for many tensors at once
 
 
 def settle(optimizer: Optimizer) -> None:
@@ -60,8 +60,8 @@ def settle(optimizer: Optimizer) -> None:
         return
     if isinstance(optimizer, _OF_WHOLES):
         raise StrategyError(
-            f"torch.optim.{type(optimizer).__name__} looks at whole tensors, and of {describe(parts[0].placement)}: use "
-            "an element-wise optimizer such as AdamW, or keep its parameters whole (parallel_optimizer = False)"
+            f"torch.optim.{type(optimizer).__name__} looks at whole tensors, and of {describe(parts[0].placement)}: "
+            "use an element-wise optimizer such as AdamW, or keep its parameters whole (parallel_optimizer = False)"
         )
     for part in parts:
         state = optimizer.state.get(part, {})
@@ -69,8 +69,8 @@ def settle(optimizer: Optimizer) -> None:
         for key, value in state.items():
             if isinstance(value, Tensor) and value.is_meta and not part.is_meta:
                 raise StrategyError(
-                    f"{type(optimizer).__name__} made its state {key} of {placed.name} before the parameter had values: "
-                    "make it after AutoParallel's first call, or after init_parameters(net)"
+                    f"{type(optimizer).__name__} made its state {key} of {placed.name} before the parameter had "
+                    "values: make it after AutoParallel's first call, or after init_parameters(net)"
                 )
             is_whole = isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == placed.shape
             if is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from msrun.runtime.graph.plain_tensors import plain, plain_tensors
 from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.progress import waiting_in
 
-T = TypeVar("T", bound=Tensor)
+_GRADIENT: Any = Tensor.grad
 
 
 class Part(Tensor):
@@ -64,7 +64,7 @@ class Part(Tensor):
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the gradient; it gets this rank's part of it."""
         with plain_tensors():
-            return Tensor.register_hook(self, _on_part(hook, self.placement))  # type: ignore[no-untyped-call]
+            return Tensor.register_hook(self, _on_part(hook, self.placement))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         if id(self) not in memo:
@@ -82,7 +82,7 @@ class Part(Tensor):
             "or save what AutoParallel's state_dict() returns when all ranks call it"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{describe(self.placement)}:\n{plain(self)!r}"
 
     def __format__(self, spec: str) -> str:
@@ -93,10 +93,10 @@ class PartParameter(Part, nn.Parameter):
     """A parameter that AutoParallel has cut: the user's own object, of another class."""
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """The gradient of this rank's part, as a Part."""
         with plain_tensors():
-            gradient: Tensor | None = Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+            gradient: Tensor | None = _GRADIENT.__get__(self)
         if gradient is not None and type(gradient) is Tensor:
             as_part(gradient, self.placement)
         return gradient
@@ -104,7 +104,7 @@ class PartParameter(Part, nn.Parameter):
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
         with plain_tensors():
-            Tensor.grad.__set__(self, gradient)  # type: ignore[attr-defined]
+            _GRADIENT.__set__(self, gradient)
 
     @grad.deleter
     def grad(self) -> None:
@@ -121,7 +121,7 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
     """Make a parameter that holds this rank's part know it; the object and everything that refers to it stay."""
     if not isinstance(parameter, Part):
         parameter.__class__ = _part_class(type(parameter))
-    parameter.placement = placement
+    parameter.placement = placement  # type: ignore[attr-defined]
     placements[parameter] = placement
     with plain_tensors():
         hooks = parameter._backward_hooks or {}

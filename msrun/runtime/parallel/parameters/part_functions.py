@@ -20,32 +20,41 @@ from msrun.runtime.progress import waiting_in
 
 Function = Callable[..., Any]
 
-_READS = (
-    "shape dtype device requires_grad is_leaf grad_fn layout ndim itemsize output_nr _version retains_grad name "
-    "_backward_hooks _post_accumulate_grad_hooks is_cpu is_cuda is_xpu is_mps is_meta is_quantized is_sparse "
-    "is_sparse_csr is_mkldnn is_nested is_xla is_ipu is_maia is_mtia is_vulkan "
-    "size stride dim ndimension element_size storage_offset get_device is_contiguous is_floating_point is_complex "
-    "is_signed is_conj is_neg is_inference is_pinned is_shared is_same_size _is_view _fix_weakref _use_count "
-    "_has_compatible_shallow_copy_type requires_grad_ retain_grad register_post_accumulate_grad_hook "
-    "share_memory_ record_stream result_type can_cast"
-).split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_READS = _words(
+    """
+    shape dtype device requires_grad is_leaf grad_fn layout ndim itemsize output_nr _version retains_grad name
+    _backward_hooks _post_accumulate_grad_hooks is_cpu is_cuda is_xpu is_mps is_meta is_quantized is_sparse
+    is_sparse_csr is_mkldnn is_nested is_xla is_ipu is_maia is_mtia is_vulkan size stride dim ndimension
+    element_size storage_offset get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg
+    is_inference is_pinned is_shared is_same_size _is_view _fix_weakref _use_count _has_compatible_shallow_copy_type
+    requires_grad_ retain_grad register_post_accumulate_grad_hook share_memory_ record_stream result_type can_cast
+    """
+)
 """What a tensor says of its own memory, and what is done with it whole or not."""
 _ELEMENTWISE = frozenset(
-    "add sub subtract rsub mul multiply div divide true_divide floor_divide pow float_power fmod remainder neg negative "
-    "positive pos abs absolute sign sgn signbit sqrt rsqrt square reciprocal exp exp2 expm1 log log2 log10 log1p "
-    "logaddexp sin cos tan tanh sinh cosh asin acos atan atan2 arctan2 sigmoid logit erf erfc erfinv hypot copysign "
-    "relu gelu silu softplus floor ceil round trunc frac clamp clip clamp_min clamp_max maximum minimum fmax fmin "
-    "lerp addcmul addcdiv where masked_fill nan_to_num isnan isinf isfinite isposinf isneginf isclose eq ne lt le gt ge "
-    "less greater not_equal greater_equal less_equal logical_and logical_or logical_xor logical_not bitwise_and "
-    "bitwise_or bitwise_xor bitwise_not heaviside xlogy ldexp "
-    "to type type_as float double half bfloat16 int long short bool byte char cpu cuda xpu npu contiguous clone detach "
-    "alias positive view_as expand_as reshape_as copy fill zero zeros_like ones_like full_like empty_like "
-    "adam adamw sgd adagrad".split()
+    _words(
+        """
+        add sub subtract rsub mul multiply div divide true_divide floor_divide pow float_power fmod remainder neg
+        negative positive pos abs absolute sign sgn signbit sqrt rsqrt square reciprocal exp exp2 expm1 log log2 log10
+        log1p logaddexp sin cos tan tanh sinh cosh asin acos atan atan2 arctan2 sigmoid logit erf erfc erfinv hypot
+        copysign relu gelu silu softplus floor ceil round trunc frac clamp clip clamp_min clamp_max maximum minimum fmax
+        fmin lerp addcmul addcdiv where masked_fill nan_to_num isnan isinf isfinite isposinf isneginf isclose eq ne lt
+        le gt ge less greater not_equal greater_equal less_equal logical_and logical_or logical_xor logical_not
+        bitwise_and bitwise_or bitwise_xor bitwise_not heaviside xlogy ldexp to type type_as float double half bfloat16
+        int long short bool byte char cpu cuda xpu npu contiguous clone detach alias positive view_as expand_as
+        reshape_as copy fill zero zeros_like ones_like full_like empty_like adam adamw sgd adagrad
+        """
+    )
 )
 """Names without `_foreach_`, `_fused_` and a trailing `_`: one element of the result needs one element of each."""
 _DUNDERS = {
-    **{f"__{name}__": name for name in "add sub mul pow neg pos abs eq ne lt le gt ge".split()},
-    **{f"__{kind}{name}__": name for kind in "ir" for name in "add sub mul pow".split()},
+    **{f"__{name}__": name for name in _words("add sub mul pow neg pos abs eq ne lt le gt ge")},
+    **{f"__{kind}{name}__": name for kind in "ir" for name in _words("add sub mul pow")},
     **{f"__{kind}{name}__": "div" for kind in ("", "i", "r") for name in ("truediv", "div")},
     **{f"__{kind}{name}__": f"bitwise_{name}" for kind in ("", "i", "r") for name in ("and", "or", "xor")},
     **{f"__{kind}floordiv__": "floor_divide" for kind in ("", "i", "r")},
@@ -56,9 +65,13 @@ _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Te
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
 _COUNTS = {torch.numel, Tensor.numel, Tensor.nelement}
 _OF_NETWORKS = frozenset(
-    "linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm group_norm batch_norm rms_norm "
-    "scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu".split()
+    _words(
+        """
+        linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d
+        conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm group_norm batch_norm rms_norm
+        scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
+        """
+    )
 )
 _OF_SCALERS = frozenset(("_amp_foreach_non_finite_check_and_unscale_", "_amp_non_finite_check_and_unscale_"))
 
@@ -88,7 +101,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         with plain_tensors():
             return func(*args, **kwargs)
     if any(
-        kind is not Tensor and not issubclass(kind, Part) and kind.__torch_function__ is not _DISABLED for kind in types
+        kind is not Tensor and not issubclass(kind, Part) and getattr(kind, _HANDLER) is not _DISABLED for kind in types
     ):
         return NotImplemented  # another subclass decides first
     if func in _COUNTS:
@@ -107,12 +120,13 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if func in _NORMS:
         return _norm(func, *args, **kwargs)
     if name == "_foreach_norm":
-        return _norms(func, *args, **kwargs)
+        return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
     if func is torch.autograd.grad:
         return _gradients(args, kwargs)
     raise ParallelError(_refusal(name, args, kwargs))
 
 
+_HANDLER = "__torch_function__"
 _DISABLED = torch._C._disabled_torch_function_impl
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -154,18 +168,14 @@ class _Elementwise:
         self._writes = name in _DUNDERS and name.startswith("__i") if is_dunder else name.endswith("_")
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("out") is not None:
-            raise ParallelError(_refusal(f"{self._name}(out=...)", args, kwargs))
         if any(isinstance(value, list | tuple) for value in args) and self._name.startswith(("_foreach", "_fused")):
             return self._run_lists(args, kwargs)
         placed = _parts_in([*args, *kwargs.values()])[0].placement
         mine = [self._fit(value, placed, is_written=self._writes and not index) for index, value in enumerate(args)]
-        named = {key: self._fit(value, placed) for key, value in kwargs.items()}
+        named = {key: self._fit(value, placed, is_written=key == "out") for key, value in kwargs.items()}
         result = _run_plain(self._func, mine, named)
-        if self._writes:
-            _wrap(args[0], placed)  # what was an ordinary tensor, such as an optimizer's state, is a part from now on
-            return args[0] if result is mine[0] else result
-        return _wrap(result, placed)
+        # What is written to may be an ordinary tensor, such as an optimizer's state: it is a part from now on.
+        return _wrap(args[0] if self._writes else result, placed)
 
     def _run_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
@@ -241,29 +251,18 @@ def _set_data(part: Part, value: Tensor) -> None:
 # -- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _norm(
-    func: Function,
-    tensor: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
+def _norm(func: Function, tensor: Part, *args: Any, **kwargs: Any) -> Tensor:
     """Return the norm of the whole, where it is that of its elements in one row."""
     words = dict(zip(("p", "dim", "keepdim"), args, strict=False)) | kwargs
-    power = words.pop("ord", words.pop("p", None))
+    power = words.get("ord", words.get("p"))
     is_matrix_norm = func is torch.linalg.norm and power is not None and len(tensor.placement.shape) > 1
-    dtype = words.pop("dtype", None)
-    if any(value not in (None, False) for value in words.values()) or is_matrix_norm or isinstance(power, str):
-        if power != "fro" or any(value not in (None, False) for value in words.values()):
-            raise ParallelError(_refusal(f"{func.__name__} along dimensions", (tensor,), {}))
-    return norms_of_wholes([tensor], 2.0 if power in (None, "fro") else power, dtype)[0]
+    is_other = power != "fro" and (is_matrix_norm or isinstance(power, str))
+    if is_other or words.get("keepdim") or any(words.get(word) is not None for word in ("dim", "out")):
+        raise ParallelError(_refusal("a norm of rows, columns or a matrix", (tensor,), {}))
+    return norms_of_wholes([tensor], 2.0 if power in (None, "fro") else power, words.get("dtype"))[0]
 
 
-def _norms(func: Function, tensors: Sequence[Tensor], ord: Any = 2, dtype: Any = None) -> list[Tensor]:  # noqa: A002
-    del func
-    return norms_of_wholes(tensors, ord, dtype)
-
-
-def norms_of_wholes(tensors: Sequence[Tensor], power: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
+def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce.
 
     Raises:

@@ -34,7 +34,23 @@ from msrun.runtime import (
 
 Result = dict[str, Any]
 STEPS = 2
-ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD", "Adagrad", "Adadelta")
+ELEMENTWISE: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "nesterov": True, "foreach": True, "weight_decay": 0.1}, {"fused": True}],
+    "Adam": [
+        {"amsgrad": True, "foreach": True},
+        {"fused": True, "amsgrad": True},
+        {"capturable": False, "maximize": True},
+    ],
+    "AdamW": [{}],
+    "Adamax": [{}, {"foreach": True}],
+    "NAdam": [{}],
+    "RAdam": [{}],
+    "RMSprop": [{"centered": True, "momentum": 0.9}],
+    "Rprop": [{}, {"foreach": True}],
+    "ASGD": [{}],
+    "Adagrad": [{}, {"foreach": True}],
+    "Adadelta": [{}],
+}
 _cases: dict[str, Callable[[], None]] = {}
 
 
@@ -200,17 +216,63 @@ def norms_in_a_pipeline_are_refused_by_torchs_clipping_and_right_with_ours() -> 
 
 @case
 def element_wise_optimizers_made_before_the_first_call_train_as_one_process() -> None:
-    for build, name in itertools.product((hsdp, stages), ELEMENTWISE):
+    for name, build, settings in (
+        (n, b, s) for n, several in ELEMENTWISE.items() for s in several for b in (hsdp, stages)
+    ):
         step, _, right = pair(build)
         kind = getattr(torch.optim, name)
-        ours, theirs = kind(step.parameters(), lr=0.01), kind(right.parameters(), lr=0.01)
+        ours, theirs = kind(step.parameters(), lr=0.01, **settings), kind(right.parameters(), lr=0.01, **settings)
         schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2) for optimizer in (ours, theirs)]
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a scheduler that does not see the optimizer's steps warns
-            for _ in range(3):
+            for _ in range(2):
                 train(step, right, ours, theirs)
                 for schedule in schedules:
                     schedule.step()
+
+
+@case
+def own_element_wise_optimizers_train_as_one_process() -> None:
+    class Mine(torch.optim.Rprop):
+        """A subclass that says its step anew runs under the checks."""
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            return super().step(closure)
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.01})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+            means = [self.state[weight].setdefault("mean", torch.zeros(weight.shape).double()) for weight in weights]
+            gradients = [weight.grad for weight in weights]
+            updates = torch._foreach_lerp(means, gradients, 0.1)
+            torch._foreach_add_(weights, [update.sign() for update in updates], alpha=-0.01)
+            torch._foreach_lerp_(means, gradients, 0.01)
+            assert all(type(mean) is type(gradient) for mean, gradient in zip(means, gradients, strict=True))
+
+    for kind in (Mine, Lion):
+        for build in (hsdp, stages):
+            step, _, right = pair(build)
+            train(step, right, kind(step.parameters()), kind(right.parameters()))
+
+
+@case
+def step_that_fails_leaves_the_checks_on() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    optimizer = torch.optim.SGD([{"params": list(step.parameters())}], 0.1)
+    optimizer.param_groups[0]["lr"] = "fast"
+    for _ in range(2):
+        try:
+            optimizer.step()
+        except TypeError:
+            pass
+        else:
+            raise AssertionError("the step did not fail")
+        refused(lambda: network.a.weight.sum(), "a.weight")
 
 
 @case

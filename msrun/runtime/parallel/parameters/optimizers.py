@@ -107,7 +107,7 @@ def _elementwise_steps() -> frozenset[Callable[..., Any]]:
 
 
 def _step_plainly(optimizer: Optimizer) -> None:
-    """Let the steps to come run on plain tensors; a closure, which is the user's code, does not."""
+    """Let the steps after this one run on plain tensors; a closure, which is the user's code, does not."""
     step = optimizer.step
 
     @functools.wraps(step)

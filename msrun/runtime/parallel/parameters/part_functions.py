@@ -107,6 +107,9 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if func in _COUNTS:
         return math.prod(args[0].placement.shape)
     name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
+    if name == "__setitem__" and isinstance(args[1], Part):  # a mask that is cut alike
+        _Elementwise(func, "fill_").run(args, kwargs)
+        return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
         return _Elementwise(func, name).run(args, kwargs)
     if func == _GET_DATA:

@@ -50,14 +50,14 @@ class NetworkModule(nn.Module):
     def training(self) -> bool:
         """The network's training flag."""
         network = vars(self).get("network")
-        return network.training if isinstance(network, nn.Module) else bool(vars(self)["training"])
+        return unwrap(network).training if isinstance(network, nn.Module) else bool(vars(self)["training"])
 
     @training.setter
     def training(self, mode: bool) -> None:
         vars(self)["training"] = mode
         network = vars(self).get("network")
         if isinstance(network, nn.Module):
-            network.training = mode
+            network.training = unwrap(network).training = mode
 
     def train(self, mode: bool = True) -> Self:
         """Set the network's training mode."""
@@ -91,8 +91,23 @@ class NetworkModule(nn.Module):
         """Load whole tensors, of which each rank takes its part; as of one process' network, under the user's names."""
         return super().load_state_dict(distribute_state(self._module("state"), state_dict), strict, assign)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        unwrap(self._module("state"))._load_from_state_dict(*args)
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        network = self._module("state")
+        found: list[str] = []
+        unwrap(network)._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, found, error_msgs
+        )
+        of_losses = tuple(f"{prefix}{name}." for name in _losses(network))
+        unexpected_keys += [name for name in found if not name.startswith(of_losses)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert or move every tensor of the network: `to`, `half`, `cuda`, ...

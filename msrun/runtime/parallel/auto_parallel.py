@@ -85,8 +85,6 @@ class AutoParallel(NetworkModule):
     def __init__(
         self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
     ) -> None:
-        if isinstance(network, nn.Module) and _holds_parallel(network):
-            raise StrategyError("AutoParallel of a network that holds an AutoParallel: wrap the whole network, once")
         super().__init__(network)
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
@@ -399,11 +397,3 @@ class AutoParallel(NetworkModule):
             for old, new in zip(self.parameters(), copied.parameters(), strict=True):
                 vars(new).update({name: mark for name, mark in vars(old).items() if name not in vars(new)})
         return copied
-
-    def extra_repr(self) -> str:
-        """Return the mode for `print`."""
-        return f"parallel_mode={self.settings.parallel_mode!r}"
-
-
-def _holds_parallel(network: nn.Module) -> bool:
-    return isinstance(network, AutoParallel) or any(map(_holds_parallel, network.children()))

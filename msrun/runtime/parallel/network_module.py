@@ -22,6 +22,8 @@ class NetworkModule(nn.Module):
     network: Callable[..., Any]
 
     def __init__(self, network: Callable[..., Any]) -> None:
+        if isinstance(network, nn.Module) and _holds_parallel(network):
+            raise StrategyError("AutoParallel of a network that holds an AutoParallel: wrap the whole network, once")
         super().__init__()
         vars(self)["network"] = network  # no submodule: that would put its name before every parameter's
         if isinstance(network, nn.Module):
@@ -130,6 +132,10 @@ class NetworkModule(nn.Module):
         if not isinstance(self.network, nn.Module):
             raise StrategyError(f"AutoParallel of a step function has no {what} of its own: ask the network")
         return self.network
+
+
+def _holds_parallel(network: nn.Module) -> bool:
+    return isinstance(network, NetworkModule) or any(map(_holds_parallel, network.children()))
 
 
 def unwrap(network: nn.Module) -> nn.Module:

@@ -22,6 +22,9 @@ from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.progress import waiting_in
 
 _GRADIENT: Any = Tensor.grad
+_gradient_of: Callable[[Tensor], Tensor | None] = _GRADIENT.__get__
+_set_gradient_of: Callable[[Tensor, Tensor | None], None] = _GRADIENT.__set__
+_checks_parts = torch._C._is_torch_function_enabled
 
 
 class Part(Tensor):
@@ -95,8 +98,10 @@ class PartParameter(Part, nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         """The gradient of this rank's part, as a Part."""
+        if not _checks_parts():  # in the steps of element-wise optimizers
+            return _gradient_of(self)
         with plain_tensors():
-            gradient: Tensor | None = _GRADIENT.__get__(self)
+            gradient = _gradient_of(self)
         if gradient is not None and type(gradient) is Tensor:
             as_part(gradient, self.placement)
         return gradient
@@ -104,7 +109,7 @@ class PartParameter(Part, nn.Parameter):
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:
         with plain_tensors():
-            _GRADIENT.__set__(self, gradient)
+            _set_gradient_of(self, gradient)
 
     @grad.deleter
     def grad(self) -> None:

@@ -284,18 +284,18 @@ def explain(error: BaseException, function: Call) -> CaptureError:
         what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
         what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
     return CaptureError(
-        f"{where(error)}{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
-        'parallel_mode="data_parallel", which needs no capture'
+        f"{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
+        'parallel_mode="data_parallel", which needs no capture',
+        where=where(error),
     )
 
 
 def where(error: BaseException) -> str:
-    """Return "file:line: code: " of the user's line that an error of dynamo names; empty when it names none."""
+    """Return "file:line" of the user's line that an error of dynamo names; empty when it names none."""
     stack = list(getattr(error, "real_stack", None) or ())
     own = [frame for frame in stack if "/torch/" not in frame.filename and "/msrun/runtime/" not in frame.filename]
     frames = own or stack
     if not frames:
         return ""
     frame = frames[-1]
-    line = (frame.line or "").strip()
-    return f"{frame.filename}:{frame.lineno}: {line}: " if line else f"{frame.filename}:{frame.lineno}: "
+    return f"{frame.filename}:{frame.lineno}"

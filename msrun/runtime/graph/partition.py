@@ -108,25 +108,18 @@ def _gives_tensors(node: fx.Node) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
 
 
-def _refuse_numbers(node: fx.Node) -> None:
-    """Refuse an operator that makes, or reads, anything but tensors: what follows from a number is not in the graph.
+def _refuse_lists(node: fx.Node) -> None:
+    """Refuse an operator that reads all results of another as one list.
 
     Raises:
         CaptureError: names the operator and the user's line.
     """
-    value = node.meta.get("val")
-    where = f"{describe_operator(node)}{user_line(node)}"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
-        raise CaptureError(
-            f"{where} makes a Python number of a tensor's values, which one graph for all ranks cannot hold: keep it a "
-            'tensor, as in x / x.max() for x / x.max().item(), or use parallel_mode="data_parallel", which needs no '
-            "capture"
-        )
     for source in node.all_input_nodes:
         if not isinstance(source.meta.get("val"), torch.Tensor):
             raise CaptureError(
-                f"{where} reads all results of {source.target} as one list: give it the results themselves, or use "
-                'parallel_mode="data_parallel", which needs no capture'
+                f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
+                'themselves, or use parallel_mode="data_parallel", which needs no capture',
+                where=user_line(node),
             )
 
 
@@ -235,7 +228,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
-        _refuse_numbers(node)
+        _refuse_lists(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)

@@ -18,7 +18,8 @@ from msrun.runtime.layout import Mesh
 from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.parameters.storage import ParameterStorage, find_stages
+from msrun.runtime.parallel.parameters.placement import find_stages
+from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.plan import PipelinePlan
 from msrun.runtime.parallel.pipeline.schedule import Schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
@@ -273,7 +274,7 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequenc
         name=user_name(stored.name),
         global_shape=stored.shape,
         local_shape=tuple(stored.parameter.shape),
-        local_bytes=stored.parameter.numel() * item,
+        local_bytes=stored.part.numel() * item,
         global_bytes=torch.Size(stored.shape).numel() * item,
         layout=stored.stored.numbers(mesh),
         shard_ranks=mesh.extent(stored.shard_axes),

@@ -61,6 +61,8 @@ class Replicas:
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
+        self._waits: list[contextlib.ExitStack] = []
+        """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
 
     # -- calling ------------------------------------------------------------------------------------------------
@@ -111,6 +113,8 @@ class Replicas:
             self._sharded[id(root)] = sharded = ShardedNetwork(
                 target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync
             )
+            for waits in self._waits[:1]:
+                waits.enter_context(sharded.no_sync())
             decisions = sharded.decisions
             notes += sharded.notes
         else:
@@ -142,6 +146,8 @@ class Replicas:
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
+        for waits in self._waits[:1]:
+            waits.enter_context(wrapped.no_sync())
         return wrapped()
 
     def forget(self) -> None:
@@ -157,7 +163,11 @@ class Replicas:
                 stack.enter_context(wrapped.no_sync())
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())
-            yield
+            self._waits.append(stack)
+            try:
+                yield
+            finally:
+                self._waits.remove(stack)
 
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
 

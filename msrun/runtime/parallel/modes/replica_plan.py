@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from msrun.runtime import world
+from msrun.runtime.graph.collective_messages import Totals
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
@@ -38,6 +40,26 @@ def build_replica_plan(
         operators=(),
         notes=tuple(notes),
         program="the network as it is, under torch's " + ("FSDP2" if level else "DistributedDataParallel"),
+    )
+
+
+def build_lone_plan(root: nn.Module, settings: ParallelSettings) -> ParallelPlan:
+    """Return the plan of a network that one process trains for itself: nothing is cut, nothing travels."""
+    return ParallelPlan(
+        mode=settings.parallel_mode,
+        world_size=1,
+        mesh=(),
+        copies=1,
+        losses="losses are this process' own",
+        optimizer_parallel="parameters whole",
+        dataset_strategy=str(settings.dataset_strategy),
+        parameters=tuple(
+            replace(_parameter(name, p, None), reason="one process trains it") for name, p in root.named_parameters()
+        ),
+        operators=(),
+        notes=("one process runs the network as it is: nothing is captured, cut or sent",),
+        program="the network as it is",
+        traffic=Totals({}, {}),
     )
 
 

@@ -125,7 +125,7 @@ def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph
     line = _line(compilation.mesh, schedule.ranks)
     own = schedule.stages_of(line.own)
     program.notes += settings.notes
-    program.notes += compilation.storage.place(program, StageHolders(division.holders, own))
+    program.notes += compilation.storage.place(program, StageHolders(division.holders, own, schedule.holder))
     spec = RunSpec.of(settings, division.parts, division.recompute)
     if spec.overlaps_weights and schedule.splits_backward:
         program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")

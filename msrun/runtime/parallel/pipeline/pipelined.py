@@ -179,7 +179,7 @@ class PipelinedCall:
             if self.program.parameters[name].node not in self._reached:
                 continue
             part = total.get(name)
-            part = torch.zeros_like(stored.parameter) if part is None else part
+            part = torch.zeros_like(stored.part) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
         return total
 

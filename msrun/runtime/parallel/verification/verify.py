@@ -31,7 +31,7 @@ from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
 from msrun.runtime.parallel.gradient import current_probe
-from msrun.runtime.parallel.parameters.storage import is_held
+from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES

@@ -14,13 +14,16 @@ from msrun.runtime import shard
 ROWS = 8
 """Samples of the global batch."""
 
+BATCH_NORM = {"pipeline": "changes buffer"}
+"""What is refused of networks with running statistics."""
+
 Batch = tuple[Tensor, ...]
 Update = Callable[[], None]
 
 
-def momentum(network: nn.Module) -> Update:
-    """Return a step of SGD with momentum."""
-    return torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9).step
+def momentum(network: nn.Module, lr: float = 0.05) -> Update:
+    """Return a step of SGD with momentum, which shows gradients of a wrong size, as Adam does not."""
+    return torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9).step
 
 
 def adamw(network: nn.Module) -> Update:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,22 @@ from typing import Any
 
 from job_runner import REPOSITORY, WORKER_IMPORTS, JobRunner
 
+from zoo.collection import ENTRIES
+from zoo.training import modes_of
+
 CASE_DEADLINE_S = 90.0
 _WORKER = Path(__file__).with_name("worker.py")
 
 Case = tuple[str, str]
 """A model and a mode."""
+
+_ON_FOUR = ("mobilenet_v3_small", "swin, drop path", "VAE", "GPT, tied weights", "Llama", "Mixtral", "T5")
+_MODES_ON_FOUR = ("semi_auto", "hsdp level3", "tensor parallel", "pipeline")
+CASES: dict[int, list[Case]] = {
+    2: [(name, mode) for name, entry in ENTRIES.items() for mode in modes_of(entry)],
+    4: [(name, mode) for name in _ON_FOUR for mode in modes_of(ENTRIES[name]) if mode in _MODES_ON_FOUR],
+}
+"""Number of ranks -> what runs on them; on 4, in which two ways of cutting stand together, a part."""
 
 
 @dataclass(frozen=True)

@@ -175,11 +175,11 @@ def _cut_bart(network: nn.Module, rows: int) -> None:
     inputs(called(network, "out_proj", "fc2"), rows)
 
 
-_language = partial(Entry, batch=tokens(VOCABULARY, LENGTH), source="transformers", optimizer=adamw)
+_language = partial(Entry, batch=tokens(VOCABULARY, LENGTH), source="transformers")
 
 ENTRIES = [
-    _language("GPT-2", _gpt2, draws=True, cut=_cut_gpt2),
-    _language("Llama", _llama, cut=_cut_llama),
+    _language("GPT-2", _gpt2, optimizer=adamw, draws=True, cut=_cut_gpt2),
+    _language("Llama", _llama, optimizer=adamw, cut=_cut_llama),
     _language("Qwen2", _qwen2, cut=_cut_llama),
     _language("Qwen3", _qwen3, cut=_cut_llama),
     _language("Mixtral", partial(_mixtral, None), cut=_cut_mixtral),

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from msrun.runtime import WithLoss, clip_grad_norm_
-from zoo.entry import ROWS, Batch, Entry, Update, adamw, called, channels, columns, inputs, tokens
+from zoo.entry import BATCH_NORM, ROWS, Batch, Entry, Update, called, channels, columns, inputs, momentum, tokens
 
 VOCABULARY = 64
 WIDTH = 32
@@ -36,8 +36,8 @@ class UNet(nn.Module):
     @staticmethod
     def _block(before: int, after: int) -> nn.Sequential:
         layers: list[nn.Module] = []
-        for channels in (before, after):
-            layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
+        for inwards in (before, after):
+            layers += [nn.Conv2d(inwards, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(inplace=True)]
         return nn.Sequential(*layers)
 
@@ -94,7 +94,7 @@ class Translator(nn.Module):
         """Return the loss of every next token of the target."""
         before, after = target[:, :-1], target[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(before.shape[1], device=before.device)
-        hidden = self.transformer(self.embedding(source), self.embedding(before), tgt_mask=mask, tgt_is_causal=True)
+        hidden = self.transformer(self.embedding(source), self.embedding(before), tgt_mask=mask)
         return F.cross_entropy(self.head(hidden).flatten(0, 1), after.flatten())
 
 
@@ -145,7 +145,9 @@ class GPTBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (rows, length, width)."""
         rows, length, width = x.shape
-        heads = (part.view(rows, length, 4, width // 4).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, 2))
+        heads = (
+            part.view(rows, length, 4, width // 4).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, 2)
+        )
         y = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -180,12 +182,12 @@ def _gpt_update(network: nn.Module) -> Update:
     """Return a step with weight decay for matrices only, clipping, and a rate that falls as a cosine."""
     matrices = [parameter for parameter in network.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in network.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 2e-3}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)  # Adam's steps would not show a wrong norm
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
 
     def update() -> None:
-        clip_grad_norm_(network.parameters(), 0.5)
+        clip_grad_norm_(network.parameters(), 0.3)
         optimizer.step()
         schedule.step()
 
@@ -239,7 +241,7 @@ def _cut_gpt(network: nn.Module, rows: int) -> None:
     inputs(called(network, "out", "down"), rows)
 
 
-_language = partial(Entry, batch=tokens(VOCABULARY, LENGTH), optimizer=adamw)
+_language = partial(Entry, batch=tokens(VOCABULARY, LENGTH))
 
 ENTRIES = [
     Entry(
@@ -248,13 +250,12 @@ ENTRIES = [
         _pixels,
         is_float64=True,
         normalises_batch=True,
+        refused=BATCH_NORM,
         cut=_cut_unet,
     ),
-    Entry("VAE", VAE, _digits, is_float64=True, draws=True, optimizer=adamw, cut=_cut_vae),
+    Entry("VAE", VAE, _digits, is_float64=True, draws=True, optimizer=partial(momentum, lr=0.01), cut=_cut_vae),
     _language("nn.Transformer", Translator, draws=True, cut=_cut_translator),
-    _language("LSTM", LSTM, cut=_cut_lstm),
-    Entry(
-        "DLRM", lambda: WithLoss(DLRM(), F.binary_cross_entropy_with_logits), _clicks, optimizer=adamw, cut=_cut_dlrm
-    ),
+    _language("LSTM", LSTM, optimizer=partial(momentum, lr=1.0), cut=_cut_lstm),
+    Entry("DLRM", lambda: WithLoss(DLRM(), F.binary_cross_entropy_with_logits), _clicks, cut=_cut_dlrm),
     _language("GPT, tied weights", GPT, optimizer=_gpt_update, cut=_cut_gpt),
 ]

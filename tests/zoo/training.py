@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from msrun.runtime import AutoParallel, Pipeline, get_group_size, get_rank
+from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, get_group_size, get_rank
 from zoo.entry import Batch, Entry
 
 STEPS = 5
@@ -87,25 +85,13 @@ class References:
 
     def _train(self, kind: str) -> list[float]:
         network = self.entry.network()
-        if kind == "data_parallel":  # batch norm without capture: every rank's own statistics, as in torch's DDP
-            return train(self.entry, network, _replicas(self.entry, network), whole_batch=False)
-        form = Pipeline(network, MICRO_BATCHES) if kind == "pipeline" else network
+        form = network
+        if kind == "pipeline":
+            form = Pipeline(network, MICRO_BATCHES)
+        elif kind == "data_parallel":  # every rank's part has statistics of its own, as in torch's DDP
+            form = GradAccumulation(network, get_group_size())
         forward = AutoParallel(form, "stand_alone") if self.entry.draws else form
         return train(self.entry, network, forward, whole_batch=True)
-
-
-def _replicas(entry: Entry, network: nn.Module) -> Forward:
-    if entry.draws:  # from the network's stream, which torch's DDP does not know
-        return AutoParallel(network, "data_parallel")
-    replicas = DistributedDataParallel(network)
-
-    def forward(*batch: Tensor) -> Tensor:
-        loss: Tensor = replicas(*batch)
-        mean = loss.detach().clone()
-        torch.distributed.all_reduce(mean)
-        return loss + (mean / get_group_size() - loss.detach())
-
-    return forward
 
 
 def train(entry: Entry, network: nn.Module, forward: Forward, *, whole_batch: bool) -> list[float]:

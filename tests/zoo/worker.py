@@ -12,10 +12,10 @@ import warnings
 from pathlib import Path
 
 import torch.distributed as dist
-from zoo.collection import ENTRIES
-from zoo.training import References, outcome
 
 from msrun.runtime import get_rank, init, release
+from zoo.collection import ENTRIES
+from zoo.training import References, outcome
 
 folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
 init(timeout_s=600)  # above the deadline of a case, whose stacks say more

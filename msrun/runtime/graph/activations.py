@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.collective_messages import result_shape
 from msrun.runtime.graph.operators.rule import fake_given
 from msrun.runtime.graph.partition import LocalProgram

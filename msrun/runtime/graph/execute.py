@@ -77,6 +77,13 @@ class Executor:
             self._buffer_plan.spans,
         )
 
+    def set_buffer(self, name: Name, value: Tensor) -> None:
+        """Use another tensor as a buffer or constant from the next step on."""
+        if name in self.buffers:
+            self.buffers[name] = value
+        if name in self._fixed_buffers:
+            self._fixed_buffers[name] = value
+
     # -- forward ------------------------------------------------------------------------------------------------
 
     def begin(self) -> StepParameters:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
-from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.decisions import Decisions, find_scatters
 from msrun.runtime.graph.moves import Moves, describe_operator
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
@@ -152,7 +152,10 @@ class _Partition:
                 self._operator(node)
             self._stamp(node, newest)
         before = len(self._graph.nodes)
-        self._program.outputs = [self._output(value) for value in self._captured.outputs]
+        self._program.outputs = [
+            self._output(value, is_whole=index in self._captured.stored)
+            for index, value in enumerate(self._captured.outputs)
+        ]
         self._buffer_updates()
         self._program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(self._program.outputs))
@@ -236,7 +239,8 @@ class _Partition:
         self._build.scatter = self._decisions.scatters.get(node.name)
         result = rule.lower(call, form, self._build, inputs, split)
         self._build.scatter = None
-        if self._differentiable & set(call.tensors) and (form.others or node.meta["val"].is_floating_point()):
+        value = node.meta["val"]
+        if self._differentiable & set(call.tensors) and (not isinstance(value, torch.Tensor) or value.is_floating_point()):
             self._differentiable.add(node)
         summed = summed_axes(form, split) if rule.scatters else ()
         self._values[node] = _Value(result, form.layout(form.output, after), summed)
@@ -328,12 +332,12 @@ class _Partition:
 
     # -- results ------------------------------------------------------------------------------------------------
 
-    def _output(self, value: Any) -> Any:
+    def _output(self, value: Any, *, is_whole: bool) -> Any:
         if not isinstance(value, fx.Node):
             return value
         shape = tuple(value.meta["val"].shape)
         wanted = TensorLayout.replicated(len(shape))
-        if shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
+        if not is_whole and shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
         return self._input(value, wanted, (), reader="the results", asked=True)
 

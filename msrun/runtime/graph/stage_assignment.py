@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from torch import Tensor, fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.operator_cost import operator_cost, parameter_cost
 from msrun.runtime.graph.operators.rule import operator_call
 

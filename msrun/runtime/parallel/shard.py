@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.graph.capture import find_target
-from msrun.runtime.graph.marked_calls import call_region
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.graph.marked_calls import MarkedFunction, call_marked
 from msrun.runtime.graph.strategies import Entry, OperatorStrategy
 from msrun.runtime.named_layout import Layout
 
@@ -87,10 +87,12 @@ def shard(
         vars(target)[_ATTRIBUTE] = strategy
         return target
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
+    marked = MarkedFunction(name, strategy, target)
+    number = marked.number
 
     @functools.wraps(target)
     def sharded(*args: Any, **kwargs: Any) -> Any:
-        return call_region(name, strategy, target, args, kwargs)
+        return call_marked(marked, number, args, kwargs)
 
     return sharded
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from msrun.errors import CaptureError
 from msrun.runtime.graph.buffers import BufferPlan, plan_buffers
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import cut_segments

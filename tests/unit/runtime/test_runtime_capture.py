@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, WithLoss, no_init_parameters, value_and_grad
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 
 
 def captured(network: Callable[..., Any], *inputs: Any, **settings: Any) -> CapturedGraph:

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.dropout import LOST, Part, part_mask
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.dropout import drop, mask_shape

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from msrun.runtime import shard
 from msrun.runtime.graph import execute, late_weights
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.parameters import StoredParameter

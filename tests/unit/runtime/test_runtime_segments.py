@@ -10,7 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from msrun.runtime import shard
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.rule import apply_collective
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.segments import Segment, cut_segments, render_segments

@@ -15,7 +15,9 @@ from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import Pipeline, WithLoss, shard
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
 from msrun.runtime.graph.operator_cost import OPERATIONS_PER_BYTE, operator_cost
 from msrun.runtime.graph.partition import LocalProgram, partition

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from msrun.runtime.capture import custom_function
 from msrun.runtime.graph.operators import elementwise, ordering
 from msrun.runtime.graph.operators.along_split import LogSumExp, Softmax
 from msrun.runtime.graph.operators.attention import Attention
 from msrun.runtime.graph.operators.batch_norm import BatchNorm
 from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolution
+from msrun.runtime.graph.operators.custom import Custom
 from msrun.runtime.graph.operators.dropout import KINDS, Dropout
 from msrun.runtime.graph.operators.einsum import Einsum
 from msrun.runtime.graph.operators.elementwise import Elementwise
-from msrun.runtime.graph.operators.joining import Join, Stack, TakeApart, Unbind
+from msrun.runtime.graph.operators.joining import Join, Scatter, Stack, TakeApart, Unbind
 from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Select
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Linear, MatMul, Outer
@@ -87,6 +89,8 @@ def _table() -> dict[Any, Rule]:
             ],
         ),
         (Unbind(), [aten.unbind.int]),
+        (Custom(), [custom_function.OPERATOR]),
+        (Scatter(), [aten.slice_scatter.default, aten.select_scatter.default]),
         (SelectOne(), [aten.select.int]),
         (Slice(), [aten.slice.Tensor, aten.narrow.default]),
         (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),

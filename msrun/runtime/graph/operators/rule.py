@@ -27,6 +27,8 @@ Label = str | None
 Labels = tuple[Label, ...]
 LabelSplit = Mapping[str, Axes]
 
+STRATEGY = "msrun_strategy"
+"""Key of a captured node's meta: the strategy that the user gave the operator."""
 PLACE = "msrun_place"
 DRAW = "msrun_draw"
 """Values of a local graph that come from the executor."""

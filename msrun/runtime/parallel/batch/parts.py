@@ -89,6 +89,12 @@ def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]
     return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
+def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the shapes of a call's tensors in words, for messages."""
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
+    return f"a batch of {', '.join(shapes) or 'nothing'}"
+
+
 def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> list[tuple[Any, ...]]:
     """Return `count` tuples of contiguous slices of dimension 0; what is not a tensor goes to all of them.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
 from msrun.runtime.graph.late_weights import delay_weights
@@ -57,9 +57,7 @@ def build_compiled_call(
         regions=regions,
     )
     trained = [use.stored for use in used if use.stored.parameter.requires_grad]
-    return CompiledCall(
-        program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
-    )
+    return CompiledCall(program, segments, executor, trained, groups, spec.parts, spec.scales, regions, captured)
 
 
 @dataclass(frozen=True)

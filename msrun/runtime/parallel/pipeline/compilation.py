@@ -10,7 +10,7 @@ from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
@@ -19,7 +19,7 @@ from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
-from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compilation import Compilation
@@ -39,8 +39,10 @@ from msrun.runtime.parallel.settings import ParallelSettings
 
 def compile_pipeline(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[PipelinedCall, ParallelPlan]:
-    """Return this rank's stages for arguments of these shapes, and what was decided. All ranks call it together.
+) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
+    """Return the graph, this rank's stages for arguments of these shapes, and what was decided.
+
+    All ranks call it together.
 
     Args:
         wrappers: those of the network that divide its batch, outermost first; all micro batches go through the stages.
@@ -56,7 +58,7 @@ def compile_pipeline(
         pipeline = find_pipeline(wrappers, settings.pipeline.stages)
         schedule = _schedule(compilation, pipeline, parts)
         recompute = recomputed_in(root)
-        captured, program = compilation.capture_program(args, kwargs, parts, Tracing(wrappers))
+        captured, program = compilation.capture_program(args, kwargs, parts, wrappers)
         _check_supported(settings, program)
         assignment = _assign(compilation, pipeline, captured, program, schedule)
         values = infer_local_values(
@@ -108,7 +110,6 @@ def compile_pipeline(
         parts=parts,
         scales=spec.scales,
         output_broadcast=settings.pipeline.output_broadcast,
-        output_spec=captured.output_spec,
     )
     plan = build_parallel_plan(
         result,
@@ -118,7 +119,11 @@ def compile_pipeline(
         rank=compilation.rank,
         layouts=compilation.layouts,
     )
-    return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+    return (
+        captured,
+        result,
+        replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment)),
+    )
 
 
 def _tied_parameters(

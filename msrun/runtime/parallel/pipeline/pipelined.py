@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.graph.all_reduce import start_all_reduce
@@ -60,7 +59,6 @@ class PipelinedCall:
     scales: Scales
     """Factors of the loss of every copy of every micro batch, and of its gradient."""
     output_broadcast: bool
-    output_spec: pytree.TreeSpec
 
     @property
     def copies(self) -> int:
@@ -87,8 +85,13 @@ class PipelinedCall:
         """What this rank does in a step, in order."""
         return self.line.actions_of(self.schedule)
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
-        """Run one step, or without gradients the forward passes alone.
+    def set_buffer(self, name: str, value: Tensor) -> None:
+        """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
+        for call in self.own.values():
+            call.set_buffer(name, value)
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run one step, or without gradients the forward passes alone; returns what the captured graph gives back.
 
         Raises:
             StrategyError: gradients are wanted and the network returns no loss, or several.
@@ -101,8 +104,7 @@ class PipelinedCall:
             )
         parameters = [stored.parameter for stored in self.stored]
         anchor = torch.zeros((), requires_grad=needs_grad)  # every rank's loss has a graph, also without parameters
-        flat = _RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters)
-        return pytree.tree_unflatten(list(flat), self.output_spec)
+        return list(_RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters))
 
     def step(self, tensors: Sequence[Tensor], *, needs_grad: bool) -> StepRun:
         """Run all actions of one step on this rank."""

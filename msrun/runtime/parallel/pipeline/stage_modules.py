@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import fx, nn
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline

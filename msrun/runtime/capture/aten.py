@@ -62,9 +62,10 @@ class _Interpreter(fx.Interpreter):
         self, module: fx.GraphModule, paths: Mapping[str, tuple[str, type]], outer: _Interpreter | None = None
     ) -> None:
         super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
         self._paths = paths
         self._parameters: set[int] = outer._parameters if outer else set()
-        self._is_grad_enabled = outer._is_grad_enabled if outer else True
+        self._is_grad_enabled: bool = outer._is_grad_enabled if outer else True
         self._autocasts: list[tuple[torch.autocast, Any]] = []
         self._line = ""
         self._notes: dict[str, Any] = dict(outer._notes) if outer else {}
@@ -160,9 +161,9 @@ class _Interpreter(fx.Interpreter):
                 frozenset(kwargs["non_differentiable_idx"]),
             )
             return tuple(self._apply(function, given))
-        if target is _higher.register_hook:
+        if target.name() == "register_hook":
             tensor, body, *freevars = args
-            return self._apply(hook_as_function("tensor hook", tensor, body, freevars), [tensor, *freevars])[0]
+            return self._apply(hook_as_function(body, len(freevars)), [tensor, *freevars])[0]
         if target is _higher.wrap:
             body, *given = args
             return self._body(body, given)

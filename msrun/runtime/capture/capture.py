@@ -109,9 +109,7 @@ class _Roles:
         self.placeholders: list[str | None] = []
         of_inputs = {id(fake): name for fake, name in zip(fakes.inputs, self.inputs, strict=True)}
         parameters = {id(value): name for name, value in root.named_parameters()}
-        buffers = {id(value): name for name, value in root.named_buffers()} | {
-            key: name for key, name in fakes.names.items()
-        }
+        buffers = {id(value): name for name, value in root.named_buffers()} | fakes.names
         names = {name for name, _ in root.named_buffers(remove_duplicate=False)}
         for value, source in zip(traced.inputs, traced.sources, strict=True):
             if id(value) in of_inputs:
@@ -127,7 +125,7 @@ class _Roles:
                 name = _new(self.parameters, f"p_{path}", path)
             elif (path := buffers.get(id(value))) is not None and path in names:
                 name = _new(self.buffers, f"b_{path}", path)
-            elif source.startswith("L['args']") or source.startswith("L['kwargs']"):
+            elif source.startswith(("L['args']", "L['kwargs']")):
                 raise CaptureError(
                     f"argument {source[2:]} holds a tensor inside an object that torch.utils._pytree does not know: "
                     "register its class there (register_dataclass), or pass a tuple or dict of tensors"
@@ -141,9 +139,9 @@ class _Roles:
         graph = fx.Graph()
         made: dict[str, fx.Node] = {}
         old = [node for node in module.graph.nodes if node.op == "placeholder"]
-        for name, fake in zip(self.inputs, self._fake_inputs, strict=True):
-            made[name] = graph.placeholder(name)
-            made[name].meta["val"] = fake
+        for of_input, fake in zip(self.inputs, self._fake_inputs, strict=True):
+            made[of_input] = graph.placeholder(of_input)
+            made[of_input].meta["val"] = fake
         copies: dict[fx.Node, Any] = {}
         for node, name, value in zip(old, self.placeholders, self._given, strict=True):
             assert name is not None
@@ -157,9 +155,9 @@ class _Roles:
                 value = getattr(module, str(node.target))
                 if not isinstance(value, Tensor):
                     raise CaptureError(f"{node.target} of the network cannot stand in a captured graph")
-                name = _new(self.constants, "c", value)
+                constant = _new(self.constants, "c", value)
                 with graph.inserting_after(next(n for n in reversed(graph.nodes) if n.op == "placeholder")):
-                    copies[node] = graph.placeholder(name)
+                    copies[node] = graph.placeholder(constant)
                 copies[node].meta["val"] = node.meta.get("val", value)
             elif node.op == "output":
                 graph.output(fx.node.map_arg(node.args[0], lambda n: copies[n]))

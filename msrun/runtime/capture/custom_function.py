@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,16 +97,20 @@ def without_gradient_modes(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def hook_as_function(name: str, tensor: Tensor, body: fx.GraphModule, freevars: Sequence[Any]) -> CustomFunction:
-    """Return the function whose result is its input and whose gradient passes a hook."""
+def hook_as_function(body: fx.GraphModule, count: int) -> CustomFunction:
+    """Return the function whose result is its input and whose gradient passes a tensor hook.
+
+    Args:
+        body: gradient, then `count` values that the hook reads -> gradient.
+    """
     identity = fx.Graph()
-    given = [identity.placeholder(f"given_{index}") for index in range(1 + len(freevars))]
+    given = [identity.placeholder(f"given_{index}") for index in range(1 + count)]
     result = identity.call_function(torch.ops.aten.alias.default, (given[0],))
     identity.output(((result,), tuple(given[1:])))
     after = fx.Graph()
-    gradient, *read = [after.placeholder(f"given_{index}") for index in range(1 + len(freevars))]
+    gradient, *read = [after.placeholder(f"given_{index}") for index in range(1 + count)]
     hooked = after.call_module("body", (gradient, *read))
     after.output((hooked, *(None for _ in read)))
     holder = torch.nn.Module()
     holder.body = without_gradient_modes(body)
-    return CustomFunction(name, fx.GraphModule(torch.nn.Module(), identity), fx.GraphModule(holder, after))
+    return CustomFunction("tensor hook", fx.GraphModule(torch.nn.Module(), identity), fx.GraphModule(holder, after))

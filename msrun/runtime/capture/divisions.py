@@ -1,4 +1,4 @@
-"""Wrappers that divide the batch, in a captured graph: it must be one part's program, so nothing may stand around it."""
+"""Wrappers that divide the batch, in a captured graph: it is one part's program, so nothing may stand around it."""
 
 from __future__ import annotations
 

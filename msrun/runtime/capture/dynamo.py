@@ -1,9 +1,9 @@
 """One call traced by torch's dynamo: its graph, the guards that say when it holds, and the Python code around it.
 
 All private names of dynamo that we use are here. Dynamo follows the Python code of one call and leaves a graph of torch
-functions; everything else that the call read (attributes, flags, arguments that are no tensors) becomes a guard, and
-everything else that it did (results put into objects, attributes that it set) becomes code around the graph. Parameters,
-buffers and tensors are inputs of the graph, found anew in every call.
+functions. What else the call read (attributes, flags, arguments that are no tensors) becomes a guard, and what else it
+did (results put into objects, attributes that it set) becomes code around the graph. Parameters, buffers and tensors
+are inputs of the graph, found anew in every call.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import re
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
+from msrun import errors
 from msrun.errors import CaptureError, ParallelError
 
 Call = Callable[..., Any]
@@ -27,8 +30,13 @@ _CONFIG = {
     "automatic_dynamic_shapes": False,
     "skip_nnmodule_hook_guards": False,
     "record_runtime_overhead": False,
+    "reorderable_logging_functions": {print, warnings.warn},
     "suppress_errors": False,
 }
+_LONGEST = 300
+"""Characters of a reason that dynamo gives."""
+_RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
+"""How dynamo tells that the network raises something."""
 _OWN_NAMES = "MSRUN_CAPTURING"
 """Names whose value differs between a capture and a step: no guards of them."""
 
@@ -162,7 +170,7 @@ def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs:
 
 
 def _sources(graph: fx.GraphModule) -> Iterator[Any]:
-    return (node._dynamo_source for node in graph.graph.nodes if node.op == "placeholder")  # type: ignore[attr-defined]
+    return (node._dynamo_source for node in graph.graph.nodes if node.op == "placeholder")
 
 
 def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
@@ -194,7 +202,7 @@ def _watching_stores(found: list[Stores]) -> Iterator[None]:
         slots = {index_of[id(value)]: slot for slot, value in assigned if id(value) in index_of}
         found.append(Stores(results, slots))
 
-    SideEffects.codegen_update_mutated = watched  # type: ignore[assignment]
+    SideEffects.codegen_update_mutated = watched  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -222,18 +230,25 @@ def _own_error(error: BaseException) -> ParallelError | None:
         if isinstance(seen, ParallelError):
             return seen
         seen = seen.__cause__ or seen.__context__
-    return None
+    raised = _RAISED.search(str(error))
+    kind = getattr(errors, raised[1], None) if raised else None
+    return kind(raised[3]) if raised and isinstance(kind, type) and issubclass(kind, ParallelError) else None
 
 
 def explain(error: BaseException, function: Call) -> CaptureError:
     """Say in one line what could not be captured, where, and what to do instead."""
-    what = str(getattr(error, "gb_type", None) or type(error).__name__)
-    lines = [line.strip() for line in str(error).splitlines()]
-    reasons = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
-    reason = reasons[0] if reasons and reasons[0] != "Explanation:" else next(filter(None, lines), "")
+    text = str(error)
+    if raised := _RAISED.search(text):
+        what = f"it raises {raised[1]}: {raised[3]}"
+    elif "data-dependent" in text.lower() or "item()" in text:
+        what = "a Python branch or number depends on a tensor's values"
+    else:
+        lines = [line.strip().removeprefix("Explanation: ") for line in text.splitlines()]
+        what = " ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
+        what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
     return CaptureError(
-        f"{name_of(function)} cannot be captured as one graph: {where(error)}{what}: {reason} Change that construct, "
-        'or use parallel_mode="data_parallel", which needs no capture'
+        f"{where(error)}{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
+        'parallel_mode="data_parallel", which needs no capture'
     )
 
 
@@ -245,4 +260,5 @@ def where(error: BaseException) -> str:
     if not frames:
         return ""
     frame = frames[-1]
-    return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}: "
+    line = (frame.line or "").strip()
+    return f"{frame.filename}:{frame.lineno}: {line}: " if line else f"{frame.filename}:{frame.lineno}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ def _closed_over_modules(function: Callable[..., Any], depth: int = 3) -> dict[s
         values.update(names.globals)
         values.update(names.nonlocals)
     for name, value in values.items():
+        while isinstance(value, functools.partial):
+            value = value.func
         if isinstance(value, nn.Module):
             found.setdefault(name, value)
         elif depth and inspect.isroutine(value) and getattr(value, "__module__", "").partition(".")[0] != "torch":

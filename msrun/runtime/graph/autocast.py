@@ -1,9 +1,10 @@
 """Autocast in a captured graph: every cast that torch.autocast would make is an operator of the graph.
 
-A captured graph holds operators, not the casts that autocast makes inside the dispatcher; what the network itself puts
-under `torch.autocast` has a note. Each operator is asked, on fake tensors, what torch's own autocast does with it: compute in the lower precision, in float32, or as the
-inputs come. So the rules are torch's, for every device and version. A parameter that operators read in the lower
-precision alone is gathered in it (`ParameterUse.dtype`); the parameter itself stays as it is.
+A captured graph holds operators, not the casts that autocast makes inside the dispatcher; operators that the network
+itself has put under `torch.autocast` hold a note. Each operator is asked, on fake tensors, what torch's own autocast
+does with it: compute in the lower precision, in float32, or as the inputs come. So the rules are torch's, for every
+device and version. A parameter that operators read in the lower precision alone is gathered in it
+(`ParameterUse.dtype`); the parameter itself stays as it is.
 """
 
 from __future__ import annotations

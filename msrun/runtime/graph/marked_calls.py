@@ -200,7 +200,7 @@ def skip_marks(node: fx.Node) -> fx.Node:
 
 
 def calls_of(graph: fx.Graph, number: int) -> list[tuple[list[fx.Node], list[fx.Node]]]:
-    """Return the marks that enter and that leave every call with this number, in order; for calls without a strategy."""
+    """Return the marks that enter and that leave every call with this number, in order: of calls without a strategy."""
     calls: list[tuple[list[fx.Node], list[fx.Node]]] = []
     for node in graph.nodes:
         found = read_mark(node)

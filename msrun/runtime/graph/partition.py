@@ -240,7 +240,9 @@ class _Partition:
         result = rule.lower(call, form, self._build, inputs, split)
         self._build.scatter = None
         value = node.meta["val"]
-        if self._differentiable & set(call.tensors) and (not isinstance(value, torch.Tensor) or value.is_floating_point()):
+        if self._differentiable & set(call.tensors) and (
+            not isinstance(value, torch.Tensor) or value.is_floating_point()
+        ):
             self._differentiable.add(node)
         summed = summed_axes(form, split) if rule.scatters else ()
         self._values[node] = _Value(result, form.layout(form.output, after), summed)

@@ -54,6 +54,8 @@ class _Writes:
         """node that owns memory -> how often it was written"""
         self._seen: dict[fx.Node, tuple[int, fx.Node]] = {}
         """view -> version of its memory, and the node that shows it"""
+        self._made: list[fx.Node] = []
+        """what was added to carry new values; some of it nobody reads"""
         self._alias: dict[fx.Node, fx.Node] = {}
         """new value, or view of one -> the node whose memory it was written to"""
 
@@ -72,7 +74,11 @@ class _Writes:
                     raise self._cannot_write(node, "its running statistics")
             elif written is not None:
                 self._write(node, written)
-        return {node.name: value for node, value in self._value.items() if node.name in self._buffers}
+        values = {node.name: value for node, value in self._value.items() if node.name in self._buffers}
+        for node in reversed(self._made):
+            if not node.users and node not in values.values():
+                self._graph.erase_node(node)
+        return values
 
     def _written(self, node: fx.Node) -> fx.Node | None:
         if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
@@ -93,7 +99,7 @@ class _Writes:
 
     def _read(self, node: fx.Node, before: fx.Node) -> fx.Node:
         """Return what shows the present value of a node, made before a reader of it."""
-        node = self._alias.get(node, node)
+        node = self._written_to(node)
         owner = self._owner(node)
         if owner not in self._value:
             return node
@@ -162,8 +168,8 @@ class _Writes:
         self._graph.erase_node(node)
         for index, written in ((3, mean), (4, var)):
             self._check_memory(whole, written)
-            self._alias[results[index]] = self._alias.get(written, written)
-            self._replace(results[4], self._alias.get(written, written), results[index])
+            self._alias[results[index]] = self._written_to(written)
+            self._replace(results[4], written, results[index])
 
     def _check_memory(self, node: fx.Node, written: fx.Node) -> None:
         owner = self._owner(written)
@@ -174,6 +180,11 @@ class _Writes:
             )
             raise self._cannot_write(node, what)
 
+    def _written_to(self, node: fx.Node) -> fx.Node:
+        while node in self._alias:
+            node = self._alias[node]
+        return node
+
     def _owner(self, node: fx.Node) -> fx.Node:
         while (source := self._alias.get(node) or _source(node)) is not None:
             node = source
@@ -181,13 +192,13 @@ class _Writes:
 
     def _replace(self, anchor: fx.Node, written: fx.Node, new: fx.Node) -> None:
         """Let everything after `anchor` read `new` for `written`, and see it through all views of the same memory."""
-        written = self._alias.get(written, written)
+        written = self._written_to(written)
         owner = self._owner(written)
         view, value, node = written, new, anchor
         while view is not owner:
             source = _source(view)
             assert source is not None
-            source = self._alias.get(source, source)
+            source = self._written_to(source)
             before = anchor.next
             base = self._read(source, before)
             with self._graph.inserting_before(before):
@@ -195,6 +206,7 @@ class _Writes:
             if made is None:
                 raise self._cannot_write(node, f"a part of a tensor ({view.target})")
             if made is not value:
+                self._made.append(made)
                 made.meta = {**new.meta, "val": source.meta["val"]}
                 self._alias[made] = source
                 anchor = made
@@ -206,8 +218,9 @@ class _Writes:
 
     def _cannot_write(self, node: fx.Node, what: str) -> CaptureError:
         return CaptureError(
-            f"{node.target} changes {what} in the forward pass, which a captured graph does not keep: use the form that "
-            'returns a new tensor, or parallel_mode="data_parallel", which needs no capture'
+            f"{operator_call(node).operator.removesuffix('.default')} changes {what} in the forward pass, which a "
+            "captured graph does not keep: use the form that returns a new tensor, or "
+            'parallel_mode="data_parallel", which needs no capture'
         )
 
 

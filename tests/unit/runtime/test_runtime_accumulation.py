@@ -16,7 +16,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import Target
-from msrun.runtime.parallel.batch.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind
 from msrun.runtime.parallel.scaling import Compat, Scales, scales
 
@@ -149,15 +149,9 @@ def test_slices_of_nested_wrappers_are_those_that_cutting_again_and_again_makes(
 def trace(function: Any, root: nn.Module) -> Any:
     """Capture a function as AutoParallel does."""
     wrappers = find_wrappers(root)
-    tracing = Tracing(wrappers)
-    token = current_tracing.set(tracing)
     rows = 12 // find_parts(wrappers).total
-    try:
-        return capture(
-            Target(tracing.watch(function), root), batch(), {}, input_shapes=[(rows, 4), (rows, 2)], parameter_shapes={}
-        )
-    finally:
-        current_tracing.reset(token)
+    shapes = [(rows, 4), (rows, 2)]
+    return capture(Target(function, root), batch(), {}, input_shapes=shapes, parameter_shapes={}, wrappers=wrappers)
 
 
 def test_step_that_hands_its_batch_on_is_captured_as_one_part() -> None:

@@ -152,7 +152,7 @@ def stages_of_modules(graph: CapturedGraph, assignment: StageAssignment) -> dict
     found: dict[str, set[int]] = {}
     for node, stage in assignment.stage_of.items():
         paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
-        found.setdefault(paths[-1].removeprefix("root.network.") if paths else "", set()).add(stage)
+        found.setdefault(paths[-1].removeprefix("network.") if paths else "", set()).add(stage)
     return found
 
 

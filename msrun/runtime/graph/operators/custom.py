@@ -21,8 +21,8 @@ from msrun.runtime.graph.operators.elementwise import targets
 from msrun.runtime.graph.operators.rule import (
     STRATEGY,
     Form,
-    LabelSplit,
     Labels,
+    LabelSplit,
     LocalBuilder,
     OperatorCall,
     Rule,
@@ -65,9 +65,7 @@ class Custom(Rule):
                 for i, size in enumerate(other)
             )
 
-        return Form(
-            tuple(map(aligned, given)), labels, sizes_of((labels, shape)), others=tuple(map(aligned, made[1:]))
-        )
+        return Form(tuple(map(aligned, given)), labels, sizes_of((labels, shape)), others=tuple(map(aligned, made[1:])))
 
     def lower(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
@@ -139,8 +137,8 @@ def _check_parts(
                 sum(result.sum() for result in results if result.requires_grad).backward()  # type: ignore[union-attr]
     except Exception as error:
         raise StrategyError(
-            f"{function} does not run on parts of shapes {list(map(list, shapes))}: {str(error).splitlines()[0]}; leave "
-            "it whole, or write it without fixed sizes"
+            f"{function} does not run on parts of shapes {list(map(list, shapes))}: {str(error).splitlines()[0]}; "
+            "leave it whole, or write it without fixed sizes"
         ) from error
     if made != wanted:
         raise StrategyError(

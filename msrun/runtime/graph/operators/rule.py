@@ -116,7 +116,7 @@ class OperatorCall:
     def module_path(self) -> str:
         """Dotted path of the module that called the operator; empty outside any."""
         paths = [path for path, _ in self.node.meta.get("nn_module_stack", {}).values()]
-        return paths[-1].removeprefix("root").removeprefix(".") if paths else ""
+        return paths[-1] if paths else ""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return an argument by its schema name, wherever it was given."""

@@ -23,9 +23,8 @@ from msrun.errors import CaptureError
 from msrun.runtime.capture.custom_function import CustomFunction, hook_as_function, without_gradient_modes
 from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.graph.autocast import AUTOCAST_REGION
+from msrun.runtime.graph.regions import CHECKPOINT
 
-CHECKPOINT = "checkpoint"
-"""node.meta key: number of the checkpointed block that an operator stands in."""
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
 _higher = torch.ops.higher_order

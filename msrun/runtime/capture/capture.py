@@ -66,6 +66,7 @@ def capture(
         module = trace_aten(traced, root)
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)
+    _drop_bookkeeping(graph)
     regions = number_calls(graph, marked.names)
     check_wrappers(graph, wrappers, roles.inputs, traced.stores.results)
     assignment = assign_strategies(graph, regions, roles.parameters, root)
@@ -73,7 +74,6 @@ def capture(
     if missing:
         assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
     outputs, assigned, updates = _settle_outputs(graph, traced, roles, root)
-    _drop_bookkeeping(graph)
     unflatten_linears(graph)
     number_dropouts(graph)
     trace_batch_rows(graph, roles.inputs)

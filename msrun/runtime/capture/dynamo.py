@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
+from torch.nn.modules import transformer
 
 from msrun import errors
 from msrun.errors import CaptureError, ParallelError
@@ -37,7 +38,7 @@ _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
-_OWN_NAMES = "MSRUN_CAPTURING"
+_OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask")
 """Names whose value differs between a capture and a step: no guards of them."""
 
 
@@ -106,7 +107,13 @@ def trace_call(
     own_globals = {"__builtins__": builtins, "__name__": __name__}
     entry = types.FunctionType(_call.__code__, own_globals)
     found: list[Stores] = []
-    with get_metrics_context(), dynamo_timed("msrun_capture"), config.patch(_CONFIG), _watching_stores(found):
+    with (
+        get_metrics_context(),
+        dynamo_timed("msrun_capture"),
+        config.patch(_CONFIG),
+        _watching_stores(found),
+        _without_looks(),
+    ):
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
         except ParallelError:
@@ -178,7 +185,10 @@ def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]
 
     def keep(entries: Sequence[Any]) -> list[bool]:
         left_out = [str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name]
-        return [_OWN_NAMES not in e.name and not any(_is_part(e.name, name) for name in left_out) for e in entries]
+        return [
+            not any(own in e.name for own in _OWN_NAMES) and not any(_is_part(e.name, name) for name in left_out)
+            for e in entries
+        ]
 
     return keep
 
@@ -207,6 +217,21 @@ def _watching_stores(found: list[Stores]) -> Iterator[None]:
         yield
     finally:
         SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _without_looks() -> Iterator[None]:
+    """Let nn.Transformer take its masks as they are: it looks into them for faster kernels, not for other results."""
+    before = transformer._detect_is_causal_mask
+
+    def said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
+        return is_causal is True
+
+    transformer._detect_is_causal_mask = said
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = before
 
 
 def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
@@ -244,7 +269,7 @@ def explain(error: BaseException, function: Call) -> CaptureError:
         what = "a Python branch or number depends on a tensor's values"
     else:
         lines = [line.strip().removeprefix("Explanation: ") for line in text.splitlines()]
-        what = " ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
+        what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
         what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
     return CaptureError(
         f"{where(error)}{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "

@@ -130,12 +130,24 @@ def _run(target: Any, node: fx.Node) -> Any:
 
 
 def _fold(graph: fx.Graph, parameters: Mapping[str, str]) -> None:
-    """Let a parameter that is only read through one cast arrive in that type."""
-    for node in list(graph.nodes):
-        if node.op != "placeholder" or node.name not in parameters:
+    """Let a parameter that is only read through casts to one type arrive in it; a tied one has several placeholders."""
+    placeholders: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in parameters:
+            placeholders.setdefault(parameters[node.name], []).append(node)
+    for tied in placeholders.values():
+        casts = [reader for node in tied for reader in node.users]
+        types = {_type_of_cast(reader) for reader in casts}
+        if len(types) != 1 or None in types:
             continue
-        readers = list(node.users)
-        if len(readers) == 1 and readers[0].target is torch.ops.aten.to.dtype and len(readers[0].args) == 2:
-            node.meta["val"] = readers[0].meta["val"]
-            readers[0].replace_all_uses_with(node)
-            graph.erase_node(readers[0])
+        for node in tied:
+            node.meta["val"] = casts[0].meta["val"]
+        for cast in casts:
+            cast.replace_all_uses_with(cast.all_input_nodes[0])
+            graph.erase_node(cast)
+
+
+def _type_of_cast(node: fx.Node) -> torch.dtype | None:
+    """Return the type that an operator casts to; None when it does anything else."""
+    is_cast = node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not node.kwargs
+    return node.meta["val"].dtype if is_cast else None

@@ -8,8 +8,9 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from msrun.errors import StrategyError
 from msrun.runtime.graph.marked_calls import read_mark
-from msrun.runtime.graph.operators.dropout import BATCH_DIM, LOST
+from msrun.runtime.graph.operators.dropout import BATCH_DIM, CALL, LOST
 from msrun.runtime.graph.operators.registry import find_rule
 from msrun.runtime.graph.operators.rule import Labels, operator_call
 
@@ -32,6 +33,27 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
             dims = _of_results(node)
             node.meta[BATCH_DIM] = dims[0]
             node.meta[_RESULTS] = dims
+
+
+def refuse_lost_rows(graph: fx.Graph, parts: int) -> None:
+    """Refuse random numbers for values whose rows of the batch nobody knows, when the batch runs in several parts.
+
+    Raises:
+        StrategyError: names the operator.
+    """
+    for node in graph.nodes if parts > 1 else ():
+        if CALL not in node.meta:
+            continue
+        call = operator_call(node)
+        (first, *_) = call.tensors or (node,)
+        if first.meta.get(BATCH_DIM, LOST) == LOST:
+            name = f"{call.operator.removesuffix('.default')} in module {call.module_path or '(top)'}"
+            shape = tuple(first.meta["val"].shape)
+            raise StrategyError(
+                f"{name} draws random numbers for a tensor of shape {shape} whose rows of the batch are not known, so "
+                f"{parts} parts of the batch cannot have those of one: put the batch into dimension 0 "
+                "(batch_first=True), draw before the batch is mixed, or use one part"
+            )
 
 
 def _of_results(node: fx.Node) -> list[int | None]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
 from msrun.runtime.graph.decisions import Decisions, find_scatters
@@ -33,6 +34,7 @@ from msrun.runtime.graph.operators.rule import (
     apply_collective,
     operator_call,
     summed_axes,
+    user_line,
 )
 from msrun.runtime.graph.parameter_uses import ParameterUses, Use
 from msrun.runtime.graph.program import MODULE_PATH as MODULE_PATH
@@ -103,6 +105,28 @@ def partition(
 def _gives_tensors(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
+
+
+def _refuse_numbers(node: fx.Node) -> None:
+    """Refuse an operator that makes, or reads, anything but tensors: what follows from a number is not in the graph.
+
+    Raises:
+        CaptureError: names the operator and the user's line.
+    """
+    value = node.meta.get("val")
+    where = f"{describe_operator(node)}{user_line(node)}"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+        raise CaptureError(
+            f"{where} makes a Python number of a tensor's values, which one graph for all ranks cannot hold: keep it a "
+            'tensor, as in x / x.max() for x / x.max().item(), or use parallel_mode="data_parallel", which needs no '
+            "capture"
+        )
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            raise CaptureError(
+                f"{where} reads all results of {source.target} as one list: give it the results themselves, or use "
+                'parallel_mode="data_parallel", which needs no capture'
+            )
 
 
 class _Partition:
@@ -208,6 +232,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
+        _refuse_numbers(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
@@ -216,7 +241,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        takes_strategy = not rule.follows or len(call.tensors) > 1 or self._operators_of[path] == 1
+        is_followed = rule.follows and len(call.tensors) == 1 and self._operators_of[path] > 1
+        takes_strategy = bool(call.tensors) and not is_followed
         strategy = strategy_of(node) or (self._strategies.get(path) if takes_strategy else None)
         split, origin = choose_split(
             call,
@@ -301,6 +327,8 @@ class _Partition:
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
         packed = self._build.packed.get(self._values[source].node, {})
+        if packed and index not in packed:  # its rule leaves out what nobody reads
+            return
         local = (
             packed[index] if packed else self._graph.call_function(operator.getitem, (self._values[source].node, index))
         )
@@ -341,13 +369,18 @@ class _Partition:
         wanted = TensorLayout.replicated(len(shape))
         if not is_whole and shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
-        return self._input(value, wanted, (), reader="the results", asked=True)
+        return self._result(value, wanted, "the results")
+
+    def _result(self, value: fx.Node, wanted: TensorLayout, reader: str) -> fx.Node:
+        """Return a value that outlives the program: of a parameter a copy, as its own memory may be given back."""
+        local = self._input(value, wanted, (), reader=reader, asked=True)
+        is_parameter = value.name in self._captured.parameters and local.op == "placeholder"
+        return self._build.call(torch.ops.aten.clone.default, local) if is_parameter else local
 
     def _buffer_updates(self) -> None:
         for name, value in self._captured.buffer_updates.items():
             wanted = TensorLayout.replicated(value.meta["val"].dim())
-            updated = self._input(value, wanted, (), reader=f"buffer {name}", asked=True)
-            self._program.buffer_updates[self._program.buffers[name]] = updated
+            self._program.buffer_updates[self._program.buffers[name]] = self._result(value, wanted, f"buffer {name}")
 
     def _collectives_since(self, count: int) -> list[fx.Node]:
         return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]

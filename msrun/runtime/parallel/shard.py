@@ -12,6 +12,7 @@ from torch import nn
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.capture.target import find_target
+from msrun.runtime.graph import marked_calls
 from msrun.runtime.graph.marked_calls import MarkedFunction, call_marked
 from msrun.runtime.graph.strategies import Entry, OperatorStrategy
 from msrun.runtime.named_layout import Layout
@@ -71,6 +72,8 @@ def shard(
         StrategyError: not tuples of whole numbers above 0 or Layouts, or both mixed. Whether the operator allows them
             is checked at capture.
     """
+    if marked_calls.MSRUN_CAPTURING:
+        raise StrategyError("shard is called while the network runs: call it once, before the first step")
     if target is None:
         return lambda function: shard(function, in_strategy, out_strategy, parameter_plan)
     if not callable(target) or isinstance(target, type):

@@ -12,6 +12,7 @@ from msrun.runtime.capture import custom_function
 from msrun.runtime.graph.operators import elementwise, ordering
 from msrun.runtime.graph.operators.along_split import LogSumExp, Softmax
 from msrun.runtime.graph.operators.attention import Attention
+from msrun.runtime.graph.operators.bags import EmbeddingBag
 from msrun.runtime.graph.operators.batch_norm import BatchNorm
 from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolution
 from msrun.runtime.graph.operators.custom import Custom
@@ -65,6 +66,7 @@ def _table() -> dict[Any, Rule]:
         (Outer(), [aten.outer.default, aten.ger.default]),
         (Einsum(), [aten.einsum.default]),
         (Embedding(), [aten.embedding.default]),
+        (EmbeddingBag(), [aten.embedding_bag.default, aten.embedding_bag.padding_idx]),
         (Gather(), [aten.gather.default]),
         (Select(), [aten.index_select.default]),
         (Index(), [aten.index.Tensor]),

@@ -11,6 +11,8 @@ A rule names the dimensions of every input and of the output with labels, as in 
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,9 @@ LabelSplit = Mapping[str, Axes]
 
 STRATEGY = "msrun_strategy"
 """Key of a captured node's meta: the strategy that the user gave the operator."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}msrun{os.sep}runtime{os.sep}", "<")
+
 PLACE = "msrun_place"
 DRAW = "msrun_draw"
 """Values of a local graph that come from the executor."""
@@ -134,6 +139,13 @@ def operator_call(node: fx.Node) -> OperatorCall:
     tensors: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), lambda n: tensors.append(n) or n)  # type: ignore[func-returns-value]
     return OperatorCall(node, tuple(n for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)))
+
+
+def user_line(node: fx.Node) -> str:
+    """Return where the user's code calls a captured operator, " at FILE:LINE"; empty when that is not known."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f"{path}:{line}" for path, line in frames if not any(part in path for part in _NOT_THE_USERS)]
+    return f" at {own[-1]}" if own else ""
 
 
 def numbers_given(value: torch.Tensor) -> list[int]:

@@ -18,6 +18,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
 from msrun.runtime.graph.autocast import apply_autocast
+from msrun.runtime.graph.batch_rows import refuse_lost_rows
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.graph.strategies import entry_numbers
@@ -76,7 +77,20 @@ class Compilation:
             parts = find_parts(wrappers)
             recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
             captured, program = self.capture_program(args, kwargs, parts, wrappers)
+            self.storage.check(program)
         self.check_ranks_agree(self.describe(program, tensors, parts, recompute))
+        with self.failing_together():
+            result = self._build(captured, program, parts, recompute)
+        self.check_ranks_agree("built")
+        return result
+
+    def _build(
+        self,
+        captured: CapturedGraph,
+        program: LocalProgram,
+        parts: BatchParts,
+        recompute: Mapping[str, RecomputeSpec],
+    ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
         program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
@@ -136,6 +150,7 @@ class Compilation:
                 f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
                 "their own: register them as buffers, return them, or do not divide the batch"
             )
+        refuse_lost_rows(captured.graph, parts.total)
         self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         lower = precision.torch_dtype if precision else None
@@ -189,11 +204,14 @@ class Compilation:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Tell the other ranks, which compare their programs, when there is none here."""
+        """Tell the other ranks of whatever is raised inside: they learn of it when they next compare their programs."""
         try:
             yield
         except ParallelError as error:
             self.check_ranks_agree("", failure=str(error))
+            raise
+        except Exception as error:
+            self.check_ranks_agree("", failure=f"{type(error).__name__}: {error}")
             raise
 
     @staticmethod

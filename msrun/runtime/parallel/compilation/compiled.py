@@ -127,6 +127,7 @@ class _RunProgram(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
     ) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)  # a result that the loss leaves out has no gradient, nor what it alone reads
         inputs = tensors[:count]
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         (batches,) = compiled.parts.split(inputs)
@@ -161,6 +162,7 @@ class _RunMicroBatches(torch.autograd.Function):
         ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
     ) -> tuple[Any, ...]:
         executor = compiled.executor
+        ctx.set_materialize_grads(False)
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         parameters = executor.begin()
         micro_batches = compiled.parts.split(tensors[:count])

@@ -44,7 +44,7 @@ _DECODER = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
@@ -70,7 +70,7 @@ def _gpt2() -> nn.Module:
 
 
 def _llama() -> nn.Module:
-    return Loss(LlamaForCausalLM(LlamaConfig(**_DECODER)))
+    return Loss(LlamaForCausalLM(LlamaConfig(**{**_DECODER, "num_hidden_layers": 2})))
 
 
 def _qwen2() -> nn.Module:
@@ -90,7 +90,7 @@ def _bert() -> nn.Module:
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=32,
@@ -100,7 +100,7 @@ def _bert() -> nn.Module:
 
 def _t5() -> nn.Module:
     config = T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
     )
     return Loss(T5ForConditionalGeneration(config))
 
@@ -109,8 +109,8 @@ def _bart() -> nn.Module:
     config = BartConfig(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
-        encoder_layers=2,
-        decoder_layers=2,
+        encoder_layers=1,
+        decoder_layers=1,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_ffn_dim=64,
@@ -125,8 +125,8 @@ def _whisper() -> nn.Module:
         vocab_size=VOCABULARY,
         num_mel_bins=8,
         d_model=WIDTH,
-        encoder_layers=2,
-        decoder_layers=2,
+        encoder_layers=1,
+        decoder_layers=1,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_ffn_dim=64,

@@ -194,7 +194,7 @@ def forward_under_no_grad_keeps_no_activations() -> None:
     _, _, step = both()
     x, y = batch()
     step(mine(x), mine(y))
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     seen = []
     original = compiled.executor.forward
     compiled.executor.forward = lambda *args, **kwargs: seen.append(kwargs["needs_grad"]) or original(*args, **kwargs)
@@ -738,7 +738,7 @@ def backward_takes_turns_as_well() -> None:
     x, y = batch()
     x.requires_grad_()  # its gradient needs an all-reduce
     loss = step(x, y)
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     executor, names = compiled.executor, []
     copies = loss.grad_fn.step.copies
     run, start = executor._run_backward, executor._start_crossings
@@ -796,8 +796,11 @@ def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> 
     x, _ = batch()
     branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
     counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16, momentum=None))
-    writing = Calls(lambda s, x: _write_column(s.layer(x)).mean(), layer=nn.Linear(16, 4))
-    for network in (branching, counting, writing):
+    number = Calls(lambda s, x: s.layer(x).mean() * x.max().item(), layer=nn.Linear(16, 4))
+    hooked = Calls(lambda s, x: s.layer(x).mean(), layer=nn.Linear(16, 4))
+    hooked.layer.register_full_backward_hook(lambda _module, _into, _out: None)
+    writing = Calls(lambda s, x: s.layer(x.mul_(2)).mean(), layer=nn.Linear(16, 4))
+    for network in (branching, counting, number, hooked, writing):
         text = refused(CaptureError, AutoParallel(network), mine(x))
         assert "data_parallel" in text, text
 
@@ -805,6 +808,18 @@ def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> 
 def _write_column(x: Tensor) -> Tensor:
     x[:, 0] = 0
     return x
+
+
+@pattern
+def error_that_the_network_raises_is_told_with_its_line() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if x.shape[1] != 3:
+            raise ValueError(f"3 columns are expected, not {x.shape[1]}")
+        return self.layer(x).mean()
+
+    text = refused(CaptureError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
+    assert "ValueError: 3 columns are expected, not 16" in text, text
+    assert "runtime_patterns.py:" in text, text
 
 
 @pattern

@@ -31,7 +31,7 @@ from msrun.runtime.graph.replay import Replay, SavedResults, forgetting, plan_re
 from msrun.runtime.graph.segments import Crossing, Name, Segment
 from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.layout import Mesh
-from msrun.runtime.nn.dropout_stream import current_draw
+from msrun.runtime.nn.random_stream import current_draw
 
 
 class Executor:

@@ -1,7 +1,8 @@
 """Regions: the parts of a program that are computed again before their backward pass instead of being remembered.
 
-A region is one call of one recomputed module, or one block that the network runs under torch.utils.checkpoint: a run of nodes of the local graph that stand together, its collectives
-included. After the forward pass only what the region reads and what others read of it is kept.
+A region is one call of one recomputed module, or one block that the network runs under torch.utils.checkpoint: a run of
+nodes of the local graph that stand together, its collectives included. After the forward pass only what the region
+reads and what others read of it is kept.
 """
 
 from __future__ import annotations

@@ -137,6 +137,9 @@ class _Writes:
         value, wanted = node.meta["val"], written.meta["val"]
         if twin is aten.copy.default:  # which has no derivative
             node.target, node.args, node.kwargs = aten.expand.default, (node.args[1], list(wanted.shape)), {}
+        elif twin is aten.bernoulli.p and len(node.args) == 1 and "p" not in node.kwargs:
+            node.args = (node.args[0], 0.5)  # which only the one that writes has for a default
+            node.target = twin
         elif twin is aten.zero.default:
             node.target = aten.zeros_like.default
         result = _run(node)

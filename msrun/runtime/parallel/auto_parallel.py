@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
@@ -18,8 +19,8 @@ from msrun.runtime.capture.target import Target, find_target
 from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.dropout_calls import DropoutCalls
-from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.announcement import announce, log
@@ -264,14 +265,14 @@ class AutoParallel:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
             self._warn_of_one_process()
-            with autocast(self.settings.precision), DropoutCalls(), checkpointed(target.root):
+            with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
             with (
-                DropoutCalls(),
-                part_of_batch(world.get_rank(), world.get_group_size()),
+                RandomCalls(),
+                part_of_batch(world.get_rank(), world.get_group_size(), pytree.tree_leaves((args, kwargs))),
                 checkpointed(target.root),
             ):
                 return self._replicas.call(target, args, kwargs)

@@ -67,7 +67,7 @@ class Unbind(Rule):
         return Form((labels,), output, sizes_of((labels, shape)), others=(output,) * (len(call.output_shapes) - 1))
 
 
-class Scatter(Rule):
+class ScatterPart(Rule):
     """slice_scatter and select_scatter, a tensor with one part replaced: the dimension of the part stays whole."""
 
     follows = True

@@ -16,7 +16,7 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph import marked_calls
-from msrun.runtime.nn.dropout_stream import part_of_batch
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
 
 
@@ -56,7 +56,7 @@ class DividedBatch(nn.Module, ABC):
         """Return what the network makes of each part, one after the other."""
         results = []
         for index, batch in enumerate(batches):
-            with part_of_batch(index, len(batches)):
+            with part_of_batch(index, len(batches), batch):
                 results.append(call(*batch))
         return results
 

@@ -19,7 +19,7 @@ from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.step import ValueOnItsWay, arrived, full_like
-from msrun.runtime.nn.dropout_stream import slices_of_batch
+from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.late_loss import LateLoss

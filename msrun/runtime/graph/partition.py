@@ -22,7 +22,7 @@ from torch import fx
 from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
-from msrun.runtime.graph.decisions import Decisions, find_scatters
+from msrun.runtime.graph.decisions import Decisions, find_cut_draws, find_scatters
 from msrun.runtime.graph.moves import Moves, describe_operator
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import (
@@ -46,6 +46,7 @@ from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
 from msrun.runtime.graph.strictness import refuse_redistributions
 from msrun.runtime.graph.wanted import layout_of_result
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.nn.random_draws import FACTORIES
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class _Partition:
         """captured node -> layouts of its second and further results"""
         self._sums: dict[str, tuple[fx.Node, Axes]] = {}
         """captured operator -> its local result and the axes over which that was summed"""
+        self._draws: dict[str, fx.Node] = {}
+        """captured random numbers, made of nothing -> their local ones"""
         self._program = LocalProgram(self._graph, mesh, {}, {}, {}, [], self._input_layouts, [], [])
 
     def run(self) -> LocalProgram:
@@ -253,6 +256,9 @@ class _Partition:
             [self._layout_of(tensor) for tensor in call.tensors],
             follows=follows_region(node),
         )
+        if node.name in self._decisions.draws:
+            dim, axes = self._decisions.draws[node.name]
+            split = {str(form.output[dim]): axes}
         if origin == "user":
             self._used_strategies.add(path)
         before = len(self._graph.nodes)
@@ -270,6 +276,8 @@ class _Partition:
             not isinstance(value, torch.Tensor) or value.is_floating_point()
         ):
             self._differentiable.add(node)
+        if node.target in FACTORIES:
+            self._draws[node.name] = result
         summed = summed_axes(form, split) if rule.scatters else ()
         self._values[node] = _Value(result, form.layout(form.output, after), summed)
         if summed:
@@ -358,7 +366,8 @@ class _Partition:
         scatters = known.scatters | {
             n: found for n, found in find_scatters(self._sums).items() if n not in known.scatters
         }
-        return Decisions(scatters, known.storage | self._parameters.better_storage())
+        draws = find_cut_draws(self._draws) | known.draws
+        return Decisions(scatters, draws, known.storage | self._parameters.better_storage())
 
     # -- results ------------------------------------------------------------------------------------------------
 

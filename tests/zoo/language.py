@@ -175,6 +175,11 @@ def _cut_bart(network: nn.Module, rows: int) -> None:
     inputs(called(network, "out_proj", "fc2"), rows)
 
 
+_LOOP_OVER_VALUES = dict.fromkeys(
+    ("semi_auto", "hsdp level1", "hsdp level3", "tensor parallel", "pipeline"), "depends on a tensor's values"
+)
+"""What is refused of a loop over the experts that some token has chosen."""
+
 _language = partial(Entry, batch=tokens(VOCABULARY, LENGTH), source="transformers")
 
 ENTRIES = [
@@ -183,7 +188,7 @@ ENTRIES = [
     _language("Qwen2", _qwen2, cut=_cut_llama),
     _language("Qwen3", _qwen3, cut=_cut_llama),
     _language("Mixtral", partial(_mixtral, None), cut=_cut_mixtral),
-    _language("Mixtral, eager experts", partial(_mixtral, "eager"), cut=_cut_mixtral),
+    _language("Mixtral, eager experts", partial(_mixtral, "eager"), cut=_cut_mixtral, refused=_LOOP_OVER_VALUES),
     _language("Mixtral, batched experts", partial(_mixtral, "batched_mm"), cut=_cut_mixtral),
     _language("BERT", _bert, draws=True, cut=_cut_bert),
     _language("T5", _t5, draws=True, cut=_cut_t5),

@@ -21,10 +21,22 @@ pytestmark = pytest.mark.timeout(DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
-def outcomes(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[Case, Outcome]]:
-    """What came of every case, by the number of ranks; all cases of one number in one process group."""
+def outcomes(
+    msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[int, dict[Case, Outcome]]:
+    """What came of every case that a selected test is about, by the number of ranks; one process group for each."""
     folder = tmp_path_factory.mktemp("zoo")
-    return {ranks: run_cases(msrun_of_module, ranks, cases, folder) for ranks, cases in CASES.items()}
+    items = [
+        item for item in request.session.items if request.node.path == item.path and isinstance(item, pytest.Function)
+    ]
+    of_case = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    wanted = {(params["ranks"], params["case"]) for params in of_case}
+    if any(item.originalname == test_page_says_what_was_measured.__name__ for item in items):
+        wanted |= {(ranks, case) for ranks, cases in CASES.items() for case in cases}
+    return {
+        ranks: run_cases(msrun_of_module, ranks, [case for case in cases if (ranks, case) in wanted], folder)
+        for ranks, cases in CASES.items()
+    }
 
 
 @pytest.mark.parametrize(

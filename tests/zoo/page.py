@@ -1,0 +1,111 @@
+"""docs/zoo.md: what came of every model in every mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from job_runner import REPOSITORY
+
+from zoo.collection import ENTRIES
+from zoo.entry import ROWS, Entry
+from zoo.jobs import Case, Outcome
+from zoo.packages import PACKAGES
+from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, tolerance
+
+PAGE = REPOSITORY / "docs" / "zoo.md"
+
+_FIGURE = re.compile(r"\b\d\.\de[+-]\d\d\b")
+_VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
+
+
+_TEXT = """\
+# The zoo: models from other packages
+
+{models} models of torchvision, timm, transformers and torch; {trained} of them train in semi_auto. `make test-all` runs
+them, or:
+
+    pip install -e '.[test,zoo]'
+    pytest tests/zoo                       # with --update-golden it writes this page
+
+The models are as their packages ship them, in small sizes and with random weights, inside a wrapper that returns the
+loss. Measured on CPU (gloo) with {versions}.
+
+A number is the largest relative difference, on any rank, of the losses of {steps} optimizer steps from those of one
+process that trains on the same batch of {rows} samples. Models marked "fp64" run in float64, where {float64:.0e} is
+allowed; the others in float32, where {float32:.0e} is allowed. "refused" is an error that every rank raises at the
+first call; its number leads to the text at the end of the page.
+
+- hsdp cuts every parameter (`threshold=0`). Tensor-parallel strategies cut layers in two; on 4 ranks the batch is cut
+  in two as well. The pipeline has {stages} stages and {micro_batches} micro batches.
+- Models that draw random numbers in forward (dropout, drop path, noise) are compared with `AutoParallel` in one
+  process, whose draws do not depend on the number of ranks. All others are compared with torch alone.
+- Batch norm has statistics of its own in each micro batch of a pipeline, and on each rank in data_parallel. Such a
+  model is compared with one process that divides the batch in the same way (`Pipeline`, `GradAccumulation`).
+- The GPT with tied weights trains with two parameter groups, clipping and a cosine learning rate; GPT-2 and Llama with
+  AdamW; all others with SGD and momentum."""
+
+
+def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:
+    """Return the page; `found` holds the outcomes of each number of ranks."""
+    reasons: list[str] = []
+    tables = [_table(ranks, outcomes, reasons) for ranks, outcomes in found.items()]
+    text = _TEXT.format(
+        models=len(ENTRIES),
+        trained=sum(_trains(found[2][name, "semi_auto"], entry) for name, entry in ENTRIES.items()),
+        versions=", ".join(f"{name} {version(name)}" for name in ("torch", *PACKAGES)),
+        steps=STEPS,
+        rows=ROWS,
+        float64=_tolerance(is_float64=True),
+        float32=_tolerance(is_float64=False),
+        stages=STAGES,
+        micro_batches=MICRO_BATCHES,
+    )
+    if reasons:
+        tables.append("## Refused\n\n" + "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)))
+    return "\n\n".join([text, *tables]) + "\n"
+
+
+def without_figures(page: str) -> str:
+    """Return a page in which differences and versions, which are others on other machines, are left blank."""
+    return _VERSION.sub("version", _FIGURE.sub("figure", page))
+
+
+def _trains(outcome: Outcome, entry: Entry) -> bool:
+    return outcome.difference is not None and outcome.difference <= tolerance(entry)
+
+
+def _tolerance(*, is_float64: bool) -> float:
+    return next(tolerance(entry) for entry in ENTRIES.values() if entry.is_float64 == is_float64)
+
+
+def _table(ranks: int, outcomes: Mapping[Case, Outcome], reasons: list[str]) -> str:
+    models = [name for name in ENTRIES if any(model == name for model, _ in outcomes)]
+    modes = [mode for mode in MODES if any(other == mode for _, other in outcomes)]
+    lines = [
+        f"## {ranks} ranks",
+        "",
+        f"| model | from | {' | '.join(modes)} |",
+        f"| --- | --- |{' --- |' * len(modes)}",
+    ]
+    for model in models:
+        entry = ENTRIES[model]
+        name = f"{model} (fp64)" if entry.is_float64 else model
+        cells = [_cell(entry, mode, outcomes.get((model, mode)), reasons) for mode in modes]
+        lines.append(f"| {name} | {entry.source} | {' | '.join(cells)} |")
+    left_out = [f"- {name}, {mode}: {why}" for name in models for mode, why in ENTRIES[name].left_out.items()]
+    return "\n".join([*lines, *(["", "Left out (-):", "", *left_out] if left_out else [])])
+
+
+def _cell(entry: Entry, mode: str, outcome: Outcome | None, reasons: list[str]) -> str:
+    if outcome is None:
+        return "-"
+    if outcome.difference is not None:
+        figure = f"{outcome.difference:.1e}"
+        return figure if _trains(outcome, entry) else f"differs: {figure}"
+    if not outcome.refusal:
+        return "fails"
+    if outcome.refusal not in reasons:
+        reasons.append(outcome.refusal)
+    return f"refused ({reasons.index(outcome.refusal) + 1})"

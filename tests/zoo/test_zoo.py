@@ -1,0 +1,73 @@
+"""Models of torchvision, timm, transformers and torch have the losses of one process in every mode."""
+
+from __future__ import annotations
+
+import pytest
+from job_runner import JobRunner
+
+from zoo.packages import missing
+
+if missing():
+    pytest.skip(missing(), allow_module_level=True)
+
+from zoo.collection import ENTRIES
+from zoo.jobs import CASES, Case, Outcome, run_cases
+from zoo.page import PAGE, render, without_figures
+from zoo.training import tolerance
+
+DEADLINE_S = 1500.0
+
+pytestmark = pytest.mark.timeout(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[int, dict[Case, Outcome]]:
+    """What came of every case that a selected test is about, by the number of ranks; one process group for each."""
+    folder = tmp_path_factory.mktemp("zoo")
+    items = [
+        item for item in request.session.items if request.node.path == item.path and isinstance(item, pytest.Function)
+    ]
+    of_case = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    wanted = {(params["ranks"], params["case"]) for params in of_case}
+    if any(item.originalname == test_page_says_what_was_measured.__name__ for item in items):
+        wanted |= {(ranks, case) for ranks, cases in CASES.items() for case in cases}
+    return {
+        ranks: run_cases(msrun_of_module, ranks, [case for case in cases if (ranks, case) in wanted], folder)
+        for ranks, cases in CASES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [
+        pytest.param(ranks, case, id=f"{case[0]}-{case[1]}-on-{ranks}-ranks")
+        for ranks, cases in CASES.items()
+        for case in cases
+    ],
+)
+def test_model_has_the_losses_of_one_process_or_is_refused_as_its_entry_says(
+    outcomes: dict[int, dict[Case, Outcome]], ranks: int, case: Case
+) -> None:
+    model, mode = case
+    entry, outcome = ENTRIES[model], outcomes[ranks][case]
+    assert not outcome.failure, outcome.failure
+    if mode in entry.refused:
+        assert entry.refused[mode] in outcome.refusal
+    else:
+        assert not outcome.refusal, outcome.refusal
+        assert outcome.difference is not None
+        assert outcome.difference <= tolerance(entry)
+
+
+def test_nearly_every_model_trains_in_semi_auto() -> None:
+    assert sum("semi_auto" not in entry.refused for entry in ENTRIES.values()) >= 24
+
+
+def test_page_says_what_was_measured(outcomes: dict[int, dict[Case, Outcome]], request: pytest.FixtureRequest) -> None:
+    page = render(outcomes)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(page)
+    text = PAGE.read_text() if PAGE.is_file() else ""
+    assert without_figures(text) == without_figures(page), "write it anew with pytest tests/zoo --update-golden"

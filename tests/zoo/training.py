@@ -1,0 +1,143 @@
+"""Trains one model in one mode on all ranks, and the same in one process; run on every rank of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, get_group_size, get_rank
+from zoo.entry import Batch, Entry
+
+STEPS = 5
+MICRO_BATCHES = 4
+STAGES = 2
+
+Forward = Callable[..., Tensor]
+
+
+def _semi_auto(entry: Entry, network: nn.Module) -> AutoParallel:
+    return AutoParallel(network)
+
+
+def _level1(entry: Entry, network: nn.Module) -> AutoParallel:
+    return AutoParallel(network).hsdp(threshold=0, optimizer_level="level1")
+
+
+def _level3(entry: Entry, network: nn.Module) -> AutoParallel:
+    return AutoParallel(network).hsdp(threshold=0, optimizer_level="level3")
+
+
+def _data_parallel(entry: Entry, network: nn.Module) -> AutoParallel:
+    return AutoParallel(network, "data_parallel")
+
+
+def _tensor_parallel(entry: Entry, network: nn.Module) -> AutoParallel:
+    assert entry.cut is not None
+    entry.cut(network, get_group_size() // 2)
+    return AutoParallel(network).dataset_strategy("full_batch")
+
+
+def _pipeline(entry: Entry, network: nn.Module) -> AutoParallel:
+    return AutoParallel(Pipeline(network, MICRO_BATCHES)).dataset_strategy("full_batch").pipeline(STAGES)
+
+
+MODES: dict[str, Callable[[Entry, nn.Module], AutoParallel]] = {
+    "semi_auto": _semi_auto,
+    "hsdp level1": _level1,
+    "hsdp level3": _level3,
+    "data_parallel": _data_parallel,
+    "tensor parallel": _tensor_parallel,
+    "pipeline": _pipeline,
+}
+_WHOLE_BATCH = ("tensor parallel", "pipeline")
+
+
+def modes_of(entry: Entry) -> list[str]:
+    """Return the modes that make sense for a model."""
+    return [mode for mode in MODES if mode not in entry.left_out]
+
+
+def tolerance(entry: Entry) -> float:
+    """Return the relative difference of a loss that is allowed."""
+    return 1e-10 if entry.is_float64 else 1e-5
+
+
+@dataclass
+class References:
+    """Losses of one process, each found once."""
+
+    entry: Entry
+
+    def __post_init__(self) -> None:
+        self._found: dict[str, list[float]] = {}
+
+    def of(self, mode: str) -> list[float]:
+        """Return the losses that a mode must have."""
+        kind = "plain"
+        if self.entry.normalises_batch and mode in ("pipeline", "data_parallel"):
+            kind = mode
+        if kind not in self._found:
+            self._found[kind] = self._train(kind)
+        return self._found[kind]
+
+    def _train(self, kind: str) -> list[float]:
+        network = self.entry.network()
+        form = network
+        if kind == "pipeline":
+            form = Pipeline(network, MICRO_BATCHES)
+        elif kind == "data_parallel":  # every rank's part has statistics of its own, as in torch's DDP
+            form = GradAccumulation(network, get_group_size())
+        forward = AutoParallel(form, "stand_alone") if self.entry.draws else form
+        return train(self.entry, network, forward, whole_batch=True)
+
+
+def train(entry: Entry, network: nn.Module, forward: Forward, *, whole_batch: bool) -> list[float]:
+    """Return the losses of `STEPS` steps on one batch."""
+    update = entry.optimizer(network)
+    batch = entry.data() if whole_batch else mine(entry.data())
+    losses = []
+    for _ in range(STEPS):
+        loss = forward(*batch)
+        loss.backward()
+        update()
+        network.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def mine(batch: Batch) -> Batch:
+    """Return this rank's part of a batch."""
+    return tuple(tensor.chunk(get_group_size())[get_rank()] for tensor in batch)
+
+
+def difference(entry: Entry, mode: str, references: References) -> float:
+    """Train a model in a mode; return the largest relative difference of a loss from one process.
+
+    Raises:
+        AssertionError: training changes nothing, so that equal losses would prove nothing.
+    """
+    right = references.of(mode)
+    assert max(right) - min(right) > 1e-3 * abs(right[0]), f"losses do not move: {right}"
+    network = entry.network()
+    losses = train(entry, network, MODES[mode](entry, network), whole_batch=mode in _WHOLE_BATCH)
+    return max(abs(loss - other) / abs(other) for loss, other in zip(losses, right, strict=True))
+
+
+def outcome(entry: Entry, mode: str, references: References) -> dict[str, Any]:
+    """Return the difference of a case, or the error that it ends with, as JSON."""
+    import traceback
+
+    from msrun.errors import MsrunError
+
+    try:
+        return {"difference": difference(entry, mode, references)}
+    except Exception as error:
+        return {
+            "error": str(error),
+            "kind": type(error).__name__,
+            "is_refusal": isinstance(error, MsrunError),
+            "traceback": traceback.format_exc(),
+        }

@@ -1,0 +1,134 @@
+"""Models of torchvision and timm, in small sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from msrun.runtime import WithLoss
+from zoo.entry import BATCH_NORM, Entry, called, channels, columns, images, inputs, momentum
+from zoo.packages import prepare_torchvision
+
+prepare_torchvision()
+
+import timm  # noqa: E402
+from torchvision.models import convnext, efficientnet, mobilenetv3, resnet, swin_transformer, vision_transformer  # noqa: E402
+
+CLASSES = 10
+
+
+def _resnet18() -> nn.Module:
+    return WithLoss(resnet.resnet18(num_classes=CLASSES), cross_entropy)
+
+
+def _resnet50() -> nn.Module:
+    # Without zero_init_residual rounding grows 10 times a step and more: one process whose rows stand in another order
+    # is then 3e-7 away from itself after five steps, in float64.
+    network = resnet.resnet50(num_classes=CLASSES, width_per_group=8, zero_init_residual=True)
+    return WithLoss(network, cross_entropy)
+
+
+def _mobilenet() -> nn.Module:
+    return WithLoss(mobilenetv3.mobilenet_v3_small(num_classes=CLASSES, width_mult=0.25), cross_entropy)
+
+
+def _efficientnet() -> nn.Module:
+    block = partial(efficientnet.MBConvConfig, width_mult=0.25, depth_mult=1.0)
+    blocks = [
+        block(1, 3, 1, 32, 16, 1),
+        block(6, 3, 2, 16, 24, 2),
+        block(6, 5, 2, 24, 40, 2),
+    ]  # stages 1-3 of b0
+    network = efficientnet.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES)
+    return WithLoss(network, cross_entropy)
+
+
+def _convnext() -> nn.Module:
+    blocks = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 1)]
+    network = convnext.ConvNeXt(blocks, stochastic_depth_prob=0.1, layer_scale=0.1, num_classes=CLASSES)
+    return WithLoss(network, cross_entropy)
+
+
+def _vit() -> nn.Module:
+    network = vision_transformer.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=CLASSES
+    )
+    nn.init.trunc_normal_(
+        network.heads.head.weight, std=0.02
+    )  # zero as shipped: nothing before it would get a gradient
+    return WithLoss(network, cross_entropy)
+
+
+def _swin(drop_path: float) -> nn.Module:
+    network = swin_transformer.SwinTransformer(
+        patch_size=[2, 2],
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+        stochastic_depth_prob=drop_path,
+        num_classes=CLASSES,
+    )
+    return WithLoss(network, cross_entropy)
+
+
+def _timm_vit() -> nn.Module:
+    network = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        drop_path_rate=0.2,
+        num_classes=CLASSES,
+    )
+    return WithLoss(network, cross_entropy)
+
+
+def _cut_resnet(network: nn.Module, rows: int) -> None:
+    channels(called(network, ".conv1"), rows)
+
+
+def _cut_pointwise(network: nn.Module, rows: int) -> None:
+    channels([layer for layer in network.modules() if isinstance(layer, nn.Conv2d) and layer.groups == 1], rows)
+
+
+def _cut_convnext(network: nn.Module, rows: int) -> None:
+    columns(called(network, "block.3"), rows, 4)
+    inputs(called(network, "block.5"), rows, 4)
+
+
+def _cut_vit(network: nn.Module, rows: int) -> None:
+    columns(called(network, "mlp.0"), rows)
+    inputs(called(network, "mlp.3"), rows)
+
+
+def _cut_swin(network: nn.Module, rows: int) -> None:
+    columns(called(network, "mlp.0"), rows, 4)
+    inputs(called(network, "mlp.3"), rows, 4)
+
+
+def _cut_timm_vit(network: nn.Module, rows: int) -> None:
+    columns(called(network, "attn.qkv", "mlp.fc1"), rows)
+    inputs(called(network, "attn.proj", "mlp.fc2"), rows)
+
+
+_slow = partial(momentum, lr=1e-3)
+_conv = partial(Entry, batch=images(CLASSES), source="torchvision", is_float64=True)
+_norm = partial(_conv, normalises_batch=True, refused=BATCH_NORM)
+_attention = partial(Entry, batch=images(CLASSES), source="torchvision")
+
+ENTRIES = [
+    _norm("resnet18", _resnet18, optimizer=_slow, cut=_cut_resnet),
+    _norm("resnet50", _resnet50, cut=_cut_resnet),
+    _norm("mobilenet_v3_small", _mobilenet, draws=True, cut=_cut_pointwise),
+    _norm("efficientnet_b0", _efficientnet, draws=True, cut=_cut_pointwise),
+    _conv("convnext", _convnext, draws=True, cut=_cut_convnext),
+    _attention("vit", _vit, cut=_cut_vit),
+    _attention("swin", partial(_swin, 0.0), cut=_cut_swin),
+    _attention("swin, drop path", partial(_swin, 0.2), draws=True, cut=_cut_swin),
+    _attention("vit, drop path", _timm_vit, source="timm", draws=True, cut=_cut_timm_vit),
+]

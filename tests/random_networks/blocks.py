@@ -101,7 +101,18 @@ class InPlace(Block):
 
     @staticmethod
     def options(rng: random.Random) -> dict[str, Any]:
-        ways = ["add", "relu", "clamp", "slice_fill", "slice_add", "masked_fill", "copy", "view", "index_add", "zero_row"]
+        ways = [
+            "add",
+            "relu",
+            "clamp",
+            "slice_fill",
+            "slice_add",
+            "masked_fill",
+            "copy",
+            "view",
+            "index_add",
+            "zero_row",
+        ]
         return {"how": rng.choice(ways)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,7 +185,9 @@ class Noise(Block):
 
     @staticmethod
     def options(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(["randn_like", "rand_like", "rand", "randn", "bernoulli_rows", "bernoulli", "normal_"])}
+        return {
+            "how": rng.choice(["randn_like", "rand_like", "rand", "randn", "bernoulli_rows", "bernoulli", "normal_"])
+        }
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.layer(x))
@@ -410,7 +423,18 @@ class Reordered(Block):
 
     @staticmethod
     def options(rng: random.Random) -> dict[str, Any]:
-        ways = ["flip", "roll", "pad", "stack_unbind", "cat_chunk", "where", "split_uneven", "permute", "repeat", "gather"]
+        ways = [
+            "flip",
+            "roll",
+            "pad",
+            "stack_unbind",
+            "cat_chunk",
+            "where",
+            "split_uneven",
+            "permute",
+            "repeat",
+            "gather",
+        ]
         return {"how": rng.choice([*ways, "cumsum", "expand", "unfold", "index", "select", "tensor_split"])}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,19 +11,27 @@ from random_networks.blocks import BLOCKS, Block
 from random_networks.case import FAMILIES, Case, Piece
 from random_networks.training import crosses_rows, draws
 
-SCHEDULERS = ("gpipe", "1f1b", "eager_1f1b", "zero_bubble", "zbv", "dualpipev", "1f1b interleaved", "zero_bubble interleaved")
+SCHEDULERS = (
+    "gpipe",
+    "1f1b",
+    "eager_1f1b",
+    "zero_bubble",
+    "zbv",
+    "dualpipev",
+    "1f1b interleaved",
+    "zero_bubble interleaved",
+)
 LEVELS = ("level1", "level2", "level3", "level3")
 OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "sgd": ({"lr": 0.05}, {"lr": 0.05, "momentum": 0.9}, {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": ({"lr": 1e-2}, {"lr": 1e-2, "weight_decay": 0.1}, {"lr": 1e-2, "amsgrad": True}),
-    "adamw": ({"lr": 1e-2}, {"lr": 1e-2, "weight_decay": 0.3}),
-    "adagrad": ({"lr": 1e-2}, {"lr": 1e-2, "initial_accumulator_value": 0.1}),
-    "rmsprop": ({"lr": 1e-3}, {"lr": 1e-3, "momentum": 0.9, "centered": True}),
-    # Without its own tiny eps, gradients that are zero but for rounding would move weights at full speed.
-    "adafactor": ({"lr": 1e-2, "eps": (1e-8, 1e-3)},),
+    # With the usual tiny eps, gradients that are zero but for rounding would move weights.
+    "adam": ({"eps": 1e-5}, {"eps": 1e-5, "weight_decay": 0.1}, {"eps": 1e-5, "amsgrad": True}),
+    "adamw": ({"lr": 1e-2, "eps": 1e-5}, {"lr": 1e-2, "eps": 1e-5, "weight_decay": 0.3}),
+    "adagrad": ({"lr": 1e-2, "eps": 1e-5}, {"lr": 1e-2, "eps": 1e-5, "initial_accumulator_value": 0.1}),
+    "rmsprop": ({"lr": 1e-3, "eps": 1e-5}, {"lr": 1e-3, "eps": 1e-5, "momentum": 0.9, "centered": True}),
+    "adafactor": ({"lr": 1e-2, "eps": (1e-5, 1e-3)},),
     "muon": ({},),
 }  # fmt: skip
-"""Those but SGD are drawn less often."""
 
 
 def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) -> Case:
@@ -48,6 +56,8 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
         dataset=rng.choice(["data_parallel", "full_batch"]),
     )
     case = draw_division(rng, case)
+    if case.pipeline is not None and rng.random() < 0.9:
+        case = case.changed(returns="loss")  # a pipeline in training takes nothing else
     if rng.random() < 0.45:
         case = case.changed(hsdp={"optimizer_level": rng.choice(LEVELS), "threshold": 0, "shard_size": -1})
         if case.world_size >= 4 and case.pipeline is None and rng.random() < 0.2:
@@ -162,9 +172,7 @@ def _draw_numbers(
     return found
 
 
-def _draw_names(
-    rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _draw_names(rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
     matrix = rng.choice([[1, ranks], [ranks, 1], [2, ranks // 2]])
     middle = ["None"] if case.family == "sequences" else []
     if rng.random() < 0.5:

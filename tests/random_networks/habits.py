@@ -1,20 +1,20 @@
 """What users do to a network before and between the steps; the same in one process and in parallel.
 
-    ("frozen", i)               block i does not learn
-    ("tie", i, j)               block j reads the weight of block i
-    ("hook", kind, i)           forward, pre, backward, backward_pre: on block i; parameter: on its first parameter
-    ("change", step, i)         something of block i changes before this step
-    ("eval_block", step, i)     block i is in evaluation from this step on
-    ("recompute", i)            msrun's recompute of block i
-    ("evaluate", step)          the loss without gradients, in evaluation, before this step
-    ("smaller", step)           this step's batch has half of the rows
-    ("factor",)                 a plain argument of the call changes from step to step
-    ("backward_twice",)         two backward passes for each step of the optimizer
-    ("keep_zeros",)             zero_grad(set_to_none=False)
-    ("rates",)                  a schedule of learning rates
-    ("groups",)                 two parameter groups
-    ("channels_last",)          the network's weights in this memory format
-    ("deferred",)               made under no_init_parameters (in parallel)
+("frozen", i)               block i does not learn
+("tie", i, j)               block j reads the weight of block i
+("hook", kind, i)           forward, pre, backward, backward_pre: on block i; parameter: on its first parameter
+("change", step, i)         something of block i changes before this step
+("eval_block", step, i)     block i is in evaluation from this step on
+("recompute", i)            msrun's recompute of block i
+("evaluate", step)          the loss without gradients, in evaluation, before this step
+("smaller", step)           this step's batch has half of the rows
+("factor",)                 a plain argument of the call changes from step to step
+("backward_twice",)         two backward passes for each step of the optimizer
+("keep_zeros",)             zero_grad(set_to_none=False)
+("rates",)                  a schedule of learning rates
+("groups",)                 two parameter groups
+("channels_last",)          the network's weights in this memory format
+("deferred",)               made under no_init_parameters (in parallel)
 """
 
 from __future__ import annotations

@@ -20,8 +20,14 @@ def shrink(case: Case, still_fails: Callable[[Case], bool]) -> Case:
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Yield the case without one of its features."""
+    """Yield the case without some of its features, at first without many."""
     default = Case(case.world_size, case.family, ())
+    if len(case.pieces) > 2:
+        for index in range(len(case.pieces)):
+            yield only_piece(case, index)
+    for names in (("cuts", "hsdp", "pipeline", "wrappers", "settings"), ("habits", "finish", "clip", "form")):
+        if sum(getattr(case, name) != getattr(default, name) for name in names) > 1:
+            yield case.changed(**{name: getattr(default, name) for name in names})
     for index in range(len(case.pieces)):
         if len(case.pieces) > 1:
             yield without_piece(case, index)
@@ -61,6 +67,14 @@ def simpler(case: Case) -> Iterator[Case]:
         yield case.changed(world_size=2, pipeline={**case.pipeline, "stages": 2} if case.pipeline else None)
 
 
+def only_piece(case: Case, index: int) -> Case:
+    """Return the case with one of its blocks alone."""
+    for last in reversed(range(len(case.pieces))):
+        if last != index:
+            case = without_piece(case, last)
+    return case
+
+
 def without_piece(case: Case, index: int) -> Case:
     """Return the case without one block, and with what names the others under their new numbers."""
     pieces = case.pieces[:index] + case.pieces[index + 1 :]
@@ -70,7 +84,9 @@ def without_piece(case: Case, index: int) -> Case:
         numbers = places.get(habit[0], ())
         if any(habit[place] == index for place in numbers):
             continue
-        habits.append(tuple(value - 1 if place in numbers and value > index else value for place, value in enumerate(habit)))
+        habits.append(
+            tuple(value - 1 if place in numbers and value > index else value for place, value in enumerate(habit))
+        )
     cuts = []
     for path, arguments in case.cuts:
         if path.startswith("blocks."):

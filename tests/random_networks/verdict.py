@@ -13,7 +13,9 @@ from random_networks.case import Case
 from random_networks.worlds import Report
 
 GOOD = ("equal", "refused")
-_PEER_LEFT = re.compile(r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I)
+_PEER_LEFT = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I
+)
 
 
 @dataclass(frozen=True)

@@ -191,4 +191,3 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
     for name in ("torch.export._trace", "torch._dynamo", "msrun.runtime.parallel.auto_parallel"):
         __import__(name)
-

@@ -1,6 +1,7 @@
 """Runs random networks on forked ranks and compares each with one process.
 
 usage: random_cases.py --seed S [--cases N] [--first I] [--world W ...] [--jobs J] [--result FILE.jsonl]
+                       [--shrink] [--having TEXT ...]
        random_cases.py --seed S --case I [--world W ...] [--shrink]
        random_cases.py --json CASE [--shrink]
 """
@@ -36,23 +37,29 @@ def run_one(case, *, with_shrink):
     verdict = run(case)
     show(case, verdict)
     if with_shrink and not verdict.is_good:
-        same = verdict.kind, verdict.reason[:40]
-
-        def still_fails(smaller):
-            found = run(smaller)
-            fails = (found.kind, found.reason[:40]) == same
-            print("  smaller" if fails else f"  {found.kind}", flush=True)
-            return fails
-
-        case = shrink(case, still_fails)
+        smallest = smallest_of(case, verdict)
         print("smallest:")
-        show(case, run(case))
+        show(smallest, run(smallest))
     return 0 if verdict.is_good else 1
+
+
+def smallest_of(case, verdict):
+    """Return a smaller case that fails in the same way."""
+
+    def way(found):
+        return found.kind, found.reason[:40] if found.kind == "internal error" else ""
+
+    def still_fails(smaller):
+        return way(run(smaller)) == way(verdict)
+
+    return shrink(case, still_fails)
 
 
 def run_many(options, numbers, result):
     for number in numbers:
         case = draw_case(options.seed, number, options.world)
+        if options.having and not all(text in case.to_json() for text in options.having):
+            continue
         begin = time.monotonic()
         verdict = run(case)
         worlds = f" --world {' '.join(map(str, options.world))}" if options.world != [2, 2, 4] else ""
@@ -66,10 +73,14 @@ def run_many(options, numbers, result):
             "command": f"random_cases.py --seed {options.seed} --case {number}{worlds}",
             "seconds": round(time.monotonic() - begin, 2),
         }
+        if options.shrink and not verdict.is_good:
+            found["smallest"] = smallest_of(case, verdict).to_json()
         with result.open("a") as file:
             file.write(json.dumps(found) + "\n")
         if not verdict.is_good:
             print(f"{number}: {verdict.kind}: {verdict.message[:300]}", flush=True)
+            if "smallest" in found:
+                print("   ", found["smallest"], flush=True)
 
 
 def main():
@@ -82,6 +93,7 @@ def main():
     parser.add_argument("--world", type=int, nargs="+", default=[2, 2, 4])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--result", type=Path, default=Path("random_cases.jsonl"))
+    parser.add_argument("--having", nargs="+", help="run only cases that contain all these texts")
     parser.add_argument("--shrink", action="store_true")
     options = parser.parse_args()
     prepare_process()

@@ -97,6 +97,7 @@ HUNG = Report("hung", error="waits for ever")
         ([refusal(), LEFT], "refused by some ranks"),
         ([refusal(), HUNG], "refused by some ranks"),
         ([refusal("one\ntwo"), refusal("one\ntwo")], "several lines"),
+        ([refusal("rank 0: tuple index out of range")] * 2, "internal error"),
         ([BROKEN, LEFT], "internal error"),
         ([refusal(), BROKEN], "internal error"),
         ([report(), HUNG], "hung"),

@@ -23,7 +23,7 @@ class Block(nn.Module):
     """A part of a network that keeps the shape of its input."""
 
     families: ClassVar[tuple[str, ...]] = FAMILIES
-    weight: ClassVar[int] = 2
+    weight: ClassVar[float] = 2
     """How often it is chosen."""
     draws: ClassVar[bool] = False
     """Takes random numbers in training."""
@@ -176,7 +176,7 @@ class Hooked(Block):
 
 class Noise(Block):
     draws = True
-    weight = 4
+    weight = 3
 
     def __init__(self, family: str, how: str) -> None:
         super().__init__(family)
@@ -507,7 +507,7 @@ class Checkpointed(Block):
 class ReadsANumber(Block):
     """Cannot be one graph: forward reads a value."""
 
-    weight = 1
+    weight = 0.2
 
     def forward(self, x: Tensor) -> Tensor:
         return x / max(1.0, x.abs().max().item())

@@ -16,6 +16,8 @@ GOOD = ("equal", "refused")
 _PEER_LEFT = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I
 )
+_INTERNAL = re.compile(r"out of range|object is not|has no attribute|KeyError|IndexError|AssertionError|NoneType")
+"""Words of Python's own errors: a refusal that quotes one hides it."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind in ("error", "died")]
     own = [(r, report) for r, report in broken if report.kind == "died" or not _PEER_LEFT.search(report.message)]
     if alone.kind != "done":
-        if len(refused) == len(ranks):
-            return Verdict("refused", refused[0].error)
+        if alone.kind == "refused" and len(refused) == len(ranks):
+            return Verdict("refused", first_reason(refused))
         return Verdict("invalid", f"one process: {alone.error}", alone.trace)
     assert alone.trained is not None
     if not bool(_vector(alone.trained.losses).isfinite().all()):
@@ -82,7 +84,10 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
         several = [report for report in refused if "\n" in report.message.strip()]
         if several:
             return Verdict("several lines", several[0].error, several[0].trace)
-        return Verdict("refused", first_reason(refused))
+        reason = first_reason(refused)
+        if _INTERNAL.search(reason):
+            return Verdict("internal error", reason, refused[0].trace)
+        return Verdict("refused", reason)
     differences = compare(case, alone, ranks)
     return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")
 

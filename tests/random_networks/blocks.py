@@ -29,8 +29,8 @@ class Block(nn.Module):
     """Takes random numbers in training."""
     crosses_rows: ClassVar[bool] = False
     """A row's result depends on the other rows of its micro batch."""
-    is_rough: ClassVar[bool] = False
-    """A small change of the input may change the result a lot."""
+    in_16_bits: ClassVar[bool] = True
+    """Works under autocast, and a small change of the input changes the result a little."""
     cuts: ClassVar[dict[str, str]] = {}
     """Modules inside that `shard` may cut -> what they are: linear, conv, elementwise, layer_norm."""
 
@@ -64,6 +64,7 @@ def layer(family: str) -> nn.Module:
 
 
 class Custom(Block):
+    in_16_bits = False
     weight = 5
 
     def __init__(self, family: str, which: str) -> None:
@@ -122,7 +123,7 @@ class InPlace(Block):
             h.mul_(0.5).sub_(0.1)
         elif self.how == "relu":
             h = F.relu(h, inplace=True)
-            h.add_(0.1)
+            h = h + 0.1
         elif self.how == "clamp":
             h.clamp_(-0.5, 0.5)
         elif self.how == "slice_fill":
@@ -175,6 +176,7 @@ class Hooked(Block):
 
 
 class Noise(Block):
+    in_16_bits = False
     draws = True
     weight = 3
 

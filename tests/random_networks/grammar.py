@@ -81,11 +81,7 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
 
 def draw_pieces(rng: random.Random, family: str, *, is_16_bit: bool) -> tuple[Piece, ...]:
     """Return two to five blocks; not two kinds that cannot be compared together."""
-    kinds = [
-        kind
-        for kind, block in BLOCKS.items()
-        if family in block.families and not (is_16_bit and (block.is_rough or kind == "Custom" or kind == "Noise"))
-    ]
+    kinds = [kind for kind, block in BLOCKS.items() if family in block.families and (block.in_16_bits or not is_16_bit)]
     weights = [BLOCKS[kind].weight for kind in kinds]
     found: list[Piece] = []
     for kind in rng.choices(kinds, weights, k=rng.choice([2, 3, 3, 4, 5])):
@@ -207,10 +203,10 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         if hasattr(BLOCKS[piece.kind], "change"):
             found.append(("change", rng.choice([1, 2]), index))
     if rng.random() < 0.12:
-        hooks = ["forward", "pre", "backward", "backward_pre", "parameter"]
-        index = rng.randrange(count)
-        if _has_parameters(case, index):
-            found.append(("hook", rng.choice(hooks), index))
+        hooks = ["forward", "pre", "backward", "backward_pre", "parameter", "seen", "seen_backward"]
+        index, kind = rng.randrange(count), rng.choice(hooks)
+        if _has_parameters(case, index) and not (kind.startswith("seen") and case.pipeline):
+            found.append(("hook", kind, index))
     if rng.random() < 0.1:
         found.append(("frozen", rng.randrange(count)))
     if rng.random() < 0.08:

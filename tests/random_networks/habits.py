@@ -55,7 +55,7 @@ def weights_of(block: nn.Module) -> Any:
 
 
 def add_hook(kind: str, block: nn.Module) -> None:
-    """Register a hook that changes numbers."""
+    """Register a hook."""
     if kind == "forward":
         block.register_forward_hook(lambda module, inputs, output: output * 1.5)
     elif kind == "pre":
@@ -64,8 +64,24 @@ def add_hook(kind: str, block: nn.Module) -> None:
         block.register_full_backward_hook(lambda module, gradients, outer: tuple(doubled(g) for g in gradients))
     elif kind == "backward_pre":
         block.register_full_backward_pre_hook(lambda module, outer: tuple(doubled(g) for g in outer))
+    elif kind == "seen":
+        block.calls_seen = []
+        block.register_forward_hook(lambda module, inputs, output: module.calls_seen.append(1))
+    elif kind == "seen_backward":
+        block.calls_seen = []
+        block.register_full_backward_hook(lambda module, gradients, outer: module.calls_seen.append(1))
     else:
         next(block.parameters()).register_hook(lambda gradient: gradient * 0.5)
+
+
+def take_seen(case: Case, network: Network) -> list[float]:
+    """Return for every hook that only looks whether it was called in this step."""
+    found = []
+    for name, *rest in case.habits:
+        if name == "hook" and rest[0].startswith("seen"):
+            found.append(float(bool(network.blocks[rest[1]].calls_seen)))
+            network.blocks[rest[1]].calls_seen.clear()
+    return found
 
 
 def doubled(gradient: Tensor | None) -> Tensor | None:

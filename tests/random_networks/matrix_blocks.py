@@ -200,6 +200,7 @@ class LowRank(Block):
 
 
 class HandWrittenLinear(Block):
+    in_16_bits = False
     families = ROWS
     weight = 3
 

@@ -43,7 +43,7 @@ class Trained:
     """What one process has seen."""
 
     losses: list[float] = field(default_factory=list)
-    """Of every step, and of every evaluation."""
+    """Of every step and every evaluation; with 1 for each hook that was called, 0 for one that was not."""
     others: list[Tensor | None] = field(default_factory=list)
     """Second results of the steps."""
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -209,6 +209,7 @@ def loop(
                     parameter.grad = gradient
             found.losses.append(float(loss.detach()))
             found.others.append(None if other is None else other.detach().clone())
+        found.losses += habits.take_seen(case, training.network)
         if case.clip == "torch":
             torch.nn.utils.clip_grad_norm_(training.parameters(), MAX_NORM)
         elif case.clip == "msrun":

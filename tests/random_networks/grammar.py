@@ -221,8 +221,8 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("evaluate", rng.choice([0, 1, 2])))
     if rng.random() < 0.08 and case.rows // 2 // case.data_ranks // case.parts >= 1:
         found.append(("smaller", 1))
-    if rng.random() < 0.06 and case.form == "module":
-        found.append(("factor",))
+    if rng.random() < 0.1 and case.form == "module":
+        found.append(("factor", rng.choice(["float", "flag", "object"])))
     if rng.random() < 0.06:
         found.append(("backward_twice",))
     if rng.random() < 0.06:

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,4 +101,8 @@ def before_step(case: Case, network: Network, step: int) -> None:
 
 def call_arguments(case: Case, step: int) -> dict[str, Any]:
     """Return keyword arguments of the step's call."""
-    return {"factor": 1.0 + 0.5 * (step % 2)} if has(case, "factor") else {}
+    for name, *rest in case.habits:
+        if name == "factor":
+            kinds = {"flag": True if step % 2 == 0 else 1, "object": SimpleNamespace(value=1.0 + 0.5 * step)}
+            return {"factor": kinds.get(rest[0], 1.0 + 0.5 * (step % 2))}
+    return {}

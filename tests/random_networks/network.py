@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -54,12 +56,16 @@ class Training(nn.Module):
         self.network = Network(case)
         self.loss, self.returns = case.loss, case.returns
 
-    def forward(self, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
+    def forward(self, x: Tensor, y: Tensor, factor: Any = 1.0) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
         """Return the loss, or a tuple or dict that begins with it.
 
         Args:
-            factor: of the loss; a plain argument of the call.
+            factor: of the loss: a number, an object that holds one as `value`, or True, which means 2.
         """
+        if not isinstance(factor, float | int):
+            factor = factor.value
+        elif factor is True:
+            factor = 2.0
         scores = self.network(x)
         if self.loss == "cross_entropy":
             loss = F.cross_entropy(scores.flatten(0, -2), y.flatten())

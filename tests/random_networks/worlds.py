@@ -189,5 +189,12 @@ def prepare_process() -> None:
     """Import, before any fork, what every rank needs, and start no threads."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    for name in ("torch.export._trace", "torch._dynamo", "msrun.runtime.parallel.auto_parallel"):
-        __import__(name)
+    __import__("msrun.runtime.parallel.auto_parallel")
+
+    @torch.compile(backend=lambda graph, _: graph.forward, fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with torch.no_grad():
+        compiled(torch.ones(1))  # dynamo imports most of what it needs at its first call
+    torch._dynamo.reset()

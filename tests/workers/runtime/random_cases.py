@@ -7,8 +7,10 @@ usage: random_cases.py --seed S [--cases N] [--first I] [--world W ...] [--jobs 
 """
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -106,6 +108,7 @@ def main():
     for job in range(options.jobs):
         pid = os.fork()
         if not pid:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
             run_many(options, numbers[job :: options.jobs], options.result)
             sys.stdout.flush()
             os._exit(0)

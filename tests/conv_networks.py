@@ -59,6 +59,17 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
+class SmoothResNet(ResNet):
+    """Without the places where the least rounding may turn a gradient on or off: ReLU at 0, equal values in a pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxpool = nn.AvgPool2d(3, 2, 1)
+        for module in self.modules():
+            if isinstance(module, ResNet | BasicBlock):
+                module.relu = nn.SiLU(inplace=True)
+
+
 class LeNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -100,6 +111,7 @@ class Decoder(nn.Module):
 
 NETWORKS: dict[str, tuple[type[nn.Module], int]] = {
     "resnet": (ResNet, 32),
+    "smooth-resnet": (SmoothResNet, 32),
     "lenet": (LeNet, 32),
     "decoder": (Decoder, 16),
 }
@@ -160,6 +172,7 @@ HSDP = {"threshold": 0, "optimizer_level": "level3"}
 SCENARIOS = [
     Scenario("data-parallel", full_batch=False),
     Scenario("data-parallel-float32", full_batch=False, dtype="float32", steps=3),
+    Scenario("smooth-float32", "smooth-resnet", full_batch=False, dtype="float32"),
     Scenario("channels", strategies=CHANNELS),
     Scenario("rows", strategies=ALL_ROWS),
     Scenario("mixed", strategies=MIXED),

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from operator_cases import OperatorNetwork
 
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 
 
 def runs_of(module: str, world_size: int) -> Iterator[tuple[Any, bool, list[torch.dtype]]]:

@@ -33,7 +33,7 @@ class OperatorCase:
     """Inputs that are parameters of the network instead of arguments."""
     kinds: str = ""
     """One letter per input: f float (default), c class index, i class index or 255, p probability, b bool, w weight
-    without gradient."""
+    without gradient, o offsets of bags among the indices before it."""
     classes: int = 0
     on_eight: bool = False
     """Also run on 8 ranks."""
@@ -54,6 +54,9 @@ class OperatorCase:
                 case "c" | "i" as kind:
                     target = torch.randint(0, self.classes, shape, generator=generator)
                     made.append(torch.where(target == 1, 255, target) if kind == "i" else target)
+                case "o":
+                    begins = torch.randint(0, self.shapes[index - 1][0] + 1, shape, generator=generator).sort().values
+                    made.append(torch.where(torch.arange(shape[0]) == 0, 0, begins))
                 case "b":
                     made.append(torch.rand(shape, generator=generator) > 0.5)
                 case "p":

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -19,6 +20,7 @@ from msrun.errors import CaptureError, StrategyError, WorldError
 from msrun.runtime import (
     AutoParallel,
     MicroBatchInterleaved,
+    Pipeline,
     WithLoss,
     create_group,
     destroy_group,
@@ -33,6 +35,10 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
+from msrun.runtime.graph.collectives import Collective, Kind
+from msrun.runtime.layout import build_mesh
+from msrun.runtime.parallel.compilation import compilation
+from msrun.runtime.parallel.pipeline import compilation as pipeline_compilation
 
 WORLD_SIZE = 4
 PATTERNS: dict[str, Callable[[], None]] = {}
@@ -188,7 +194,7 @@ def forward_under_no_grad_keeps_no_activations() -> None:
     _, _, step = both()
     x, y = batch()
     step(mine(x), mine(y))
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     seen = []
     original = compiled.executor.forward
     compiled.executor.forward = lambda *args, **kwargs: seen.append(kwargs["needs_grad"]) or original(*args, **kwargs)
@@ -732,7 +738,7 @@ def backward_takes_turns_as_well() -> None:
     x, y = batch()
     x.requires_grad_()  # its gradient needs an all-reduce
     loss = step(x, y)
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     executor, names = compiled.executor, []
     copies = loss.grad_fn.step.copies
     run, start = executor._run_backward, executor._start_crossings
@@ -790,8 +796,11 @@ def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> 
     x, _ = batch()
     branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
     counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16, momentum=None))
-    writing = Calls(lambda s, x: _write_column(s.layer(x)).mean(), layer=nn.Linear(16, 4))
-    for network in (branching, counting, writing):
+    number = Calls(lambda s, x: s.layer(x).mean() * x.max().item(), layer=nn.Linear(16, 4))
+    hooked = Calls(lambda s, x: s.layer(x).mean(), layer=nn.Linear(16, 4))
+    hooked.layer.register_full_backward_hook(lambda _module, _into, _out: None)
+    writing = Calls(lambda s, x: s.layer(x.mul_(2)).mean(), layer=nn.Linear(16, 4))
+    for network in (branching, counting, number, hooked, writing):
         text = refused(CaptureError, AutoParallel(network), mine(x))
         assert "data_parallel" in text, text
 
@@ -799,6 +808,18 @@ def constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> 
 def _write_column(x: Tensor) -> Tensor:
     x[:, 0] = 0
     return x
+
+
+@pattern
+def error_that_the_network_raises_is_told_with_its_line() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if x.shape[1] != 3:
+            raise ValueError(f"3 columns are expected, not {x.shape[1]}")
+        return self.layer(x).mean()
+
+    text = refused(CaptureError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
+    assert "ValueError: 3 columns are expected, not 16" in text, text
+    assert "runtime_patterns.py:" in text, text
 
 
 @pattern
@@ -850,3 +871,74 @@ def error_on_one_rank_is_told_to_the_others() -> None:
     text = refused(kind, step, x, y)
     assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
     assert get_rank() == 2 or text.startswith("rank 2 cannot run this call")
+
+
+@pattern
+def collectives_of_a_graph_take_values_of_any_strides() -> None:
+    mesh = build_mesh(WORLD_SIZE)
+    generator = torch.Generator().manual_seed(get_rank())
+    value = torch.randn(4, 4, 8, 4, generator=generator)
+    orders = itertools.permutations(range(4))
+    strided = [value.permute(order).contiguous().permute([order.index(dim) for dim in range(4)]) for order in orders]
+    strided += [value[:, :1].expand(4, 4, 8, 4), value.repeat(1, 1, 1, 2)[..., ::2]]
+    kinds: list[Kind] = ["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter"]
+    collectives = [Collective(kind, mesh.axes, dim) for kind in kinds for dim in range(4)]
+    collectives += [Collective("exchange", mesh.axes, dim, other) for dim, other in itertools.permutations(range(4), 2)]
+    for collective, given in itertools.product(collectives, strided):
+        for start in (collective.start_forward, collective.start_backward):
+            assert_close(start(given, mesh, get_rank()).wait(), start(given.contiguous(), mesh, get_rank()).wait())
+
+
+@pattern
+def summed_dimension_may_be_cut_by_any_axes_afterwards() -> None:
+    x, y = batch()[0].reshape(4, 4, 8).contiguous(), torch.ones(4, 4, 8)
+    outcomes = [(1, 2, 2), (2, 2, 1), (2, 1, 2), (4, 1, 1), (1, 4, 1), (1, 1, 4), (1, 1, 1)]
+    for out in outcomes:
+        serial = seeded(lambda: nn.Linear(8, 8))
+        network = shard(copy.deepcopy(serial), ((1, 1, 4), (1, 4)), out_strategy=(out,))
+        given, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        loss = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")(given, y)
+        right = F.mse_loss(serial(expected), y)
+        loss.backward()
+        right.backward()
+        assert_close(loss.detach(), right.detach())
+        assert_close(given.grad, expected.grad)
+
+
+@pattern
+def dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
+    network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))
+    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(stages=2)
+    text = refused(StrategyError, step, torch.randn(4, 3, 16), torch.randn(4, 3, 4))
+    assert "rows of the batch are not known" in text
+    assert "batch_first=True" in text
+    assert len(set(everywhere(text))) == 1
+
+
+@pattern
+def failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
+    def fail(*_args: Any, **_named: Any) -> Any:
+        raise KeyError("planted")
+
+    wrappers: list[Callable[[nn.Module], AutoParallel]] = [
+        lambda network: AutoParallel(network).hsdp(threshold=0),
+        lambda network: AutoParallel(Pipeline(network, 2)).pipeline(stages=2),
+    ]
+    for wrap in wrappers:
+        step = wrap(WithLoss(seeded(Mlp), F.mse_loss))
+        x, y = batch()
+        with pytest.MonkeyPatch.context() as patch:
+            if get_rank() == 1:
+                for module in (compilation, pipeline_compilation):
+                    patch.setattr(module, "build_compiled_call", fail)
+            text = refused(KeyError if get_rank() == 1 else CaptureError, step, mine(x), mine(y))
+        assert get_rank() == 1 or text == "rank 1 cannot run this call: KeyError: 'planted'"
+
+
+@pattern
+def number_taken_out_of_a_tensor_is_refused_by_name() -> None:
+    network = Calls(lambda self, x: self.layer(x / x.max().item()), layer=nn.Linear(16, 4))
+    text = refused(CaptureError, AutoParallel(WithLoss(network, F.mse_loss)), *map(mine, batch()))
+    assert "item" in text
+    assert "data_parallel" in text

@@ -39,6 +39,11 @@ def test_losses_of_training_and_evaluation_are_those_of_one_process(
         assert rank["right"][scenario.steps - 1] != rank["right"][0]
 
 
+def test_gradients_in_float32_are_as_near_to_float64_as_those_of_one_process(results: dict[str, Any]) -> None:
+    rounding = results["rounding"]
+    assert 0 < rounding["all"] < 1.5 * rounding["one"] < 1e-5
+
+
 @every_scenario
 def test_weights_after_training_are_those_of_one_process(results: dict[str, Any], scenario: Scenario) -> None:
     for rank in results[scenario.name]:

@@ -29,7 +29,7 @@ from msrun.runtime.checkpoint.random_state import State, choose_random_state, pu
 from msrun.runtime.checkpoint.save import STATE_FILE
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, TensorReader
 from msrun.runtime.nn.deferred_init import defer_values
-from msrun.runtime.nn.dropout_stream import put_dropout_state
+from msrun.runtime.nn.random_stream import put_stream_state
 from msrun.runtime.parallel.parameters.storage import is_held
 from msrun.runtime.world import get_group_size, get_rank
 
@@ -135,7 +135,7 @@ def resume(
                 raise CheckpointError(f"checkpoint {path} holds no optimizer: load it without one")
             restore_optimizer(optimizer, network, reader, state["optimizer"])
             if state.get("dropout") is not None:  # older checkpoints have none
-                put_dropout_state(network.tensors.values(), state["dropout"])
+                put_stream_state(network.tensors.values(), state["dropout"])
         return _where(manifest, state)
 
     resumed = attempt(read)

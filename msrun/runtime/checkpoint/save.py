@@ -19,7 +19,7 @@ from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimi
 from msrun.runtime.checkpoint.parts import Part, find_network_state, find_parts
 from msrun.runtime.checkpoint.random_state import State, take_random_state
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, write_tensors
-from msrun.runtime.nn.dropout_stream import take_dropout_state
+from msrun.runtime.nn.random_stream import take_stream_state
 from msrun.runtime.world import get_group_size, get_rank
 
 STATE_FILE = "state.pt"
@@ -100,7 +100,7 @@ def _collect(
     network_state = find_network_state(network)
     parts: dict[TensorKey, Part] = {(NETWORK, name): part for name, part in find_parts(network_state).items()}
     state: dict[str, Any] = {"extra": network_state.extra, "appended": dict(appended), "optimizer": None}
-    state["dropout"] = take_dropout_state(network_state.tensors.values())
+    state["dropout"] = take_stream_state(network_state.tensors.values())
     if optimizer is not None:
         more, state["optimizer"] = find_optimizer_state(optimizer, network_state)
         parts |= more

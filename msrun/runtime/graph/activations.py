@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from msrun.runtime.graph.capture import CapturedGraph
-from msrun.runtime.graph.collective_messages import result_shape
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.graph.local_values import cross_on_fakes
 from msrun.runtime.graph.operators.rule import fake_given
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import SavePolicy
@@ -182,16 +182,10 @@ class _Run:
 
     def _cross(self, crossing: Crossing) -> Tensor:
         """Return a tensor like the result of a collective."""
-        value, collective = self._values[crossing.source], crossing.collective
-        if collective.kind == "enter" or crossing.takes_source:
+        value = self._values[crossing.source]
+        if crossing.takes_source:
             return value.detach().requires_grad_(value.requires_grad)
-        shape = list(value.shape)
-        count = self._mesh.extent(collective.axes)
-        if collective.kind == "slice":  # rows of a tensor keep all of it
-            part = value.detach().narrow(collective.dim, 0, shape[collective.dim] // count).contiguous()
-            return part.requires_grad_(value.requires_grad)
-        made = result_shape(collective, shape, self._mesh)
-        return torch.empty(made, dtype=value.dtype, device=value.device).requires_grad_(value.requires_grad)
+        return cross_on_fakes(value, crossing.collective, self._mesh)
 
 
 class _Keeping(fx.Interpreter):

@@ -15,13 +15,13 @@ import torch
 from torch import fx, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.marked_calls import Mark, Region, read_mark
+from msrun.runtime.graph.marked_calls import Mark, Region, read_region_mark
 from msrun.runtime.graph.operators.registry import find_rule
-from msrun.runtime.graph.operators.rule import operator_call
+from msrun.runtime.graph.operators.rule import STRATEGY, operator_call
 from msrun.runtime.graph.strategies import Entry, OperatorStrategy
 
-STRATEGY, FOLLOWS, LAYOUT = "msrun_strategy", "msrun_follows", "msrun_layout"
-"""Keys of a captured node's meta: an operator's strategy; that it follows its inputs; the layout that a mark is for."""
+FOLLOWS, LAYOUT = "msrun_follows", "msrun_layout"
+"""Keys of a captured node's meta: that it follows its inputs; the layout that a mark is for."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def assign_strategies(
     inside, has_inner = _operators_of_regions(graph, len(regions))
     marks: list[dict[Mark, fx.Node]] = [{} for _ in regions]
     for node in graph.nodes:
-        mark = read_mark(node)
+        mark = read_region_mark(node)
         if mark is not None:
-            marks[mark.region][mark] = node
+            marks[mark.number][mark] = node
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     for number, region in enumerate(regions):
         if not marks[number]:
@@ -105,7 +105,7 @@ def assign_strategies(
 
 def _operators_of_regions(graph: fx.Graph, count: int) -> tuple[list[list[fx.Node]], list[bool]]:
     """Return the operators that stand in each region and in no region inside it, and whether there is such a one."""
-    marks = {node: mark.region for node in graph.nodes if (mark := read_mark(node)) is not None}
+    marks = {node: mark.number for node in graph.nodes if (mark := read_region_mark(node)) is not None}
     last = {region: node for node, region in marks.items()}
     inside: list[list[fx.Node]] = [[] for _ in range(count)]
     has_inner = [False] * count

@@ -1,10 +1,10 @@
 """Autocast in a captured graph: every cast that torch.autocast would make is an operator of the graph.
 
-torch.export keeps operators and drops the casts that autocast makes inside the dispatcher; what the network itself puts
-under `torch.autocast` becomes one operator that holds a graph. Here that graph is put in its place, and each operator
-is asked, on fake tensors, what torch's own autocast does with it: compute in the lower precision, in float32, or as the
-inputs come. So the rules are torch's, for every device and version. A parameter that operators read in the lower
-precision alone is gathered in it (`ParameterUse.dtype`); the parameter itself stays as it is.
+A captured graph holds operators, not the casts that autocast makes inside the dispatcher; operators that the network
+itself has put under `torch.autocast` hold a note. Each operator is asked, on fake tensors, what torch's own autocast
+does with it: compute in the lower precision, in float32, or as the inputs come. So the rules are torch's, for every
+device and version. A parameter that operators read in the lower precision alone is gathered in it
+(`ParameterUse.dtype`); the parameter itself stays as it is.
 """
 
 from __future__ import annotations
@@ -16,49 +16,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-_REGION = "autocast_region"
-"""node.meta key: dtype of the network's own autocast around an operator, None where it is switched off."""
 _KEYS = {"npu": "AutocastPrivateUse1"}
 """torch's dispatch key of autocast, where it is not called like the device"""
-_OPERATOR = "wrap_with_autocast"
+AUTOCAST_REGION = "autocast_region"
+"""node.meta key: dtype of the network's own autocast around an operator, None where it is switched off."""
 IS_CAST = "autocast_cast"
 """node.meta key: the operator is a cast that autocast makes; it keeps its input's layout."""
 Policy = Literal["lower", "float32", "widest", "as it comes"]
-
-
-def inline_autocast(graph: fx.Graph) -> None:
-    """Put the operators of the network's own `with torch.autocast(...)` in the place of those regions."""
-    for node in list(graph.nodes):
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == _OPERATOR:
-            _inline(graph, node)
-    for node in list(graph.nodes):
-        if node.op == "get_attr" and not node.users:
-            graph.erase_node(node)
-
-
-def _inline(graph: fx.Graph, region: fx.Node) -> None:
-    _, dtype, is_on, _, body, *inputs = region.args
-    module = graph.owning_module
-    assert isinstance(body, fx.Node)
-    assert module is not None
-    inner: fx.Graph = getattr(module, str(body.target)).graph
-    inline_autocast(inner)
-    given = iter(inputs)
-    copies: dict[fx.Node, Any] = {}
-    results: Any = ()
-    with graph.inserting_before(region):
-        for node in inner.nodes:
-            if node.op == "placeholder":
-                copies[node] = next(given)
-            elif node.op == "output":
-                results = fx.node.map_arg(node.args[0], lambda n: copies[n])
-            else:
-                copies[node] = graph.node_copy(node, lambda n: copies[n])
-                copies[node].meta.setdefault(_REGION, dtype if is_on else None)
-    for user in list(region.users):  # getitem
-        user.replace_all_uses_with(results[user.args[1]])
-        graph.erase_node(user)
-    graph.erase_node(region)
 
 
 def apply_autocast(graph: fx.Graph, parameters: Mapping[str, str], device: str, dtype: torch.dtype | None) -> None:
@@ -69,13 +33,13 @@ def apply_autocast(graph: fx.Graph, parameters: Mapping[str, str], device: str, 
         device: kind of device that computes; autocast has rules for each.
         dtype: the lower precision of the whole network; None: only where the network says so itself.
     """
-    if dtype is None and not any(_REGION in node.meta for node in graph.nodes):
+    if dtype is None and not any(AUTOCAST_REGION in node.meta for node in graph.nodes):
         return
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        lower = node.meta.get(_REGION, dtype)
+        lower = node.meta.get(AUTOCAST_REGION, dtype)
         if lower is not None and isinstance(node.target, torch._ops.OpOverload):
             _cast_inputs(graph, node, _wanted(node, device, lower), casts)
         node.meta["val"] = _run(node.target, node)
@@ -166,12 +130,24 @@ def _run(target: Any, node: fx.Node) -> Any:
 
 
 def _fold(graph: fx.Graph, parameters: Mapping[str, str]) -> None:
-    """Let a parameter that is only read through one cast arrive in that type."""
-    for node in list(graph.nodes):
-        if node.op != "placeholder" or node.name not in parameters:
+    """Let a parameter that is only read through casts to one type arrive in it; a tied one has several placeholders."""
+    placeholders: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in parameters:
+            placeholders.setdefault(parameters[node.name], []).append(node)
+    for tied in placeholders.values():
+        casts = [reader for node in tied for reader in node.users]
+        types = {_type_of_cast(reader) for reader in casts}
+        if len(types) != 1 or None in types:
             continue
-        readers = list(node.users)
-        if len(readers) == 1 and readers[0].target is torch.ops.aten.to.dtype and len(readers[0].args) == 2:
-            node.meta["val"] = readers[0].meta["val"]
-            readers[0].replace_all_uses_with(node)
-            graph.erase_node(readers[0])
+        for node in tied:
+            node.meta["val"] = casts[0].meta["val"]
+        for cast in casts:
+            cast.replace_all_uses_with(cast.all_input_nodes[0])
+            graph.erase_node(cast)
+
+
+def _type_of_cast(node: fx.Node) -> torch.dtype | None:
+    """Return the type that an operator casts to; None when it does anything else."""
+    is_cast = node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not node.kwargs
+    return node.meta["val"].dtype if is_cast else None

@@ -31,7 +31,7 @@ from msrun.runtime.graph.replay import Replay, SavedResults, forgetting, plan_re
 from msrun.runtime.graph.segments import Crossing, Name, Segment
 from msrun.runtime.graph.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.layout import Mesh
-from msrun.runtime.nn.dropout_stream import current_draw
+from msrun.runtime.nn.random_stream import current_draw
 
 
 class Executor:
@@ -48,12 +48,14 @@ class Executor:
         buffers: Mapping[Name, Tensor],
         gradient_groups: Sequence[GradientGroup] | None = None,
         regions: Sequence[Region] = (),
+        memory_of: Mapping[Name, Name] | None = None,
     ) -> None:
         """Make an executor.
 
         Args:
             gradient_groups: parameters whose gradients travel together; None: those that are gathered together.
             regions: what is recomputed; `segments` are cut at their borders.
+            memory_of: value -> the parameter whose memory it is, of those that are given back before the step ends.
         """
         self._program = program
         self._segments = list(segments)
@@ -68,6 +70,9 @@ class Executor:
         self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
         self._buffer_plan = plan_buffers(program, self._segments)
         changed = set(self._buffer_plan.written)
+        borrowed = set(memory_of or {})
+        self._borrowed_results = borrowed & {node.name for node in program.outputs if isinstance(node, fx.Node)}
+        self._borrowed_updates = borrowed & {value.name for value in program.buffer_updates.values()}
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
         self._order = plan_issue_order(
             self._segments,
@@ -76,6 +81,13 @@ class Executor:
             {r.last for r in self.replays if r.segments},
             self._buffer_plan.spans,
         )
+
+    def set_buffer(self, name: Name, value: Tensor) -> None:
+        """Use another tensor as a buffer or constant from the next step on."""
+        if name in self.buffers:
+            self.buffers[name] = value
+        if name in self._fixed_buffers:
+            self._fixed_buffers[name] = value
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -160,6 +172,8 @@ class Executor:
                     copy.written[index] = list(written)
             for name, value in zip(segment.writes, written, strict=True):
                 copy.values[name] = value.detach().requires_grad_(value.requires_grad) if needs_grad else value
+                if name in self._borrowed_results:
+                    copy.copied[name] = value.detach().clone()
         for crossing in segment.crossings:
             self._start_crossing(step, copy, crossing)
         self._write_buffers(step, copy, index)
@@ -178,7 +192,7 @@ class Executor:
                     "into the next step: give it value.detach()"
                 )
             copy.values.setdefault(update.buffer, step.buffers[update.buffer])  # for later readers of the old value
-            step.buffers[update.buffer] = value
+            step.buffers[update.buffer] = value.clone() if update.value in self._borrowed_updates else value
 
     def _run_forgetting(self, copy: Copy, index: int, segment: Segment, inputs: list[Tensor]) -> Sequence[Tensor]:
         assert segment.region is not None
@@ -194,6 +208,8 @@ class Executor:
         in_place = crossing.takes_source
         pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank, in_place=in_place)
         copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
+        if crossing.result in self._borrowed_results:
+            copy.copied[crossing.result] = pending.wait().detach().clone()
 
     def _read(self, step: Step, copy: Copy, name: Name) -> Tensor:
         group = self._group_of.get(name)
@@ -355,6 +371,8 @@ class Executor:
     def _result(self, step: Step, copy: Copy, value: Any, *, leaves_late: bool) -> Any:
         if not isinstance(value, fx.Node):
             return value
+        if value.name in copy.copied:
+            return copy.copied[value.name]
         if leaves_late and (late := copy.arriving.get(value.name)) and late.is_number_on_host:
             return late
         return self._read(step, copy, value.name).detach()

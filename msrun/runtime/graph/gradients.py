@@ -3,11 +3,14 @@
 A gradient is summed over the axes along which it is partial and cut back to the stored part; parameters of one group
 travel in one message. Over the micro batches of a step gradients are added up: whole (level1), and sent once at the
 end; or of the stored part only (level2 and level3), and sent after every micro batch.
+
+A parameter that no gradient flows to has none, as in one process: an optimizer leaves it alone, weight decay included.
+Every rank runs the same graph, so that is the same on all of them; beside others in one message it counts as zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -80,22 +83,29 @@ class GradientSum:
         self.group = group
         self._total: Tensor | None = None
         self._pending: Pending | None = None
+        self._reached: set[str] = set()
+        """Placeholders of the parameters that have a gradient."""
 
     def add(self, leaf_of: Callable[[str], Tensor]) -> None:
         """Between micro batches: send off what must not be kept whole; the rest stays with the leaves."""
         if self.group.scatters_each and self.group.shard_axes:
             self.settle()
-            self._pending = self.group.start(self._take(leaf_of))
+            if self._has_new(leaf_of):
+                self._pending = self.group.start(self._take(leaf_of))
 
     def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
         self.settle()
-        leaves = [leaf_of(name) for name in self.group.placeholders]
-        if self._total is not None and all(leaf.grad is None for leaf in leaves):
-            return PendingGradients(self.group, Pending(self._total))
+        if not self._has_new(leaf_of):
+            return PendingGradients(self.group, self._reached, None if self._total is None else Pending(self._total))
+        grads = self._take(leaf_of)
         if not self.group.is_sent:
-            return PendingGradients(self.group, None, self._take(leaf_of))
-        return PendingGradients(self.group, self.group.start(self._take(leaf_of)), before=self._total)
+            return PendingGradients(self.group, self._reached, None, grads)
+        return PendingGradients(self.group, self._reached, self.group.start(grads), before=self._total)
+
+    def _has_new(self, leaf_of: Callable[[str], Tensor]) -> bool:
+        """Return whether a backward pass has left gradients."""
+        return any(leaf_of(name).grad is not None for name in self.group.placeholders)
 
     def kept_bytes(self, leaf_of: Callable[[str], Tensor]) -> int:
         """Return the bytes of gradients that are held now."""
@@ -119,7 +129,11 @@ class GradientSum:
         grads = []
         for name in self.group.placeholders:
             leaf = leaf_of(name)
-            grad = leaf.grad if leaf.grad is not None else leaf.new_zeros(leaf.shape)
+            grad = leaf.grad
+            if grad is None:
+                grad = leaf.new_zeros(leaf.shape)
+            else:
+                self._reached.add(name)
             grads.append(_as_type(grad, self.group.sum_dtype or grad.dtype))
             leaf.grad = None
         return grads
@@ -131,11 +145,14 @@ class PendingGradients:
     def __init__(
         self,
         group: GradientGroup,
+        reached: Set[str],
         pending: Pending | None,
         ready: list[Tensor] | None = None,
         before: Tensor | None = None,
     ) -> None:
         self._group = group
+        self._reached = reached
+        """Placeholders of the parameters that have a gradient; without any, nothing is on its way."""
         self._pending = pending
         self._ready = ready
         self._before = before
@@ -156,11 +173,13 @@ class PendingGradients:
             self._pending = None
 
     def wait(self) -> dict[str, Tensor]:
-        """Return parameter name -> gradient of its stored part."""
+        """Return parameter name -> gradient of its stored part, of those that have one."""
         self.settle()
+        if not self._reached:
+            return {}
         assert self._ready is not None
-        members = self._group.members
-        return {m.name: _as_type(grad, m.parameter.dtype) for m, grad in zip(members, self._ready, strict=True)}
+        members = zip(self._group.members, self._group.placeholders, self._ready, strict=True)
+        return {m.name: _as_type(grad, m.parameter.dtype) for m, name, grad in members if name in self._reached}
 
 
 class StepParameters:

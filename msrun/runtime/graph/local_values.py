@@ -5,7 +5,7 @@ The program runs once on fake tensors with autograd on, so which values carry a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class LocalValue:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    memory_of: str | None = None
+    """The parameter, by its placeholder, whose memory it is: it is that parameter or a view of it."""
 
     @property
     def nbytes(self) -> int:
@@ -57,11 +59,34 @@ def infer_local_values(
         for node in program.graph.nodes:
             if node.op == "call_function":
                 values[node] = _run(node, values, program.mesh)
+    owners = {_storage(values[use.node]): use.node.name for use in program.parameters.values()}
     return {
-        node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad)
+        node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad, owners.get(_storage(value)))
         for node, value in values.items()
         if isinstance(value, Tensor)
     }
+
+
+def parameter_memory(values: Mapping[fx.Node, LocalValue]) -> dict[str, str]:
+    """Return for every value that is a parameter's memory that parameter, both by name."""
+    return {node.name: value.memory_of for node, value in values.items() if value.memory_of is not None}
+
+
+def gradient_reaches(results: Iterable[fx.Node], values: Mapping[fx.Node, LocalValue]) -> set[fx.Node]:
+    """Return the values, parameters included, that gradients of these results flow back to."""
+    reached: set[fx.Node] = set()
+    waiting = list(results)
+    while waiting:
+        node = waiting.pop()
+        if node in reached or (node in values and not values[node].requires_grad):
+            continue
+        reached.add(node)
+        waiting += node.all_input_nodes
+    return reached
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
 
 
 def _empty(node: fx.Node, layout: TensorLayout, mesh: Mesh, *, requires_grad: bool) -> Tensor:
@@ -74,11 +99,17 @@ def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
     filled: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
     args, kwargs = filled
     if node.target is apply_collective:
-        return _after(args[0], kwargs["collective"], mesh)
+        return cross_on_fakes(args[0], kwargs["collective"], mesh)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
 
-def _after(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
-    """Return the result of a collective: of another size, with a gradient where the value has one."""
-    return value.new_empty(result_shape(collective, value.shape, mesh)).requires_grad_(value.requires_grad)
+def cross_on_fakes(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
+    """Return a fake tensor like the result of a collective: its size and memory, a gradient where the value has one."""
+    found = value.detach()
+    if collective.kind == "slice":  # rows of a tensor are its memory
+        length = value.shape[collective.dim] // mesh.extent(collective.axes)
+        found = found.narrow(collective.dim, 0, length).contiguous()
+    elif collective.kind != "enter":
+        found = found.new_empty(result_shape(collective, value.shape, mesh))
+    return found.requires_grad_(value.requires_grad)

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from msrun.errors import CaptureError
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
-from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.decisions import Decisions, find_scatters
 from msrun.runtime.graph.moves import Moves, describe_operator
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
@@ -33,6 +34,7 @@ from msrun.runtime.graph.operators.rule import (
     apply_collective,
     operator_call,
     summed_axes,
+    user_line,
 )
 from msrun.runtime.graph.parameter_uses import ParameterUses, Use
 from msrun.runtime.graph.program import MODULE_PATH as MODULE_PATH
@@ -105,6 +107,28 @@ def _gives_tensors(node: fx.Node) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
 
 
+def _refuse_numbers(node: fx.Node) -> None:
+    """Refuse an operator that makes, or reads, anything but tensors: what follows from a number is not in the graph.
+
+    Raises:
+        CaptureError: names the operator and the user's line.
+    """
+    value = node.meta.get("val")
+    where = f"{describe_operator(node)}{user_line(node)}"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+        raise CaptureError(
+            f"{where} makes a Python number of a tensor's values, which one graph for all ranks cannot hold: keep it a "
+            'tensor, as in x / x.max() for x / x.max().item(), or use parallel_mode="data_parallel", which needs no '
+            "capture"
+        )
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            raise CaptureError(
+                f"{where} reads all results of {source.target} as one list: give it the results themselves, or use "
+                'parallel_mode="data_parallel", which needs no capture'
+            )
+
+
 class _Partition:
     def __init__(
         self,
@@ -152,7 +176,10 @@ class _Partition:
                 self._operator(node)
             self._stamp(node, newest)
         before = len(self._graph.nodes)
-        self._program.outputs = [self._output(value) for value in self._captured.outputs]
+        self._program.outputs = [
+            self._output(value, is_whole=index in self._captured.stored)
+            for index, value in enumerate(self._captured.outputs)
+        ]
         self._buffer_updates()
         self._program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(self._program.outputs))
@@ -205,6 +232,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
+        _refuse_numbers(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
@@ -213,7 +241,8 @@ class _Partition:
         call = operator_call(node)
         form = rule.form(call)
         path = call.module_path
-        takes_strategy = not rule.follows or len(call.tensors) > 1 or self._operators_of[path] == 1
+        is_followed = rule.follows and len(call.tensors) == 1 and self._operators_of[path] > 1
+        takes_strategy = bool(call.tensors) and not is_followed
         strategy = strategy_of(node) or (self._strategies.get(path) if takes_strategy else None)
         split, origin = choose_split(
             call,
@@ -236,7 +265,10 @@ class _Partition:
         self._build.scatter = self._decisions.scatters.get(node.name)
         result = rule.lower(call, form, self._build, inputs, split)
         self._build.scatter = None
-        if self._differentiable & set(call.tensors) and (form.others or node.meta["val"].is_floating_point()):
+        value = node.meta["val"]
+        if self._differentiable & set(call.tensors) and (
+            not isinstance(value, torch.Tensor) or value.is_floating_point()
+        ):
             self._differentiable.add(node)
         summed = summed_axes(form, split) if rule.scatters else ()
         self._values[node] = _Value(result, form.layout(form.output, after), summed)
@@ -295,6 +327,8 @@ class _Partition:
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
         packed = self._build.packed.get(self._values[source].node, {})
+        if packed and index not in packed:  # its rule leaves out what nobody reads
+            return
         local = (
             packed[index] if packed else self._graph.call_function(operator.getitem, (self._values[source].node, index))
         )
@@ -328,20 +362,25 @@ class _Partition:
 
     # -- results ------------------------------------------------------------------------------------------------
 
-    def _output(self, value: Any) -> Any:
+    def _output(self, value: Any, *, is_whole: bool) -> Any:
         if not isinstance(value, fx.Node):
             return value
         shape = tuple(value.meta["val"].shape)
         wanted = TensorLayout.replicated(len(shape))
-        if shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
+        if not is_whole and shape and shape[0] % self._mesh.extent(self._batch_axes) == 0:
             wanted = TensorLayout((self._batch_axes, *((),) * (len(shape) - 1)))
-        return self._input(value, wanted, (), reader="the results", asked=True)
+        return self._result(value, wanted, "the results")
+
+    def _result(self, value: fx.Node, wanted: TensorLayout, reader: str) -> fx.Node:
+        """Return a value that outlives the program: of a parameter a copy, as its own memory may be given back."""
+        local = self._input(value, wanted, (), reader=reader, asked=True)
+        is_parameter = value.name in self._captured.parameters and local.op == "placeholder"
+        return self._build.call(torch.ops.aten.clone.default, local) if is_parameter else local
 
     def _buffer_updates(self) -> None:
         for name, value in self._captured.buffer_updates.items():
             wanted = TensorLayout.replicated(value.meta["val"].dim())
-            updated = self._input(value, wanted, (), reader=f"buffer {name}", asked=True)
-            self._program.buffer_updates[self._program.buffers[name]] = updated
+            self._program.buffer_updates[self._program.buffers[name]] = self._result(value, wanted, f"buffer {name}")
 
     def _collectives_since(self, count: int) -> list[fx.Node]:
         return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]

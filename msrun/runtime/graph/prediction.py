@@ -15,7 +15,7 @@ from torch import fx
 from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, backward_message, forward_message
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.gradients import GradientGroup
-from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.graph.local_values import LocalValue, gradient_reaches, infer_local_values
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.program import LocalProgram
 
@@ -31,16 +31,7 @@ def local_values(program: LocalProgram) -> LocalValues:
 def nodes_with_gradient(program: LocalProgram, values: LocalValues) -> set[fx.Node]:
     """Return the values that a gradient comes back to in a training step."""
     results = [node for node in program.outputs if isinstance(node, fx.Node) and values[node].requires_grad]
-    losses = [node for node in results if not values[node].shape][:1] or results
-    reached: set[fx.Node] = set()
-    waiting = list(losses)
-    while waiting:
-        node = waiting.pop()
-        if node in reached or (node in values and not values[node].requires_grad):
-            continue
-        reached.add(node)
-        waiting += node.all_input_nodes
-    return reached
+    return gradient_reaches([node for node in results if not values[node].shape][:1] or results, values)
 
 
 def collective_traffic(

@@ -1,7 +1,8 @@
 """Regions: the parts of a program that are computed again before their backward pass instead of being remembered.
 
-A region is one call of one recomputed module: a run of nodes of the local graph that stand together, its collectives
-included. After the forward pass only what the region reads and what others read of it is kept.
+A region is one call of one recomputed module, or one block that the network runs under torch.utils.checkpoint: a run of
+nodes of the local graph that stand together, its collectives included. After the forward pass only what the region
+reads and what others read of it is kept.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msrun.runtime.graph.partition import MODULE_PATH, LocalProgram
+from msrun.runtime.graph.program import MODULE_PATH, ORIGIN, LocalProgram
 
+CHECKPOINT = "checkpoint"
+"""Key in a captured node's meta: number of the block under torch.utils.checkpoint that it stands in."""
 SavePolicy = Callable[[object], bool]
 
 
@@ -57,11 +60,13 @@ def find_regions(program: LocalProgram, specs: Mapping[str, RecomputeSpec]) -> l
         if node.op != "call_function":
             continue
         path = find_spec(node.meta.get(MODULE_PATH), specs)
+        if path is None and ORIGIN in node.meta and CHECKPOINT in node.meta[ORIGIN].meta:
+            path = f"checkpoint {node.meta[ORIGIN].meta[CHECKPOINT]}"
         if path is None:
             current = None
             continue
         if current is None or current.path != path:
-            current = Region(path, specs[path])
+            current = Region(path, specs.get(path, RecomputeSpec()))
             regions.append(current)
         current.nodes.append(node.name)
     return regions

@@ -54,7 +54,7 @@ class Segment:
     crossings: list[Crossing] = field(default_factory=list)
     """Collectives that start when this segment has been computed."""
     groups: list[int] = field(default_factory=list)
-    """Fusion groups of parameters that this segment reads."""
+    """Fusion groups of parameters that this segment reads, by themselves or through a view of them."""
     new_groups: list[int] = field(default_factory=list)
     """Those that no earlier segment reads."""
     region: int | None = None
@@ -67,15 +67,19 @@ class Segment:
 
 
 def cut_segments(
-    program: LocalProgram, group_of: Mapping[Name, int], region_of: Mapping[Name, int] | None = None
+    program: LocalProgram,
+    group_of: Mapping[Name, int],
+    region_of: Mapping[Name, int] | None = None,
+    memory_of: Mapping[Name, Name] | None = None,
 ) -> list[Segment]:
     """Cut a program.
 
     Args:
         group_of: placeholder name of a parameter -> its fusion group.
         region_of: name of a node -> the recomputed region that it belongs to; a segment never holds nodes of two.
+        memory_of: value -> the parameter whose memory it is: who reads the one needs the other.
     """
-    region_of = region_of or {}
+    region_of, memory_of = region_of or {}, memory_of or {}
     places = _places(program.graph, group_of, region_of, _early(program, region_of))
     kept = _read_later(program, places)
     results = _results(program)
@@ -89,7 +93,7 @@ def cut_segments(
     for place in sorted(inside, key=lambda p: (p[0], -1 if p[1] is None else p[1])):
         nodes = inside[place]
         segment = _segment([n for n in nodes if not _is_collective(n)], kept)
-        read = {n.name for node in nodes for n in node.all_input_nodes}
+        read = {memory_of.get(n.name, n.name) for node in nodes for n in node.all_input_nodes}
         segment.groups = sorted({group_of[name] for name in read if name in group_of})
         segment.region = place[1]
         segment.new_groups = [group for group in segment.groups if group not in seen]

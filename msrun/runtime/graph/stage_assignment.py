@@ -3,11 +3,13 @@
 Stages are numbered along the flow of data: what an operator reads is made in its own stage or in an earlier one. Some
 operators are pinned: by the user's module names, or by parameters that an earlier call has placed. Without either the
 graph is cut into stages of equal cost. Operators that compute on inputs and constants alone, such as a mask, go to the
-first stage that reads them, so that nothing of them travels.
+first stage that reads them, so that nothing of them travels. An operator with several results and those that take them
+out are in one stage.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from itertools import accumulate, pairwise
 from torch import Tensor, fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.operator_cost import operator_cost, parameter_cost
 from msrun.runtime.graph.operators.rule import operator_call
 
@@ -71,14 +73,22 @@ def _flow(operators: Sequence[fx.Node], pins: Pins) -> dict[fx.Node, int]:
     for node in operators:
         sources = [n for n in node.all_input_nodes if n in stage_of]
         least = max((stage_of[n] for n in sources), default=None)
-        if node in pins:
+        if node in pins and not _is_item(node):
             stage_of[node] = _pinned(node, pins[node], least, sources, stage_of)
         elif least is not None:
             stage_of[node] = least
     for node in reversed(operators):
         if node not in stage_of:
             stage_of[node] = min((stage_of[user] for user in node.users if user in stage_of), default=0)
+    for node in operators:  # after those whose readers have decided: an item may be read later than the first one
+        if _is_item(node):
+            stage_of[node] = stage_of[node.all_input_nodes[0]]
     return stage_of
+
+
+def _is_item(node: fx.Node) -> bool:
+    """Return whether a node takes one of several results: they are a list, which stays where it is made."""
+    return node.target is operator.getitem
 
 
 def _pinned(
@@ -124,7 +134,7 @@ def _costs(captured: CapturedGraph, operators: Sequence[fx.Node]) -> dict[fx.Nod
 def _equal_cost(captured: CapturedGraph, operators: Sequence[fx.Node], count: int) -> dict[fx.Node, list[int]]:
     """Pin every operator that depends on a parameter: in graph order, cut where stages cost alike."""
     trained = _depend_on(operators, lambda n: n.name in captured.parameters)
-    line = [node for node in operators if node in trained]
+    line = [node for node in operators if node in trained and not _is_item(node)]
     if len(line) < count:
         raise StrategyError(
             f"{len(line)} operators of the network depend on parameters, too few for {count} stages: use fewer stages"
@@ -148,11 +158,12 @@ def _bytes_before(line: Sequence[fx.Node]) -> list[int]:
     place = {node: index for index, node in enumerate(line)}
     change = [0] * (len(line) + 1)
     for node, index in place.items():
-        value = node.meta.get("val")
-        last = max((place[user] for user in node.users if user in place), default=index)
-        if isinstance(value, Tensor) and last > index:
-            change[index + 1] += value.numel() * value.element_size()
-            change[last + 1] -= value.numel() * value.element_size()
+        for result in [node, *filter(_is_item, node.users)]:
+            value = result.meta.get("val")
+            last = max((place[user] for user in result.users if user in place), default=index)
+            if isinstance(value, Tensor) and last > index:
+                change[index + 1] += value.numel() * value.element_size()
+                change[last + 1] -= value.numel() * value.element_size()
     return list(accumulate(change))[: len(line)]
 
 

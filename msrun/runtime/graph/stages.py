@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from msrun.runtime.graph.local_values import LocalValue
+from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
 from msrun.runtime.graph.operators.rule import apply_collective
 from msrun.runtime.graph.partition import ORIGIN, LocalProgram
 
@@ -61,7 +61,7 @@ def cut_stages(
         loss: the result that gradients start from; None when there is none.
     """
     local = _local_stages(program, stage_of)
-    with_gradient = _ancestors(loss) if loss is not None else set()
+    with_gradient = gradient_reaches([loss] if loss is not None else [], values)
     borders = [_border(program, local, index, values, with_gradient) for index in range(count - 1)]
     around: list[tuple[BorderValue, ...]] = [(), *borders, ()]
     return [_cut(program, local, index, around[index], around[index + 1]) for index in range(count)]
@@ -94,17 +94,6 @@ def _local_stages(program: LocalProgram, stage_of: Mapping[fx.Node, int]) -> dic
     return local
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    found = {node}
-    waiting = [node]
-    while waiting:
-        for source in waiting.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
-
-
 def _border(
     program: LocalProgram,
     local: Mapping[fx.Node, int],
@@ -117,7 +106,7 @@ def _border(
     for node in program.graph.nodes:
         if local.get(node, before + 1) <= before and any(local.get(user, 0) > before for user in node.users):
             value = values[node]
-            crossing.append(BorderValue(node.name, value, value.requires_grad and node in with_gradient))
+            crossing.append(BorderValue(node.name, value, node in with_gradient))
     return tuple(crossing)
 
 

@@ -28,6 +28,8 @@ class Copy:
     """Parts of a value's gradient that do not come through its leaf."""
     saved: dict[int, SavedResults] = field(default_factory=dict)
     """segment of a recomputed region -> results that are kept of it"""
+    copied: dict[Name, Tensor] = field(default_factory=dict)
+    """Results that lie in the memory of a gathered parameter, copied out of it before it is given back."""
 
 
 class ValueOnItsWay(Pending):

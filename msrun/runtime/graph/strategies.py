@@ -242,9 +242,10 @@ def _data_parallel(
     Where the rows of the batch are lost from sight it is dimension 0; what does not come from the batch stays whole.
     """
     dims = [tensor.meta.get(BATCH_DIM, 0) for tensor in call.tensors]
-    first = next((i for i, layout in enumerate(layouts) if layout is not None and dims[i] is not None), None)
-    if first is None or not form.inputs[first]:
+    batches = [i for i, layout in enumerate(layouts) if layout is not None and dims[i] is not None and form.inputs[i]]
+    if not batches:
         return {}
+    first = next((i for i in batches if form.inputs[i][max(dims[i], 0)] is not None), batches[0])
     dim, present = max(dims[first], 0), layouts[first]
     label = form.inputs[first][dim]
     own = present.split[dim] if present is not None else ()

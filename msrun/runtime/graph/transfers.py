@@ -118,4 +118,4 @@ def _parts(value: Tensor, count: int, dim: int) -> Tensor:
     """Return (count, *part shape), contiguous: the equal parts of `dim`."""
     if dim == 0:
         return value.contiguous().view(count, value.shape[0] // count, *value.shape[1:])
-    return torch.stack(value.chunk(count, dim))
+    return torch.stack(value.chunk(count, dim)).contiguous()  # stack keeps strides such as those of channels_last

@@ -60,7 +60,7 @@ def layout_of_result(
 
 
 def _with_summed(numbers: tuple[int, ...], mesh: Mesh, held: TensorLayout, summed: Axes) -> TensorLayout:
-    rest = list(summed)
+    rest = [axis for axis in summed if axis not in held.used]  # a sum may have been left cut by some of its axes
     split = []
     for number, axes in zip(numbers, held.split, strict=True):
         cut = axes

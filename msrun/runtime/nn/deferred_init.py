@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import ParallelError
 from msrun.runtime.nn.put_value import put_value
+from msrun.runtime.nn.random_stream import torchs_numbers
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,7 @@ def defer_values(values: Mapping[str, Callable[[], Tensor]], tensors: Mapping[st
         tape.entries.append(_Entry(value, (), {}, (tape.remember(meta),)))
 
 
+@torchs_numbers()
 def init_parameters(module: nn.Module) -> nn.Module:
     """Give every deferred parameter and buffer of a module its whole value on this process; returns the module."""
     tensors = deferred_tensors(module)

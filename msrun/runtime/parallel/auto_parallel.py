@@ -15,18 +15,17 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.capture.target import Target, find_target
 from msrun.runtime.graph.activations import ActivationEstimate
-from msrun.runtime.graph.capture import Target, find_target
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.dropout_calls import DropoutCalls
-from msrun.runtime.nn.dropout_stream import drawing, part_of_batch
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import drawing, part_of_batch
+from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.announcement import announce, log
-from msrun.runtime.parallel.compilation.call_signature import describe_batch, describe_leaf, flags_of
+from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
 from msrun.runtime.parallel.compilation.compilation import Compilation
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.function_key import FunctionKey
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import default_settings
 from msrun.runtime.parallel.modes.data_parallel import Replicas
@@ -82,14 +81,17 @@ class AutoParallel:
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
-        self._compiled: dict[tuple[Any, ...], CompiledCall | PipelinedCall] = {}
-        self._targets: dict[FunctionKey | int, Target] = {}
+        self._captured: list[CapturedCall] = []
+        """Calls that were captured, the one that ran last first."""
+        self._roots: dict[tuple[tuple[str, int], ...], nn.Module] = {}
+        """modules that a step function calls -> what holds them"""
         self._plan: ParallelPlan | None = None
         self._replicas: Replicas | None = None
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
         self._is_warned = False
+        self._has_run = False
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -194,7 +196,7 @@ class AutoParallel:
 
     def _set(self, name: str, **changes: Any) -> AutoParallel:
         self.settings.check_setter(name, changes)
-        if self._compiled or self._replicas is not None:
+        if self._captured or self._replicas is not None:
             raise StrategyError(f"{name}() came after the first call: the parameters are placed already; set it before")
         self.settings = replace(self.settings, **changes)
         return self
@@ -212,7 +214,7 @@ class AutoParallel:
                 result = self.network(*args, **kwargs)
             finally:
                 current_parallel.reset(token)
-            if not self._targets:
+            if not self._has_run:
                 raise CaptureError(
                     "the step function called no function of value_and_grad, so nothing ran in parallel: take the "
                     "gradients with value_and_grad, or give AutoParallel the network"
@@ -223,8 +225,9 @@ class AutoParallel:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
-        key = id(function) if function is self.network else FunctionKey(function)
-        target = Target(function, self._target(key, function).root)
+        self._has_run = True
+        known = self._find_captured(function, args, kwargs) if self._captured else None
+        target = self._target(function) if known is None else Target(function, known.root)
         if torch.is_grad_enabled():
             progress.begin_step()
         answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
@@ -233,11 +236,11 @@ class AutoParallel:
                 is_shared = self.settings.parallel_mode != "stand_alone"
                 self._loss_scale = LossScale(self.settings.precision, is_shared=is_shared)
             if self._loss_scale is None or not torch.is_grad_enabled():
-                return self._run(key, target, args, kwargs)
+                return self._run(known, target, args, kwargs)
             args, kwargs = self._loss_scale.enter((tuple(args), dict(kwargs)))
             token = current_loss_scale.set(self._loss_scale.value)
             try:
-                result = self._run(key, target, args, kwargs)
+                result = self._run(known, target, args, kwargs)
             finally:
                 current_loss_scale.reset(token)
             if id(target.root) not in self._watched:
@@ -245,33 +248,41 @@ class AutoParallel:
                 self._loss_scale.watch(target.root.parameters())
             return self._loss_scale.leave(result)
 
-    def _run(self, key: Any, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _find_captured(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> CapturedCall | None:
+        """Return a captured call that does the same; the newest one stands first."""
+        args, tensors = tuple(args), find_tensors(args, kwargs)
+        with autocast(self.settings.precision):
+            for index, call in enumerate(self._captured):
+                if call.holds(function, args, kwargs, tensors):
+                    if index:
+                        self._captured.insert(0, self._captured.pop(index))
+                    return call
+        return None
+
+    def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
             init_parameters(target.root)
             self._warn_of_one_process()
-            with autocast(self.settings.precision), DropoutCalls(), checkpointed(target.root):
+            with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             if self._replicas is None:
                 self._replicas = Replicas(self.settings, self._note_placed)
             with (
-                DropoutCalls(),
-                part_of_batch(world.get_rank(), world.get_group_size()),
+                RandomCalls(),
+                part_of_batch(world.get_rank(), world.get_group_size(), pytree.tree_leaves((args, kwargs))),
                 checkpointed(target.root),
             ):
                 return self._replicas.call(target, args, kwargs)
         agreement.begin_call()
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        signature = (
-            key,
-            spec,
-            flags_of(target.root),
-            tuple(describe_leaf(leaf) for leaf in leaves),
-        )
-        if signature not in self._compiled:
-            self._compiled[signature] = self._compile(target, args, kwargs)
-        return self._compiled[signature].run(tensors)
+        args, kwargs = tuple(args), dict(kwargs)
+        tensors = find_tensors(args, kwargs)
+        if known is not None:
+            with contextlib.suppress(ParameterChanged):
+                return known.run(target.call, args, kwargs, tensors)
+        return self._capture(target, args, kwargs, tensors).run(target.call, args, kwargs, tensors)
 
     def _warn_of_one_process(self) -> None:
         if self.settings.activation_limit_bytes is not None and not self._is_warned:
@@ -301,12 +312,19 @@ class AutoParallel:
         with self._replicas.no_sync():
             yield
 
-    def _target(self, key: FunctionKey | int, function: Callable[..., Any]) -> Target:
-        if key not in self._targets:
-            self._targets[key] = find_target(function)
-        return self._targets[key]
+    def _target(self, function: Callable[..., Any]) -> Target:
+        """Return what a function that was not captured before calls; functions with the same modules share a root."""
+        target = find_target(function)
+        if target.root is function:
+            return target
+        modules = tuple(target.root.named_children()) if type(target.root) is nn.Module else ()
+        key = tuple((name, id(module)) for name, module in modules)
+        root = self._roots.setdefault(key, target.root) if key else target.root
+        return Target(function, root)
 
-    def _compile(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> CompiledCall | PipelinedCall:
+    def _capture(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> CapturedCall:
         compilation = self._compilations.get(id(target.root))
         if compilation is None:
             check_no_layerwise(target.root, self.settings.parallel_mode)
@@ -319,17 +337,21 @@ class AutoParallel:
             compilation = Compilation(target, self.settings, mesh, rank, storage)
             self._compilations[id(target.root)] = compilation
         compilation.target = target
+        reason = self._captured[0].why_not(target.call, args, kwargs, tensors) if self._captured else ""
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
-        compiled, self._plan = compile_call(compilation, args, kwargs)
+        captured, compiled, self._plan = compile_call(compilation, args, kwargs)
+        call = CapturedCall(target, tensors, captured, compiled)
+        self._captured.insert(0, call)
         if world.get_rank() == 0:
             announce(self._plan)
-            if (count := len(self._compiled) + 1) in (8, 64, 512):
+            if (count := len(self._captured)) in (8, 64, 512):
                 log.warning(
-                    "captured %d times: shapes, or numbers that the step function uses, change from call to call; keep "
-                    "them fixed, or pass the numbers as tensors",
+                    "captured %d times, the last time because of %s: keep what changes from call to call out of the "
+                    "network's attributes and shapes, or make it a tensor",
                     count,
+                    reason or "a parameter that was assigned, frozen or trained again",
                 )
-        return compiled
+        return call
 
     # -- telling ------------------------------------------------------------------------------------------------
 
@@ -358,9 +380,9 @@ class AutoParallel:
         Raises:
             CaptureError: before the first call, or in a world of one process.
         """
-        if not self._compiled:
+        if not self._captured:
             raise CaptureError("there is no estimate yet: it is made after the first call, in a world of several ranks")
-        newest = list(self._compiled.values())[-1]
+        newest = self._captured[0].compiled
         if isinstance(newest, PipelinedCall):
             raise CaptureError("there is no estimate for a pipeline, whose stages hold several micro batches at once")
         return newest.activations()

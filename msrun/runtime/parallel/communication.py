@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from msrun.errors import CaptureError, StrategyError, near_miss
 from msrun.runtime import groups, world
+from msrun.runtime.graph import marked_calls
 from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.pending import traffic
 from msrun.runtime.graph.transfers import start_exchange, start_gather, start_reduce_scatter
@@ -42,7 +42,7 @@ def all_reduce(x: Tensor, op: str = "sum", group: str | None = None) -> Tensor:
     Raises:
         StrategyError: another `op`.
     """
-    members = _members(x, "all_reduce", group)
+    members = _members("all_reduce", group)
     if op != "sum" and op not in _EXTREMES:
         raise StrategyError(f"all_reduce(op={op!r}){near_miss(str(op), ['sum', *_EXTREMES])}: must be sum, max or min")
     if members is None:
@@ -53,7 +53,7 @@ def all_reduce(x: Tensor, op: str = "sum", group: str | None = None) -> Tensor:
 
 def all_gather(x: Tensor, dim: int = 0, group: str | None = None) -> Tensor:
     """Join the ranks' parts along `dim`: (.., n, ..) -> (.., n * ranks, ..)."""
-    members = _members(x, "all_gather", group)
+    members = _members("all_gather", group)
     dim = _dimension(x, dim, "all_gather")
     if members is None:
         return x
@@ -67,7 +67,7 @@ def reduce_scatter(x: Tensor, op: str = "sum", dim: int = 0, group: str | None =
     Raises:
         StrategyError: another `op`, whose gradient MindSpore does not know either, or a size that does not divide.
     """
-    members = _members(x, "reduce_scatter", group)
+    members = _members("reduce_scatter", group)
     dim = _dimension(x, dim, "reduce_scatter")
     if op != "sum":
         raise StrategyError(f"reduce_scatter(op={op!r}): must be sum")
@@ -87,7 +87,7 @@ def broadcast(x: Tensor, root_rank: int = 0, group: str | None = None) -> Tensor
     Raises:
         StrategyError: a rank that is not in the group.
     """
-    members = _members(x, "broadcast", group)
+    members = _members("broadcast", group)
     ranks = groups.get_process_group_ranks(group) if group is not None else range(world.get_group_size())
     if root_rank not in ranks:
         raise StrategyError(f"broadcast(root_rank={root_rank}): must be one of the group's ranks {list(ranks)}")
@@ -105,7 +105,7 @@ def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | 
     Raises:
         StrategyError: a size that does not divide.
     """
-    members = _members(x, "all_to_all", group)
+    members = _members("all_to_all", group)
     split_dim, concat_dim = _dimension(x, split_dim, "all_to_all"), _dimension(x, concat_dim, "all_to_all")
     if members is None:
         return x
@@ -114,9 +114,9 @@ def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | 
     return result
 
 
-def _members(x: Tensor, name: str, group: str | None) -> dist.ProcessGroup | None:
+def _members(name: str, group: str | None) -> dist.ProcessGroup | None:
     """Return torch's group; None where there is nobody to talk to."""
-    if isinstance(x, FakeTensor):
+    if marked_calls.MSRUN_CAPTURING:
         raise CaptureError(
             f"{name} is written by hand, but this mode makes the collectives itself: use "
             'parallel_mode="hybrid_parallel"'

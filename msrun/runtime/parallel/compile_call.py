@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.compilation import compile_pipeline
@@ -15,8 +16,10 @@ from msrun.runtime.parallel.plan import ParallelPlan
 
 def compile_call(
     compilation: Compilation, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[CompiledCall | PipelinedCall, ParallelPlan]:
-    """Return the program for arguments of these shapes, and what was decided. All ranks call it together.
+) -> tuple[CapturedGraph, CompiledCall | PipelinedCall, ParallelPlan]:
+    """Return the graph and the program for arguments of these shapes, and what was decided.
+
+    All ranks call it together.
 
     Raises:
         CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.

@@ -47,6 +47,9 @@ def predict_traffic(compiled: CompiledCall, rank: int) -> StepTraffic:
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return StepTraffic(nothing, (), gathers, sums, None, (note,))
+    trained = {node.name for node in nodes_with_gradient(program, values)}
+    groups = compiled.executor.gradient_groups
+    sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
     messages = [m for of_one in moved for traffic in of_one for m in traffic.messages]
     messages = (messages + _again(compiled, values, rank)) * parts.total

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.regions import RecomputeSpec, SavePolicy
-from msrun.runtime.nn.dropout_calls import DropoutCalls
-from msrun.runtime.nn.dropout_stream import Draw, current_draw
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import Draw, current_draw
 
 _ATTRIBUTE = "_msrun_recompute"
 
@@ -90,7 +90,7 @@ def checkpointed(root: nn.Module) -> Iterator[None]:
 
 
 def _call_of(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of this module, by which dropouts see that they get their masks again (`nn.dropout_calls`)."""
+    """Return a function of this module, by which dropouts see that they get their masks again (`nn.random_calls`)."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
@@ -110,7 +110,7 @@ def _same_masks_again() -> tuple[AbstractContextManager[None], AbstractContextMa
 def _drawing_again(draw: Draw) -> Iterator[None]:
     token = current_draw.set(draw)
     try:
-        with DropoutCalls():
+        with RandomCalls():
             yield
     finally:
         current_draw.reset(token)

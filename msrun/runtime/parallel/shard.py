@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.graph.capture import find_target
-from msrun.runtime.graph.marked_calls import call_region
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.graph import marked_calls
+from msrun.runtime.graph.marked_calls import MarkedFunction, call_marked
 from msrun.runtime.graph.strategies import Entry, OperatorStrategy
 from msrun.runtime.named_layout import Layout
 
@@ -71,6 +72,8 @@ def shard(
         StrategyError: not tuples of whole numbers above 0 or Layouts, or both mixed. Whether the operator allows them
             is checked at capture.
     """
+    if marked_calls.MSRUN_CAPTURING:
+        raise StrategyError("shard is called while the network runs: call it once, before the first step")
     if target is None:
         return lambda function: shard(function, in_strategy, out_strategy, parameter_plan)
     if not callable(target) or isinstance(target, type):
@@ -87,10 +90,12 @@ def shard(
         vars(target)[_ATTRIBUTE] = strategy
         return target
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
+    marked = MarkedFunction(name, strategy, target)
+    number = marked.number
 
     @functools.wraps(target)
     def sharded(*args: Any, **kwargs: Any) -> Any:
-        return call_region(name, strategy, target, args, kwargs)
+        return call_marked(marked, number, args, kwargs)
 
     return sharded
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss
-from msrun.runtime.graph.capture import Target, capture
-from msrun.runtime.parallel.batch.divided_batch import Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import Target
+from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind
 from msrun.runtime.parallel.scaling import Compat, Scales, scales
 
@@ -121,42 +122,23 @@ def test_scales_are_in_one_place(compat: Compat, copies: int, micro_batches: int
 
 
 @given(st.lists(st.tuples(st.sampled_from(["copies", "micro batches"]), st.integers(1, 3)), max_size=4))
-def test_slices_of_nested_wrappers_are_those_that_cutting_again_and_again_makes(
+def test_parts_run_in_the_order_of_the_rows_however_their_wrappers_are_nested(
     divisions: list[tuple[PartKind, int]],
 ) -> None:
     parts = BatchParts(tuple(divisions))
     rows = torch.arange(parts.total * 2)
-
-    def cut(value: Tensor, rest: list[tuple[PartKind, int]]) -> list[tuple[tuple[tuple[str, int], ...], Tensor]]:
-        if not rest:
-            return [((), value)]
-        (kind, number), *inner = rest
-        pieces = [cut(piece, inner) for piece in value.chunk(number)]
-        return [(((kind, at), *place), one) for at, piece in enumerate(pieces) for place, one in piece]
-
-    by_place = {
-        tuple(tuple(at for own, at in place if own == kind) for kind in ("micro batches", "copies")): piece
-        for place, piece in cut(rows, divisions)
-    }
-    wanted = [by_place[key] for key in sorted(by_place)]
-    found = [copy[0] for micro in parts.split((rows,)) for copy in micro]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    in_order = parts.in_order([[copy[0] for copy in micro] for micro in parts.split((rows,))])
-    assert torch.equal(torch.cat(in_order), rows)
+    found = [[copy[0] for copy in micro] for micro in parts.split((rows,))]
+    assert [len(micro) for micro in found] == [parts.copies] * parts.micro_batches
+    assert torch.equal(torch.cat([piece for micro in found for piece in micro]), rows)
+    assert torch.equal(torch.cat(parts.in_order(found)), rows)
 
 
 def trace(function: Any, root: nn.Module) -> Any:
     """Capture a function as AutoParallel does."""
     wrappers = find_wrappers(root)
-    tracing = Tracing(wrappers)
-    token = current_tracing.set(tracing)
     rows = 12 // find_parts(wrappers).total
-    try:
-        return capture(
-            Target(tracing.watch(function), root), batch(), {}, input_shapes=[(rows, 4), (rows, 2)], parameter_shapes={}
-        )
-    finally:
-        current_tracing.reset(token)
+    shapes = [(rows, 4), (rows, 2)]
+    return capture(Target(function, root), batch(), {}, input_shapes=shapes, parameter_shapes={}, wrappers=wrappers)
 
 
 def test_step_that_hands_its_batch_on_is_captured_as_one_part() -> None:

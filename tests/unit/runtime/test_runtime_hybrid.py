@@ -15,7 +15,8 @@ from msrun.runtime import (
     layerwise_parallel,
     reduce_scatter,
 )
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 
 
 def test_operators_return_their_input_in_a_world_of_one() -> None:

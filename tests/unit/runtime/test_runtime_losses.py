@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.shard import strategies_of

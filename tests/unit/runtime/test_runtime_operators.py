@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.elementwise import Elementwise
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, operator_call, summed_axes

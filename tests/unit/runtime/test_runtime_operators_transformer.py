@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import shard
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import Form, operator_call
 from msrun.runtime.graph.partition import LocalProgram, partition

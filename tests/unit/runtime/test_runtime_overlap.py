@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from msrun.runtime import shard
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph import execute, late_weights
-from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.collectives import Collective
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.parameters import StoredParameter
@@ -144,7 +145,7 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             patch.setattr(Collective, "start_forward", start_forward)
             patch.setattr(Collective, "start_backward", start_backward)
             patch.setattr(execute, "compute_late_weights", compute_late)
-            compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)]).backward()
+            compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)])[0].backward()
         return clock
 
     return run

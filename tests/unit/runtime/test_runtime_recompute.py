@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.regions import RecomputeSpec, find_regions, find_spec, parameters_of
 from msrun.runtime.graph.replay import Replay, plan_replays

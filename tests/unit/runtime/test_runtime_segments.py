@@ -10,9 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from msrun.runtime import shard
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.graph.local_values import parameter_memory
 from msrun.runtime.graph.operators.rule import apply_collective
 from msrun.runtime.graph.partition import LocalProgram, partition
+from msrun.runtime.graph.prediction import local_values
 from msrun.runtime.graph.segments import Segment, cut_segments, render_segments
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.shard import strategies_of
@@ -175,3 +178,27 @@ def test_program_without_collectives_is_one_segment() -> None:
     (segment,) = cut_segments(alone, groups_of(alone, ONE_GROUP))
     assert segment.crossings == []
     assert len(segment.writes) == 1
+
+
+def test_view_of_a_parameter_holds_its_group_to_the_last_reader() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.middle = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            turned, doubled = self.first.weight.t(), self.first.weight * 2
+            x = self.middle(self.first(x))
+            return x @ turned.reshape(2, 2, 4).flatten(0, 1), x @ doubled
+
+    graph = capture(find_target(Late()), [torch.ones(4, 4)], {}, input_shapes=[(4, 4)], parameter_shapes={})
+    alone = partition(
+        graph, build_mesh(1), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
+    )
+    first, middle = (alone.parameters[name].node.name for name in ("first.weight", "middle.weight"))
+    memory_of = parameter_memory(local_values(alone))
+    assert set(memory_of.values()) == {first, middle}
+    views = [node for node in alone.graph.nodes if node.op == "call_function" and node.name in memory_of]
+    assert {str(node.target) for node in views} == {"aten.t.default", "aten.reshape.default"}
+    segments = cut_segments(alone, {first: 0, middle: 1}, memory_of=memory_of)
+    assert [segment.groups for segment in segments] == [[0], [0, 1]]

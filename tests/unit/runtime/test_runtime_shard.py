@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.prediction import local_values, nodes_with_gradient
 from msrun.runtime.layout import TensorLayout

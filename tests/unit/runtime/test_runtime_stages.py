@@ -15,7 +15,9 @@ from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import Pipeline, WithLoss, shard
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values
 from msrun.runtime.graph.operator_cost import OPERATIONS_PER_BYTE, operator_cost
 from msrun.runtime.graph.partition import LocalProgram, partition
@@ -150,7 +152,7 @@ def stages_of_modules(graph: CapturedGraph, assignment: StageAssignment) -> dict
     found: dict[str, set[int]] = {}
     for node, stage in assignment.stage_of.items():
         paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
-        found.setdefault(paths[-1].removeprefix("root.network.") if paths else "", set()).add(stage)
+        found.setdefault(paths[-1].removeprefix("network.") if paths else "", set()).add(stage)
     return found
 
 

@@ -11,7 +11,9 @@ from operator_cases import OperatorCase, OperatorNetwork
 from operator_cases_conv import BINARY
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.capture import CapturedGraph, capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh

@@ -131,6 +131,26 @@ def run(scenario, rank, right, parameters, buffers):
     }
 
 
+def rounding_of_gradients():
+    """Return the median error of a parameter's gradient in float32, relative to float64: of one process, of all."""
+    torch.set_default_dtype(torch.float32)
+    errors = {"one": [], "all": []}
+    for seed in range(4):
+        found = {}
+        for who, dtype in (("right", torch.float64), ("one", torch.float32), ("all", torch.float32)):
+            torch.manual_seed(seed)
+            network = NETWORKS["resnet"][0]().to(dtype)
+            step = WithLoss(network, F.cross_entropy)
+            step = AutoParallel(step).dataset_strategy("full_batch") if who == "all" else step
+            ((images, labels),) = batches(SCENARIOS[0], 1)
+            step(images.to(dtype), labels).backward()
+            found[who] = [parameter.grad.double() for parameter in network.parameters()]
+        for who, kept in errors.items():
+            pairs = zip(found[who], found["right"], strict=True)
+            kept += [float((mine - right).norm() / right.norm()) for mine, right in pairs]
+    return {who: float(torch.tensor(kept).median()) for who, kept in errors.items()}
+
+
 def main():
     init(timeout_s=120)
     rank = get_rank()
@@ -140,6 +160,7 @@ def main():
         everyone = [None] * WORLD_SIZE
         dist.all_gather_object(everyone, run(scenario, rank, *right[kind(scenario)]))
         results[scenario.name] = everyone
+    results["rounding"] = rounding_of_gradients()
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

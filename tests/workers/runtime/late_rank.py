@@ -55,7 +55,7 @@ def train(name, wrap, loss_fn, labels):
     step = AutoParallel(wrap(WithLoss(network, loss_fn))).dataset_strategy("full_batch")
     step(*data).backward()
     network.zero_grad()
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     returned = result.with_name(f"{name} returned")
     if get_rank() == 1:
         compiled.executor.__class__ = Waiting

@@ -28,8 +28,9 @@ from msrun.runtime import (
     release,
     shard,
 )
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
-from msrun.runtime.graph.capture import capture, find_target
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import partition
 from msrun.runtime.graph.pending import traffic

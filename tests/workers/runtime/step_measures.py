@@ -55,7 +55,7 @@ def order_of_issue(make, batch):
     network = by_layers(make(torch.float64))
     step = AutoParallel(WithLoss(network, F.cross_entropy)).hsdp(threshold=0, optimizer_level="level3")
     step(*batch).backward()
-    (compiled,) = step._compiled.values()
+    compiled = step._captured[0].compiled
     groups, gradients = compiled.executor.groups, compiled.executor.gradient_groups
     events, was_idle = [], {}
 
@@ -210,7 +210,7 @@ def limited(make, batch, plain, every):
     for bytes_ in (most, least + of_one_block, least):
         step = activation_step(make, {}).recompute("auto", memory_limit_mb=bytes_ / 2**20)
         step(*batch).backward()
-        (compiled,) = step._compiled.values()
+        compiled = step._captured[0].compiled
         peak = step.activations.peak_bytes
         found["chosen"].append({"limit": bytes_, "peak": peak, "regions": [r.path for r in compiled.regions]})
     try:

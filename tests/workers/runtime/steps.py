@@ -201,7 +201,7 @@ def law_of(case, dtype_name, rank):
         "gradients": worst(first, gradients, network, rank) if first else 0.0,
         "weights": worst(held, weights, network, rank),
         "calls": moved,
-        "captures": len(step._compiled),
+        "captures": len(step._captured),
     }
 
 

@@ -1,7 +1,7 @@
-"""Rule for dropout, whose masks do not depend on how the work is divided; random operators without a rule are refused.
+"""Rule for dropout, whose masks do not depend on how the work is divided; the numbers of all draws, and refusals.
 
 The mask of an element follows from (seed, step, number of the call in the network, place in the whole tensor), see
-`nn.dropout_mask`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
+`nn.random_bits`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from msrun.runtime.graph.operators.rule import (
 )
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.nn.dropout import Kind, drop, mask_shape
-from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_draws import DRAWS, arguments_of, is_drawn
 
 aten = torch.ops.aten
 CALL = "dropout_call"
@@ -42,16 +43,16 @@ KINDS: dict[torch._ops.OpOverload, Kind] = {
 
 
 def number_dropouts(graph: fx.Graph) -> None:
-    """Give every dropout that drops something its number, before the graph is divided in any way.
+    """Give every operator that draws random numbers its number, before the graph is divided in any way.
 
     Raises:
-        CaptureError: another operator that draws random numbers.
+        CaptureError: one that has no rule, or a generator of its own.
     """
     count = 0
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if _drops(node):
+        if _drops(node) or _draws(node):
             node.meta[CALL] = count
             count += 1
         elif node.target not in KINDS and node.target is not aten.scaled_dot_product_attention.default:
@@ -65,6 +66,10 @@ def _drops(node: fx.Node) -> bool:
         return False
     call = operator_call(node)
     return bool(call.argument("train") and call.argument("p") > 0)
+
+
+def _draws(node: fx.Node) -> bool:
+    return node.target in DRAWS and is_drawn(node.target, arguments_of(node.target, node.args, node.kwargs))
 
 
 def batch_dim_of(node: fx.Node) -> int | None:
@@ -95,6 +100,22 @@ class Part(NamedTuple):
         return Box(self.shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 
+def key_of_part(draw: Tensor, call: int, part: Part, batch_dim: int | None, operator: str) -> DrawKey:
+    """Return the key of the random numbers of one draw.
+
+    Raises:
+        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
+    """
+    key = DrawKey(*numbers_given(draw))
+    if batch_dim == LOST and key.count > 1:
+        raise StrategyError(
+            f"{operator} (random draw {call} of the network) works on a tensor of shape {part.shape} whose rows of the "
+            f"batch are not known, so {key.count} copies of the batch cannot have the numbers of one: draw before the "
+            "batch is mixed, with the rows of the batch in dimension 0, or use one copy"
+        )
+    return key
+
+
 def part_mask(
     draw: Tensor, place: Tensor, call: int, p: float, part: Part, batch_dim: int | None, device: torch.device
 ) -> Tensor:
@@ -103,13 +124,7 @@ def part_mask(
     Raises:
         StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
     """
-    key = DrawKey(*numbers_given(draw))
-    if batch_dim == LOST and key.count > 1:
-        raise StrategyError(
-            f"dropout {call} of the network works on a tensor of shape {part.shape} whose rows of the batch are not "
-            f"known, so {key.count} copies of the batch cannot have the masks of one: drop before the batch is mixed, "
-            "or use one copy"
-        )
+    key = key_of_part(draw, call, part, batch_dim, "dropout")
     return keep_mask(key, call, p, part.box(numbers_given(place)[0]), batch_dim, device)
 
 
@@ -154,7 +169,7 @@ class Dropout(Elementwise):
 
 
 def refuse_random(node: fx.Node) -> None:
-    """Refuse an operator without a rule that draws random numbers: they would differ from rank to rank.
+    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank.
 
     Raises:
         CaptureError: names the operator and what to do.
@@ -162,10 +177,17 @@ def refuse_random(node: fx.Node) -> None:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return
     call = operator_call(node)
-    is_training = call.argument("train", call.argument("training", default=True))
-    if is_training and call.argument("dropout", default=1.0) > 0:  # recurrent layers have one of their own
+    where = f"{node.target} in module {call.module_path or '(top)'}"
+    if call.argument("generator") is not None:
         raise CaptureError(
-            f"{node.target} in module {call.module_path or '(top)'} draws random numbers, which would not be those of "
-            "one process: pass them in as an input, use dropout of torch.nn.functional, or "
-            'parallel_mode="data_parallel", which needs no capture'
+            f"{where} draws from a generator of its own, whose numbers would not be those of one process: leave the "
+            "generator out, and the numbers follow from torch.manual_seed whatever the layout; or pass them in as an "
+            'input, or use parallel_mode="data_parallel", which needs no capture'
+        )
+    is_training = call.argument("train", call.argument("training", default=True))
+    drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
+    if node.target not in DRAWS and is_training and drops:
+        raise CaptureError(
+            f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
+            'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'
         )

@@ -14,7 +14,7 @@ abs neg exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square reciprocal sin cos
 sign sgn logical_not bitwise_not isnan isinf isfinite clamp clamp_min clamp_max nan_to_num threshold
 add sub rsub mul div true_divide pow maximum minimum fmod remainder atan2 lerp addcmul addcdiv where
 eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill
-to _to_copy clone contiguous detach alias zeros_like ones_like full_like type_as positive
+to _to_copy clone contiguous detach alias zeros_like ones_like full_like empty_like type_as positive
 """.split()  # noqa: SIM905 - a hundred quotes would hide the names
 
 

@@ -1,4 +1,4 @@
-"""Rules for operators that join tensors or take one apart: cat, stack, split, chunk, unbind, glu."""
+"""Rules for operators that join tensors or take one apart: cat, stack, split, chunk, unbind, glu, slice_scatter."""
 
 from __future__ import annotations
 
@@ -65,3 +65,18 @@ class Unbind(Rule):
         labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
         output = labels[:dim] + labels[dim + 1 :]
         return Form((labels,), output, sizes_of((labels, shape)), others=(output,) * (len(call.output_shapes) - 1))
+
+
+class ScatterPart(Rule):
+    """slice_scatter and select_scatter, a tensor with one part replaced: the dimension of the part stays whole."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels of both tensors; the dimension of the part has none."""
+        shape = call.shapes[0]
+        dim = call.argument("dim") % len(shape)
+        labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
+        is_slice = call.node.target is aten.slice_scatter.default
+        part = labels if is_slice else labels[:dim] + labels[dim + 1 :]
+        return Form((labels, part), labels, sizes_of((labels, shape)))

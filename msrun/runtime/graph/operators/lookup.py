@@ -151,6 +151,22 @@ class Gather(Rule):
         return build.sum_over(found, summed_axes(form, split))
 
 
+class Scatter(Rule):
+    """scatter, scatter_add: the dimension written in stays whole, and others where the index lacks a part of them."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels of the table, the index and the source."""
+        table = call.shapes[0]
+        dim = call.argument("dim") % max(1, len(table))
+        labels: Labels = tuple(
+            label if i != dim and all(shape[i : i + 1] == table[i : i + 1] for shape in call.shapes) else None
+            for i, label in enumerate(dimension_labels("d", len(table)))
+        )
+        return Form((labels,) * len(call.shapes), labels, sizes_of((labels, table)))
+
+
 class Select(Rule):
     """index_select, and x[:, index] by one tensor: the indexed dimension becomes those of the index."""
 

@@ -8,21 +8,25 @@ from typing import Any
 
 import torch
 
+from msrun.runtime.capture import custom_function
 from msrun.runtime.graph.operators import elementwise, ordering
 from msrun.runtime.graph.operators.along_split import LogSumExp, Softmax
 from msrun.runtime.graph.operators.attention import Attention
+from msrun.runtime.graph.operators.bags import EmbeddingBag
 from msrun.runtime.graph.operators.batch_norm import BatchNorm
 from msrun.runtime.graph.operators.conv import Convolution, TransposedConvolution
+from msrun.runtime.graph.operators.custom import Custom
 from msrun.runtime.graph.operators.dropout import KINDS, Dropout
 from msrun.runtime.graph.operators.einsum import Einsum
 from msrun.runtime.graph.operators.elementwise import Elementwise
-from msrun.runtime.graph.operators.joining import Join, Stack, TakeApart, Unbind
-from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Select
+from msrun.runtime.graph.operators.joining import Join, ScatterPart, Stack, TakeApart, Unbind
+from msrun.runtime.graph.operators.lookup import Embedding, Gather, Index, OneHot, Scatter, Select
 from msrun.runtime.graph.operators.loss import ClassLoss, ElementwiseLoss
 from msrun.runtime.graph.operators.matmul import AddBatchMatMul, AddMatMul, Linear, MatMul, Outer
 from msrun.runtime.graph.operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from msrun.runtime.graph.operators.ordering import AlongOne
 from msrun.runtime.graph.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
+from msrun.runtime.graph.operators.random_draws import CAPTURED, RandomDraw
 from msrun.runtime.graph.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.graph.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
 from msrun.runtime.graph.operators.rule import Form, OperatorCall, Rule
@@ -63,12 +67,15 @@ def _table() -> dict[Any, Rule]:
         (Outer(), [aten.outer.default, aten.ger.default]),
         (Einsum(), [aten.einsum.default]),
         (Embedding(), [aten.embedding.default]),
+        (EmbeddingBag(), [aten.embedding_bag.default, aten.embedding_bag.padding_idx]),
         (Gather(), [aten.gather.default]),
+        (Scatter(), [aten.scatter.value, aten.scatter.src, aten.scatter_add.default]),
         (Select(), [aten.index_select.default]),
         (Index(), [aten.index.Tensor]),
         (OneHot(), [aten.one_hot.default]),
         (Attention(), [aten.scaled_dot_product_attention.default]),
         (Dropout(), list(KINDS)),
+        (RandomDraw(), list(CAPTURED)),
         (value_by_value, [aten.expand_as.default, aten.lift_fresh_copy.default]),
         (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
         (Stack(), [aten.stack.default]),
@@ -87,6 +94,8 @@ def _table() -> dict[Any, Rule]:
             ],
         ),
         (Unbind(), [aten.unbind.int]),
+        (Custom(), [custom_function.OPERATOR]),
+        (ScatterPart(), [aten.slice_scatter.default, aten.select_scatter.default]),
         (SelectOne(), [aten.select.int]),
         (Slice(), [aten.slice.Tensor, aten.narrow.default]),
         (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),

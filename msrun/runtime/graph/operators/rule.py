@@ -11,6 +11,8 @@ A rule names the dimensions of every input and of the output with labels, as in 
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,11 @@ from msrun.runtime.layout import Axes, Mesh, TensorLayout
 Label = str | None
 Labels = tuple[Label, ...]
 LabelSplit = Mapping[str, Axes]
+
+STRATEGY = "msrun_strategy"
+"""Key of a captured node's meta: the strategy that the user gave the operator."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}msrun{os.sep}runtime{os.sep}", "<")
 
 PLACE = "msrun_place"
 DRAW = "msrun_draw"
@@ -114,7 +121,7 @@ class OperatorCall:
     def module_path(self) -> str:
         """Dotted path of the module that called the operator; empty outside any."""
         paths = [path for path, _ in self.node.meta.get("nn_module_stack", {}).values()]
-        return paths[-1].removeprefix("root").removeprefix(".") if paths else ""
+        return paths[-1] if paths else ""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return an argument by its schema name, wherever it was given."""
@@ -132,6 +139,13 @@ def operator_call(node: fx.Node) -> OperatorCall:
     tensors: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), lambda n: tensors.append(n) or n)  # type: ignore[func-returns-value]
     return OperatorCall(node, tuple(n for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)))
+
+
+def user_line(node: fx.Node) -> str:
+    """Return where the user's code calls a captured operator, " at FILE:LINE"; empty when that is not known."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f"{path}:{line}" for path, line in frames if not any(part in path for part in _NOT_THE_USERS)]
+    return f" at {own[-1]}" if own else ""
 
 
 def numbers_given(value: torch.Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.nn.dropout_stream import part_of_batch
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
@@ -74,7 +74,7 @@ class _EagerRun:
             fresh = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in batch]
             tensors = [value for value in fresh if isinstance(value, Tensor)]
             wanted = [value for value in tensors if value.requires_grad]
-            with torch.enable_grad(), part_of_batch(number, len(self._batches)):
+            with torch.enable_grad(), part_of_batch(number, len(self._batches), batch):
                 leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
                 grads = torch.autograd.grad(

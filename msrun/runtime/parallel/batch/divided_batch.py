@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.nn.dropout_stream import part_of_batch
+from msrun.runtime.graph import marked_calls
+from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
 
 
@@ -36,12 +35,14 @@ class DividedBatch(nn.Module, ABC):
             raise StrategyError(f"{type(self).__name__}({argument}={parts!r}): must be a whole number above 0")
         self.parts = parts
         self.network = network
+        self.number = marked_calls.new_number()
+        """of its marks in a captured graph"""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the joined results of the parts."""
-        tracing = current_tracing.get()
-        if tracing is not None:
-            return tracing.enter(self, inputs, named)
+        if marked_calls.MSRUN_CAPTURING:  # one part is traced; the compiled call runs it for all
+            inputs, named = marked_calls.mark((inputs, named), self.number, leaves=False)
+            return marked_calls.mark(self.network(*inputs, **named), self.number, leaves=True)
         slices = split_batch((*inputs, *named.values()), self.parts, self.kind)
         return self.run_parts(partial(self._call, tuple(named)), slices)
 
@@ -55,7 +56,7 @@ class DividedBatch(nn.Module, ABC):
         """Return what the network makes of each part, one after the other."""
         results = []
         for index, batch in enumerate(batches):
-            with part_of_batch(index, len(batches)):
+            with part_of_batch(index, len(batches), batch):
                 results.append(call(*batch))
         return results
 
@@ -66,64 +67,6 @@ class DividedBatch(nn.Module, ABC):
         Args:
             call: runs it on the values of one part.
         """
-
-
-class Tracing:
-    """Lets a captured network be traced as one part of its batch.
-
-    While it is current, the wrappers on its list, outermost first, hand their inputs straight on. That is right only
-    when what they are given is the step's own batch and what they return is the step's own result; else it is refused.
-    """
-
-    def __init__(self, wrappers: list[DividedBatch]) -> None:
-        self._waiting = list(wrappers)
-        self._batch: set[int] = set()
-        self._results: list[Any] = []
-
-    def watch(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with a look at what goes in and comes out."""
-        if not self._waiting:
-            return call
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self._batch = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
-            result = call(*args, **kwargs)
-            self._check_results(pytree.tree_leaves(result))
-            return result
-
-        return watched
-
-    def enter(self, wrapper: DividedBatch, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a wrapper's network on what is one part of the batch already."""
-        name = type(wrapper).__name__
-        if not self._waiting or self._waiting[0] is not wrapper:
-            raise StrategyError(f"{name} is called twice in one step: call it once, on the whole batch")
-        given = [value for value in pytree.tree_leaves((inputs, named)) if isinstance(value, Tensor)]
-        if any(id(value) not in self._batch for value in given):
-            raise StrategyError(
-                f"{name} is called with tensors that the step has computed, so its copies cannot take turns: hand the "
-                f"step's own inputs to it, and put what you do with them before into its network"
-            )
-        self._waiting.pop(0)
-        result = wrapper.network(*inputs, **named)
-        self._results = pytree.tree_leaves(result)  # the outermost one comes last
-        return result
-
-    def _check_results(self, results: list[Any]) -> None:
-        if self._waiting:
-            name = type(self._waiting[0]).__name__
-            raise StrategyError(f"{name} is not called by the step that uses its network: call it, or take it out")
-        own = {id(value) for value in self._results} | self._batch
-        if any(isinstance(value, Tensor) and id(value) not in own for value in results):
-            raise StrategyError(
-                "the step computes with the result of a network whose batch is divided (MicroBatchInterleaved, "
-                "GradAccumulation, Pipeline), so its parts cannot be run apart: return it as it is, and put the rest "
-                "into the network"
-            )
-
-
-current_tracing: ContextVar[Tracing | None] = ContextVar("current_tracing", default=None)
-"""Set while AutoParallel captures a network whose batch is divided."""
 
 
 def find_wrappers(root: nn.Module) -> list[DividedBatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,15 +46,12 @@ class BatchParts:
 
     @cached_property
     def places(self) -> list[list[int]]:
-        """For every micro batch, the slice that each of its copies is."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        for index, place in enumerate(itertools.product(*(range(number) for _, number in self.divisions))):
-            named = list(zip(self.divisions, place, strict=True))
-            micro = tuple(at for (kind, _), at in named if kind == "micro batches")
-            copy = tuple(at for (kind, _), at in named if kind == "copies")
-            found[micro, copy] = index
-        ordered = [found[key] for key in sorted(found)]
-        return [ordered[i : i + self.copies] for i in range(0, len(ordered), self.copies)]
+        """For every micro batch, the slice that each of its copies is.
+
+        In the order of the rows, however the wrappers are nested: what one part leaves for the next one, such as
+        running statistics, is then what the parts leave when they run one after the other.
+        """
+        return [list(range(first, first + self.copies)) for first in range(0, self.total, self.copies)]
 
     def split(self, inputs: Sequence[Any]) -> list[list[tuple[Any, ...]]]:
         """Return for every micro batch the inputs of each of its copies."""
@@ -87,6 +83,12 @@ class BatchParts:
 def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments of a call, in order."""
     return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
+
+
+def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the shapes of a call's tensors in words, for messages."""
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in find_tensors(args, kwargs)]
+    return f"a batch of {', '.join(shapes) or 'nothing'}"
 
 
 def split_batch(inputs: tuple[Any, ...], count: int, what: str = "copies") -> list[tuple[Any, ...]]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.gradients import GradientGroup
 from msrun.runtime.graph.late_weights import delay_weights
+from msrun.runtime.graph.local_values import parameter_memory
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.prediction import local_values
 from msrun.runtime.graph.regions import find_regions, parameters_of
 from msrun.runtime.graph.segments import cut_segments
 from msrun.runtime.layout import Axes, Mesh
@@ -32,16 +34,29 @@ def build_compiled_call(
     rank: int,
     spec: RunSpec,
     executor_class: type[Executor] = Executor,
+    memory_of: Mapping[str, str] | None = None,
 ) -> CompiledCall:
-    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`."""
+    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`.
+
+    Args:
+        memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
+    """
     used = _use_of_parameters(program, stored)
     regions = find_regions(program, spec.recompute)
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
     regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
+    if memory_of is None:
+        is_freed = any(use.stored.shard_axes and use.stored.name in regathered for use in used)
+        memory_of = _find_memory(program) if is_freed else {}
+    if memory_of is None:
+        regathered = set()
+        program.notes.append("gathered parameters are kept for the backward pass: only a run could tell who views them")
     groups = _gather_groups(used, spec, regathered, mesh, rank)
     group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
-    segments = cut_segments(program, group_of, region_of)
+    freed = {name for group in groups if group.regathers for name in group.placeholders}
+    memory_of = {value: parameter for value, parameter in (memory_of or {}).items() if parameter in freed}
+    segments = cut_segments(program, group_of, region_of, memory_of)
     if spec.overlaps_weights:
         delay_weights(segments, group_of, regions)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
@@ -55,11 +70,18 @@ def build_compiled_call(
         buffers=device_buffers,
         gradient_groups=_gradient_groups(used, spec, regathered, mesh, rank),
         regions=regions,
+        memory_of=memory_of,
     )
     trained = [use.stored for use in used if use.stored.parameter.requires_grad]
-    return CompiledCall(
-        program, segments, executor, trained, groups, captured.output_spec, spec.parts, spec.scales, regions, captured
-    )
+    return CompiledCall(program, segments, executor, trained, groups, spec.parts, spec.scales, regions, captured)
+
+
+def _find_memory(program: LocalProgram) -> dict[str, str] | None:
+    """Return which values are whose memory; None when only a run could tell."""
+    try:
+        return parameter_memory(local_values(program))
+    except RuntimeError:  # an operator that needs values
+        return None
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,18 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import Target
 from msrun.runtime.graph.autocast import apply_autocast
-from msrun.runtime.graph.capture import CapturedGraph, Target, capture
+from msrun.runtime.graph.batch_rows import refuse_lost_rows
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.graph.strategies import entry_numbers
 from msrun.runtime.graph.wanted import entry_layout
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout, choose_mesh
-from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, current_tracing, find_parts, find_wrappers
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -37,7 +40,7 @@ from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.user_name import user_name
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")
 
 
 @dataclass
@@ -59,8 +62,8 @@ class Compilation:
 
     def compile(
         self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CompiledCall, ParallelPlan]:
-        """Return the program for arguments of these shapes, and what was decided.
+    ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
+        """Return the graph and the program for arguments of these shapes, and what was decided.
 
         Args:
             wrappers: those of the network that divide its batch.
@@ -73,8 +76,21 @@ class Compilation:
         with self.failing_together():
             parts = find_parts(wrappers)
             recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
-            captured, program = self.capture_program(args, kwargs, parts, Tracing(wrappers))
+            captured, program = self.capture_program(args, kwargs, parts, wrappers)
+            self.storage.check(program)
         self.check_ranks_agree(self.describe(program, tensors, parts, recompute))
+        with self.failing_together():
+            result = self._build(captured, program, parts, recompute)
+        self.check_ranks_agree("built")
+        return result
+
+    def _build(
+        self,
+        captured: CapturedGraph,
+        program: LocalProgram,
+        parts: BatchParts,
+        recompute: Mapping[str, RecomputeSpec],
+    ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
         program.notes += self.settings.notes
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
@@ -90,9 +106,10 @@ class Compilation:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
         if parts.micro_batches > 1 and len(program.outputs) > 1:
             program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
-        return compiled, build_parallel_plan(
+        plan = build_parallel_plan(
             compiled, self.storage, settings=self.settings, mesh=self.mesh, rank=self.rank, layouts=self.layouts
         )
+        return captured, compiled, plan
 
     def _builder(
         self, captured: CapturedGraph, program: LocalProgram, parts: BatchParts
@@ -109,7 +126,7 @@ class Compilation:
         )
 
     def capture_program(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, tracing: Tracing
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, wrappers: Sequence[DividedBatch]
     ) -> tuple[CapturedGraph, LocalProgram]:
         """Return the graph of one copy of one micro batch and its local program."""
         tensors = find_tensors(args, kwargs)
@@ -118,19 +135,22 @@ class Compilation:
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
         precision = self.settings.precision
-        current = current_tracing.set(tracing)
-        try:
-            with autocast(precision):
-                captured = capture(
-                    Target(tracing.watch(self.target.call), self.target.root),
-                    args,
-                    kwargs,
-                    input_shapes=shapes,
-                    parameter_shapes=self.storage.shapes,
-                    strategies=strategies,
-                )
-        finally:
-            current_tracing.reset(current)
+        with autocast(precision):
+            captured = capture(
+                self.target,
+                args,
+                kwargs,
+                input_shapes=shapes,
+                parameter_shapes=self.storage.shapes,
+                strategies=strategies,
+                wrappers=wrappers,
+            )
+        if captured.stored and parts.total > 1:
+            raise CaptureError(
+                f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
+                "their own: register them as buffers, return them, or do not divide the batch"
+            )
+        refuse_lost_rows(captured.graph, parts.total)
         self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         lower = precision.torch_dtype if precision else None
@@ -184,11 +204,14 @@ class Compilation:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Tell the other ranks, which compare their programs, when there is none here."""
+        """Tell the other ranks of whatever is raised inside: they learn of it when they next compare their programs."""
         try:
             yield
         except ParallelError as error:
             self.check_ranks_agree("", failure=str(error))
+            raise
+        except Exception as error:
+            self.check_ranks_agree("", failure=f"{type(error).__name__}: {error}")
             raise
 
     @staticmethod
@@ -224,8 +247,8 @@ class Compilation:
 
 
 def describe_node(node: fx.Node) -> str:
-    """Return a node as text that is equal in every process: without addresses in memory."""
-    return _ADDRESS.sub("", f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}")
+    """Return a node as text that is equal in every process: without addresses in memory and the like."""
+    return _OF_PROCESS.sub("", f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}")
 
 
 def hash_text(text: str) -> str:

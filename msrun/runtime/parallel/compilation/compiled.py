@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.graph.capture import CapturedGraph
 from msrun.runtime.graph.execute import Executor
 from msrun.runtime.graph.late_weights import count_delayed
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
@@ -20,7 +19,7 @@ from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import Region
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.step import ValueOnItsWay, arrived, full_like
-from msrun.runtime.nn.dropout_stream import slices_of_batch
+from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.late_loss import LateLoss
@@ -37,7 +36,6 @@ class CompiledCall:
     stored: list[StoredParameter]
     """Trainable parameters that the program uses: their gradients come back in this order."""
     groups: list[ParameterGroup]
-    output_spec: pytree.TreeSpec
     parts: BatchParts
     scales: Scales
     """Factors of every part's scalar results and of its gradient; they differ only with micro batches."""
@@ -68,12 +66,18 @@ class CompiledCall:
             self.copies,
         )
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
-        """Run the local program with autograd: gradients reach the stored parameters by `backward()`."""
+    def set_buffer(self, name: str, value: Tensor) -> None:
+        """Let the program use another tensor as a buffer or constant, by the name of its placeholder."""
+        self.executor.set_buffer(name, value)
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run the local program with autograd: gradients reach the stored parameters by `backward()`.
+
+        Returns what the captured graph gives back.
+        """
         parameters = [stored.parameter for stored in self.stored]
         way = _RunMicroBatches if self.parts.micro_batches > 1 else _RunProgram
-        flat = way.apply(self, torch.is_grad_enabled(), len(tensors), *tensors, *parameters)
-        return pytree.tree_unflatten(list(flat), self.output_spec)
+        return list(way.apply(self, torch.is_grad_enabled(), len(tensors), *tensors, *parameters))
 
     def merge(self, results: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:
         """Join the results of micro batches and copies: scalars are added up with their factor, others joined along
@@ -123,6 +127,7 @@ class _RunProgram(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
     ) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)  # a result that the loss leaves out has no gradient, nor what it alone reads
         inputs = tensors[:count]
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         (batches,) = compiled.parts.split(inputs)
@@ -157,6 +162,7 @@ class _RunMicroBatches(torch.autograd.Function):
         ctx: Any, compiled: CompiledCall, is_grad_enabled: bool, count: int, *tensors: Tensor
     ) -> tuple[Any, ...]:
         executor = compiled.executor
+        ctx.set_materialize_grads(False)
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         parameters = executor.begin()
         micro_batches = compiled.parts.split(tensors[:count])

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.capture import Target
+from msrun.runtime.capture.target import Target
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.nn.replaced import replace_parameter
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes

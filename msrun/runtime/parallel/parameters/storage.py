@@ -148,28 +148,17 @@ class ParameterStorage:
         return mesh
 
     def place(self, program: LocalProgram, stages: StageHolders | None = None) -> list[str]:
-        """Store the parameters that `program` uses, and check those that are stored already.
+        """Store the parameters that `program` uses, once it is checked.
 
         Returns notes for the plan. All ranks call it together.
 
         Args:
             stages: of a pipeline; parameters of other stages than this rank's lose their memory.
-
-        Raises:
-            StrategyError: a later program wants a parameter in another layout than the first one.
         """
         if self.stored:
-            self._check_same(program, self.stored)
-            self._check_stages(stages)
             return []
-        self._check_stages(stages)
         self._stages = stages or self._stages
-        stored = {
-            name: self._decide(name, parameter, program.parameters.get(name))
-            for name, parameter in self._root.named_parameters()
-        }
-        self._check_same(program, stored)
-        self.stored = stored
+        self.stored = stored = self._decide_all(program)
         new = {name for name, item in stored.items() if item.parameter not in _placements}
         notes = self._agree(new)
         self._fill(new)
@@ -186,6 +175,21 @@ class ParameterStorage:
                 self._stages.is_held(name),
             )
         return notes
+
+    def check(self, program: LocalProgram, stages: StageHolders | None = None) -> None:
+        """Refuse a program that uses parameters otherwise than they are stored; exchanges nothing.
+
+        Raises:
+            StrategyError: a later program wants a parameter in another layout, or in another stage, than the first one.
+        """
+        self._check_stages(stages)
+        self._check_same(program, self.stored or self._decide_all(program))
+
+    def _decide_all(self, program: LocalProgram) -> dict[str, StoredParameter]:
+        return {
+            name: self._decide(name, parameter, program.parameters.get(name))
+            for name, parameter in self._root.named_parameters()
+        }
 
     def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
         placed: _Placement | None = _placements.get(parameter)

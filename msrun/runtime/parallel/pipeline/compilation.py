@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.capture import CapturedGraph
-from msrun.runtime.graph.local_values import LocalValue, infer_local_values
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.graph.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
+from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
 from msrun.runtime.graph.stage_execution import StageExecutor
-from msrun.runtime.graph.stages import cut_stages, holders_of
+from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
-from msrun.runtime.parallel.batch.divided_batch import DividedBatch, Tracing, find_parts
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compilation import Compilation
@@ -37,10 +39,37 @@ from msrun.runtime.parallel.recompute import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
 
 
+@dataclass(frozen=True)
+class _Division:
+    """A network divided into stages: the same on every rank."""
+
+    captured: CapturedGraph
+    program: LocalProgram
+    parts: BatchParts
+    recompute: Mapping[str, RecomputeSpec]
+    schedule: Schedule
+    assignment: StageAssignment
+    values: Mapping[fx.Node, LocalValue]
+    loss: fx.Node | None
+    stages: list[StageProgram]
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """Stages that read a parameter, by its name."""
+        return holders_of(self.program, self.stages)
+
+    def describe(self) -> str:
+        """Return how the stages run, as text that is equal on all ranks that run the same."""
+        division = sorted(f"{node.name} {stage}" for node, stage in self.assignment.stage_of.items())
+        return f"{self.schedule}\n{division}"
+
+
 def compile_pipeline(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[PipelinedCall, ParallelPlan]:
-    """Return this rank's stages for arguments of these shapes, and what was decided. All ranks call it together.
+) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
+    """Return the graph, this rank's stages for arguments of these shapes, and what was decided.
+
+    All ranks call it together.
 
     Args:
         wrappers: those of the network that divide its batch, outermost first; all micro batches go through the stages.
@@ -49,46 +78,69 @@ def compile_pipeline(
         CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
         StrategyError: an illegal strategy, schedule or assignment of stages.
     """
-    settings, root = compilation.settings, compilation.target.root
     tensors = find_tensors(args, kwargs)
     with compilation.failing_together():
-        parts = find_parts(wrappers)
-        pipeline = find_pipeline(wrappers, settings.pipeline.stages)
-        schedule = _schedule(compilation, pipeline, parts)
-        recompute = recomputed_in(root)
-        captured, program = compilation.capture_program(args, kwargs, parts, Tracing(wrappers))
-        _check_supported(settings, program)
-        assignment = _assign(compilation, pipeline, captured, program, schedule)
-        values = infer_local_values(
-            program,
-            trainable={name: p.requires_grad for name, p in root.named_parameters()},
-            differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
-        )
+        division = _divide(compilation, wrappers, args, kwargs)
+        compilation.storage.check(division.program, StageHolders(division.holders, ()))
+    text = compilation.describe(division.program, tensors, division.parts, division.recompute)
+    compilation.check_ranks_agree(f"{text}\n{division.describe()}")
+    with compilation.failing_together():
+        result = _build(compilation, division)
+    compilation.check_ranks_agree("built")
+    return result
+
+
+def _divide(
+    compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> _Division:
+    settings, root = compilation.settings, compilation.target.root
+    parts = find_parts(wrappers)
+    pipeline = find_pipeline(wrappers, settings.pipeline.stages)
+    schedule = _schedule(compilation, pipeline, parts)
+    recompute = recomputed_in(root)
+    captured, program = compilation.capture_program(args, kwargs, parts, wrappers)
+    _check_supported(settings, program)
+    assignment = _assign(compilation, pipeline, captured, program, schedule)
+    values = _infer_values(program, root)
     loss = _find_loss(program, values)
     stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
-    division = sorted(f"{node.name} {stage}" for node, stage in assignment.stage_of.items())
-    compilation.check_ranks_agree(f"{compilation.describe(program, tensors, parts, recompute)}\n{schedule}\n{division}")
-    holders = holders_of(program, stages)
+    return _Division(captured, program, parts, recompute, schedule, assignment, values, loss, stages)
+
+
+def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, LocalValue]:
+    trainable = {name: parameter.requires_grad for name, parameter in root.named_parameters()}
+    try:
+        return infer_local_values(program, trainable=trainable, differentiable_inputs=program.differentiable_inputs)
+    except RuntimeError as error:  # an operator that needs values, of which only the run has any
+        raise StrategyError(
+            f"the stages of a pipeline must know the sizes of what they send each other, but {type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]}; use GradAccumulation instead of Pipeline"
+        ) from error
+
+
+def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
+    """Place the parameters and make the stages of this rank."""
+    settings, program, schedule = compilation.settings, division.program, division.schedule
     line = _line(compilation.mesh, schedule.ranks)
     own = schedule.stages_of(line.own)
     program.notes += settings.notes
-    program.notes += compilation.storage.place(program, StageHolders(holders, own))
-    placed = compilation.storage.holders
-    spec = RunSpec.of(settings, parts, recompute)
+    program.notes += compilation.storage.place(program, StageHolders(division.holders, own))
+    spec = RunSpec.of(settings, division.parts, division.recompute)
     if spec.overlaps_weights and schedule.splits_backward:
         program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
         spec = replace(spec, overlaps_weights=False)
-    buffers = dict(root.named_buffers())
+    buffers, memory_of = dict(compilation.target.root.named_buffers()), parameter_memory(division.values)
     compiled = {
         stage: build_compiled_call(
-            captured,
-            stages[stage].program,
+            division.captured,
+            division.stages[stage].program,
             compilation.storage.stored,
             buffers,
             mesh=compilation.mesh,
             rank=compilation.rank,
             spec=spec,
             executor_class=StageExecutor,
+            memory_of=memory_of,
         )
         for stage in own
     }
@@ -98,17 +150,16 @@ def compile_pipeline(
         program=program,
         schedule=schedule,
         line=line,
-        stages=stages,
+        stages=division.stages,
         own=compiled,
         tied=_tied_parameters(compilation.storage, program, schedule, line),
-        holders=placed,
-        values=values,
-        loss=loss,
-        trains=any(value.requires_grad for value in values.values()),
-        parts=parts,
+        holders=compilation.storage.holders,
+        values=division.values,
+        loss=division.loss,
+        trains=any(value.requires_grad for value in division.values.values()),
+        parts=division.parts,
         scales=spec.scales,
         output_broadcast=settings.pipeline.output_broadcast,
-        output_spec=captured.output_spec,
     )
     plan = build_parallel_plan(
         result,
@@ -118,7 +169,8 @@ def compile_pipeline(
         rank=compilation.rank,
         layouts=compilation.layouts,
     )
-    return result, replace(plan, world_size=world.get_group_size(), pipeline=build_pipeline_plan(result, assignment))
+    pipeline = build_pipeline_plan(result, division.assignment)
+    return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
 
 
 def _tied_parameters(

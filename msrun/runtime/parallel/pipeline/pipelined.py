@@ -6,7 +6,7 @@ kept, and `backward()` hands them out times the gradient that comes in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,11 +14,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.graph.all_reduce import start_all_reduce
-from msrun.runtime.graph.local_values import LocalValue
+from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.pending import traffic
@@ -51,7 +50,7 @@ class PipelinedCall:
     """Trainable parameters that this rank shares with other ranks of its line, and that this call uses somewhere."""
     holders: dict[str, tuple[int, ...]]
     """parameter name -> stages that hold it"""
-    values: dict[fx.Node, LocalValue]
+    values: Mapping[fx.Node, LocalValue]
     loss: fx.Node | None
     """The result that gradients start from."""
     trains: bool
@@ -60,7 +59,6 @@ class PipelinedCall:
     scales: Scales
     """Factors of the loss of every copy of every micro batch, and of its gradient."""
     output_broadcast: bool
-    output_spec: pytree.TreeSpec
 
     @property
     def copies(self) -> int:
@@ -87,8 +85,13 @@ class PipelinedCall:
         """What this rank does in a step, in order."""
         return self.line.actions_of(self.schedule)
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
-        """Run one step, or without gradients the forward passes alone.
+    def set_buffer(self, name: str, value: Tensor) -> None:
+        """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
+        for call in self.own.values():
+            call.set_buffer(name, value)
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run one step, or without gradients the forward passes alone; returns what the captured graph gives back.
 
         Raises:
             StrategyError: gradients are wanted and the network returns no loss, or several.
@@ -101,8 +104,7 @@ class PipelinedCall:
             )
         parameters = [stored.parameter for stored in self.stored]
         anchor = torch.zeros((), requires_grad=needs_grad)  # every rank's loss has a graph, also without parameters
-        flat = _RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters)
-        return pytree.tree_unflatten(list(flat), self.output_spec)
+        return list(_RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters))
 
     def step(self, tensors: Sequence[Tensor], *, needs_grad: bool) -> StepRun:
         """Run all actions of one step on this rank."""
@@ -164,10 +166,17 @@ class PipelinedCall:
             for name, gradient in call.executor.reduce(run.gathered[stage]).items():
                 total[name] = total[name] + gradient if name in total else gradient
         for name, stored in sorted(self.tied.items()):
+            if self.program.parameters[name].node not in self._reached:
+                continue
             part = total.get(name)
             part = torch.zeros_like(stored.parameter) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
         return total
+
+    @cached_property
+    def _reached(self) -> set[fx.Node]:
+        """Values of all stages that the loss's gradient flows back to."""
+        return gradient_reaches([self.loss] if self.loss is not None else [], self.values)
 
     def ranks_of(self, name: str) -> tuple[int, ...]:
         """Return the ranks of this line that hold a parameter."""
@@ -182,7 +191,7 @@ class PipelinedCall:
 
     @property
     def _differentiable(self) -> set[int]:
-        return {i for i, node in enumerate(self.program.inputs) if self.values[node].requires_grad}
+        return {i for i, node in enumerate(self.program.inputs) if node in self._reached}
 
     def _input_gradient(self, run: StepRun, index: int) -> Tensor:
         value = self.values[self.program.inputs[index]]
@@ -202,6 +211,7 @@ class _RunPipeline(torch.autograd.Function):
         ctx: Any, call: PipelinedCall, needs_grad: bool, count: int, _anchor: Tensor, *tensors: Tensor
     ) -> tuple[Any, ...]:
         run = call.step(tensors[:count], needs_grad=needs_grad)
+        ctx.set_materialize_grads(False)
         ctx.gradients = None
         if needs_grad:
             by_name = call.gradients(run)

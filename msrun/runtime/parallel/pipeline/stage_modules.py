@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from torch import fx, nn
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.graph.capture import CapturedGraph
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 
-_CALL_NUMBER = re.compile(r"@\d+$")
 """torch.export marks the second and further calls of a module."""
 
 
@@ -69,8 +67,8 @@ def _find_modules(pipeline: Pipeline, count: int) -> dict[int, tuple[str, int]]:
 def _modules_around(root: nn.Module, path: str) -> list[nn.Module]:
     """Return the module at a path and those that contain it, innermost first; a list of modules is one, too."""
     found = [root]
-    for name in path.removeprefix("root").removeprefix(".").split("."):
-        inner = getattr(found[0], _CALL_NUMBER.sub("", name), None)
+    for name in path.split("."):
+        inner = getattr(found[0], name, None)
         if isinstance(inner, nn.Module):
             found.insert(0, inner)
     return found

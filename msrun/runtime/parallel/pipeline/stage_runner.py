@@ -19,7 +19,7 @@ from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step, ValueOnItsWay, arrived, full_like
-from msrun.runtime.nn.dropout_stream import slices_of_batch
+from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule

@@ -1,15 +1,15 @@
-"""Masks of dropout as a pure function: which element is kept follows from (seed, step, call, place in the tensor).
+"""Random bits as a pure function: those of an element follow from (seed, step, call, place in the tensor).
 
 A counter-based generator after the idea of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011), with
 the two multiplications of Ellis' 32-bit integer hash `lowbias32` as rounds and a 64-bit key (splitmix64) between them.
-Any part of a tensor's mask is computed alone, by any rank, at any time, and again for recomputation.
+Any part of a tensor's bits is computed alone, by any rank, at any time, and again for recomputation.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,21 +65,58 @@ def keep_mask(key: DrawKey, call: int, p: float, box: Box, batch_dim: int | None
     """Return True where an element is kept, with probability 1 - p each: a tensor of the box's sizes.
 
     Args:
-        call: number of the dropout call in the network's order.
+        call: number of the draw in the network's order.
         batch_dim: dimension whose outermost index is the row of the batch; None when no dimension is.
     """
-    if p >= 1:
-        return torch.zeros(box.sizes, dtype=torch.bool, device=device)
     threshold = round(p * _WORD) - _WORD // 2
-    multiplier, added, second = _words(key.seed, key.step, call)
+    if threshold >= _WORD // 2:
+        return torch.zeros(box.sizes, dtype=torch.bool, device=device)
+
+    def write(words: Sequence[Tensor], out: Tensor) -> None:
+        torch.ge(words[0], threshold, out=out)
+
+    return fill(key, call, box, batch_dim, device, torch.bool, 1, write)
+
+
+def fill(
+    key: DrawKey,
+    call: int,
+    box: Box,
+    batch_dim: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    count: int,
+    write: Callable[[Sequence[Tensor], Tensor], None],
+) -> Tensor:
+    """Return a tensor of the box's sizes that `write` makes of random words, block by block.
+
+    Args:
+        call, batch_dim: as for `keep_mask`.
+        count: words per element.
+        write: takes `count` int32 tensors, which it may change, and the block of the result that it writes. The high
+            bits of a word are better mixed than the low ones, see `spread`.
+    """
     outer, inner = _counters(key, box, batch_dim, device)
-    outer, inner = (outer * multiplier).add_(added), inner * multiplier
-    result = torch.empty((outer.numel(), inner.numel()), dtype=torch.bool, device=device)
+    words = [
+        ((outer * multiplier).add_(added), inner * multiplier, second)
+        for multiplier, added, second in (_words(key.seed, key.step, call, word) for word in range(count))
+    ]
+    result = torch.empty((outer.numel(), inner.numel()), dtype=dtype, device=device)
     rows = max(1, _BLOCK // max(1, inner.numel())) if device.type == "cpu" else max(1, outer.numel())
     for begin in range(0, outer.numel(), rows):
-        block = outer[begin : begin + rows, None] + inner
-        torch.ge(_mix(block, second), threshold, out=result[begin : begin + rows])
-    return result.view(-1)[: math.prod(box.sizes)].view(box.sizes)
+        blocks = [
+            _mix(of_rows[begin : begin + rows, None] + of_columns, second) for of_rows, of_columns, second in words
+        ]
+        write(blocks, result[begin : begin + rows])
+        del blocks  # its memory is in the core's cache, for the next one
+    size = math.prod(box.sizes)
+    return (result if result.numel() == size else result.view(-1)[:size]).view(box.sizes)
+
+
+def spread(words: Tensor) -> Tensor:
+    """Mix the high bits of words into their low ones, in place: the last round of `lowbias32`."""
+    words ^= (words >> 16).bitwise_and_(0xFFFF)
+    return words
 
 
 def _mix(x: Tensor, key: int) -> Tensor:
@@ -154,9 +191,10 @@ def _signed(word: int) -> int:
     return (word + _WORD // 2) % _WORD - _WORD // 2
 
 
-def _words(seed: int, step: int, call: int) -> tuple[int, int, int]:
+def _words(seed: int, step: int, call: int, word: int) -> tuple[int, int, int]:
     """Return three 32-bit key words, as int32 holds them: an odd multiplier and two numbers to add."""
     state = _splitmix(_splitmix(_splitmix(seed % (1 << 64)) ^ step) ^ call)
+    state = _splitmix(state ^ word) if word else state
     following = _splitmix(state)
     return _signed(state >> 32 | 1), _signed(following >> 32), _signed(following % _WORD)
 

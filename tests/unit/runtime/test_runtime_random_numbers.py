@@ -17,18 +17,19 @@ from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
-from msrun.runtime.graph.capture import capture, find_target
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.dropout import LOST, Part, part_mask
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.dropout import drop, mask_shape
-from msrun.runtime.nn.dropout_mask import Box, DrawKey, keep_mask
-from msrun.runtime.nn.dropout_stream import (
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_stream import (
     current_draw,
     drawing,
     part_of_batch,
-    put_dropout_state,
+    put_stream_state,
     slices_of_batch,
-    take_dropout_state,
+    take_stream_state,
 )
 
 CPU = torch.device("cpu")
@@ -125,7 +126,7 @@ def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
 
 def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:
     part = Part((2,), (4, 4), ((), ()))
-    with pytest.raises(StrategyError, match="2 copies of the batch cannot have the masks of one"):
+    with pytest.raises(StrategyError, match="2 copies of the batch cannot have the numbers of one"):
         part_mask(DrawKey(1, 0, 0, 2).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU)
     assert part_mask(DrawKey(1, 0).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU).shape == (4, 4)
 
@@ -200,16 +201,16 @@ def test_stream_goes_on_from_its_state_in_another_network() -> None:
     network = Network(F.dropout)
     step, x = AutoParallel(network), torch.ones(8, 6, dtype=torch.float64)
     step(x), step(x)
-    state = take_dropout_state(network.parameters())
+    state = take_stream_state(network.parameters())
     assert state == [11, 2]
     expected = step(x)
     torch.manual_seed(99)
     resumed = Network(F.dropout)
-    put_dropout_state(resumed.parameters(), state)
+    put_stream_state(resumed.parameters(), state)
     assert torch.equal(AutoParallel(resumed)(x), expected)
-    put_dropout_state(resumed.parameters(), state)  # after the first call, too
+    put_stream_state(resumed.parameters(), state)  # after the first call, too
     assert torch.equal(AutoParallel(resumed)(x), expected)
-    assert take_dropout_state([torch.ones(1)]) is None
+    assert take_stream_state([torch.ones(1)]) is None
 
 
 def test_gradient_is_the_mask_and_so_is_the_second_one() -> None:
@@ -238,7 +239,7 @@ def test_copies_of_micro_batches_are_slices_of_the_batch_in_any_order() -> None:
         found = [inner.key(copy) for copy in (0, 1)]
         assert [(key.index, key.count, key.batch_parts) for key in found] == [(7, 8, 2), (5, 8, 2)]
     assert draw.is_used
-    assert take_dropout_state(network.parameters()) == [11, 1]
+    assert take_stream_state(network.parameters()) == [11, 1]
 
 
 @pytest.mark.parametrize(
@@ -328,10 +329,11 @@ PLAIN = nn.GRU(6, 6, 2, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda x: x + torch.rand_like(x), "aten.rand_like.default in module (top)"),
-        (lambda x: x + torch.randn(6), "aten.randn.default"),
-        (lambda x: x * torch.bernoulli(x.detach().sigmoid()), "aten.bernoulli.default"),
-        (lambda x: F.rrelu(x, training=True), "aten.rrelu.default"),
+        (lambda x: x + torch.multinomial(x.detach().sigmoid(), 1), "aten.multinomial.default in module (top)"),
+        (lambda x: x[torch.randperm(8)], "aten.randperm.default"),
+        (lambda x: x * torch.poisson(x.detach().exp()), "aten.poisson.default"),
+        (lambda x: x + torch.rand(6, generator=torch.Generator()), "generator"),
+        (lambda x: x * torch.empty_like(x).uniform_(generator=torch.Generator()), "generator"),
         (lambda x: DROPPING(x.unsqueeze(1))[0], "aten.gru.input"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Where the random numbers of dropout come from: one stream per network, equal on all ranks.
+"""Where the random numbers of a network come from: one stream per network, equal on all ranks.
 
 A stream begins at the network's first training call: its seed is then that of torch's default generator
-(`torch.manual_seed`) on rank 0, and its step is 0. Each call of the network that drops something takes one step. How
+(`torch.manual_seed`) on rank 0, and its step is 0. Each call of the network that draws something takes one step. How
 many numbers anybody draws from torch's generators in between has no influence, nor has a later `manual_seed`.
-Checkpoints hold (seed, step), so a run that is resumed has the masks of one that never stopped.
+Checkpoints hold (seed, step), so a run that is resumed has the numbers of one that never stopped.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from msrun.runtime.nn.dropout_mask import DrawKey
+from msrun.runtime.nn.random_bits import DrawKey
 
 
 @dataclass
-class DropoutStream:
+class RandomStream:
     """Random numbers of one network."""
 
     seed: int | None = None
-    """None until something is dropped for the first time."""
+    """None until something is drawn for the first time."""
     step: int = 0
 
 
@@ -33,20 +34,22 @@ _streams = WeakIdKeyDictionary()
 """parameter, or network without any -> stream"""
 
 
-def stream_of(root: nn.Module) -> DropoutStream:
+def stream_of(root: nn.Module) -> RandomStream:
     """Return a network's stream; begin one for a network that has none."""
-    first = next(root.parameters(), None)
-    found = _streams.get(root if first is None else first)
+    first = next(root.parameters(), root)
+    found = _streams.get(first)
     if found is None:
-        found = next((_streams[parameter] for parameter in root.parameters() if parameter in _streams), DropoutStream())
-        for holder in (root, *root.parameters()):
-            _streams.setdefault(holder, found)
-    stream: DropoutStream = found
+        known = (_streams[holder] for holder in (*root.parameters(), root) if holder in _streams)
+        found = next(known, None) or RandomStream()
+        for parameter in root.parameters():
+            _streams.setdefault(parameter, found)
+    _streams[root] = found  # which stays when FSDP puts other parameters in the place of these
+    stream: RandomStream = found
     return stream
 
 
-def take_dropout_state(tensors: Iterable[Tensor]) -> list[int] | None:
-    """Return [seed, step] of the stream of the network that holds these tensors; None if it never dropped anything."""
+def take_stream_state(tensors: Iterable[Tensor]) -> list[int] | None:
+    """Return [seed, step] of the stream of the network that holds these tensors; None if it never drew anything."""
     for tensor in tensors:
         stream = _streams.get(tensor)
         if stream is not None and stream.seed is not None:
@@ -54,10 +57,10 @@ def take_dropout_state(tensors: Iterable[Tensor]) -> list[int] | None:
     return None
 
 
-def put_dropout_state(tensors: Iterable[Tensor], state: list[int]) -> None:
+def put_stream_state(tensors: Iterable[Tensor], state: list[int]) -> None:
     """Let the network that holds these tensors go on at [seed, step], before its first call or after it."""
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-    stream = next((_streams[parameter] for parameter in parameters if parameter in _streams), DropoutStream())
+    stream = next((_streams[parameter] for parameter in parameters if parameter in _streams), RandomStream())
     stream.seed, stream.step = state
     for parameter in parameters:
         _streams[parameter] = stream
@@ -67,7 +70,7 @@ def put_dropout_state(tensors: Iterable[Tensor], state: list[int]) -> None:
 class Draw:
     """The random numbers of one call of a network."""
 
-    stream: DropoutStream
+    stream: RandomStream
     agree: Callable[[Callable[[], int]], int]
     """Gives every rank rank 0's answer."""
     index: int = 0
@@ -77,7 +80,9 @@ class Draw:
     """Which slice of this part each copy is that an executor runs; of `total`."""
     total: int = 1
     calls: int = 0
-    """Dropouts met so far, by a network that runs as it is."""
+    """Draws met so far, by a network that runs as it is."""
+    rows: int | None = None
+    """Rows of the batch in this part, where a network runs as it is; None: not known."""
     is_used: bool = False
 
     def key(self, copy: int = 0) -> DrawKey:
@@ -99,6 +104,16 @@ current_draw: ContextVar[Draw | None] = ContextVar("current_draw", default=None)
 
 
 @contextmanager
+def torchs_numbers() -> Iterator[None]:
+    """Let what runs inside draw from torch's own generators: first values of parameters."""
+    token = current_draw.set(None)
+    try:
+        yield
+    finally:
+        current_draw.reset(token)
+
+
+@contextmanager
 def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_parts: int) -> Iterator[Draw]:
     """Give one call of a network its random numbers; afterwards its stream is a step further if it used any.
 
@@ -116,14 +131,18 @@ def drawing(root: nn.Module, agree: Callable[[Callable[[], int]], int], batch_pa
         current_draw.reset(token)
         if draw.is_used:
             draw.stream.step += 1
+            stream_of(root)  # of new parameters, too, for a checkpoint
 
 
 @contextmanager
-def part_of_batch(index: int, count: int) -> Iterator[None]:
+def part_of_batch(index: int, count: int, values: Iterable[Any] = ()) -> Iterator[None]:
     """Say that what runs inside is part `index` of `count` of this rank's rows: a copy or a micro batch.
 
-    Its dropouts have the masks of these rows in the whole batch. Parts may be nested. Every part has the same calls,
+    Its draws have the numbers of these rows in the whole batch. Parts may be nested. Every part has the same calls,
     so each begins to count them where the first one did.
+
+    Args:
+        values: what the part is; dimension 0 of its first tensor that has one are its rows.
     """
     outer = current_draw.get()
     if outer is None or count == 1:
@@ -136,6 +155,7 @@ def part_of_batch(index: int, count: int) -> Iterator[None]:
         outer.count * count,
         outer.batch_parts,
         calls=outer.calls,
+        rows=next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), None),
     )
     token = current_draw.set(part)
     try:

@@ -1,0 +1,226 @@
+"""From dynamo's graph of torch functions to aten operators: the graph that strategies are given to.
+
+Torch functions are run on fake tensors and their operators recorded before autograd and autocast take part, so that
+`linear`, `layer_norm` or `cross_entropy_loss` stay one operator. What holds bodies of its own is taken apart here:
+checkpointed blocks stand in the graph, marked to be recomputed; custom functions and hooks become operators;
+regions of autocast and of gradient modes become notes on operators and `detach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from msrun.errors import CaptureError
+from msrun.runtime.capture.custom_function import CustomFunction, hook_as_function, without_gradient_modes
+from msrun.runtime.capture.dynamo import TracedCall
+from msrun.runtime.graph.autocast import AUTOCAST_REGION
+from msrun.runtime.graph.regions import CHECKPOINT
+
+_NOTES = "custom"
+"""node.meta key whose value torch copies from a traced node to what it becomes"""
+_higher = torch.ops.higher_order
+
+
+def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
+    """Return the same graph of aten operators; `nn_module_stack` holds paths in `root`, functions their objects.
+
+    Raises:
+        CaptureError: an operator that cannot stand in a captured graph.
+    """
+    paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    samples = [mode.from_tensor(value, static_shapes=True) for value in traced.inputs]
+    parameters = [index for index, value in enumerate(traced.inputs) if isinstance(value, nn.Parameter)]
+    interpreter = _Interpreter(traced.graph, paths)
+    with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
+        module = make_fx(
+            partial(interpreter.run_flat, parameters),
+            tracing_mode="fake",
+            pre_dispatch=True,
+            _allow_non_fake_inputs=True,
+        )(*samples)
+    module.meta["functions"] = interpreter.functions  # operators name them by number alone
+    for node in module.graph.nodes:
+        node.meta |= node.meta.pop(_NOTES, None) or {}
+    return module
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs dynamo's graph on fake tensors while make_fx records."""
+
+    def __init__(
+        self, module: fx.GraphModule, paths: Mapping[str, tuple[str, type]], outer: _Interpreter | None = None
+    ) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self._paths = paths
+        self._parameters: set[int] = outer._parameters if outer else set()
+        self._is_grad_enabled: bool = outer._is_grad_enabled if outer else True
+        self._autocasts: list[tuple[torch.autocast, Any]] = []
+        self._line = ""
+        self._notes: dict[str, Any] = dict(outer._notes) if outer else {}
+        self._counter: list[int] = outer._counter if outer else [0]
+        self.functions: list[CustomFunction] = outer.functions if outer else []
+
+    def run_flat(self, parameters: Sequence[int], *values: Any) -> list[Any]:
+        """Run, and return the results as a list; `parameters` are the indexes of those among the values."""
+        self._parameters = {id(values[index]) for index in parameters}
+        result = self.run(*values)
+        return list(result) if isinstance(result, tuple | list) else [result]
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; its notes go to what is recorded for it."""
+        stack = n.meta.get("nn_module_stack") or {}
+        known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
+        n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
+        n.meta[_NOTES] = dict(self._notes)
+        self._line = _user_line(n.meta.get("stack_trace") or "")
+        for value in pytree.tree_leaves(n.meta.get("example_value")):
+            if isinstance(value, _NUMBERS):
+                raise self._refusal(_name(n.target), "makes a Python number from a tensor's values")
+            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+                raise self._refusal(_name(n.target), "makes a tensor whose size depends on values")
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch function, or open what has a body."""
+        if target is torch._C._set_grad_enabled:
+            self._is_grad_enabled = args[0]
+            return None
+        if target is torch.amp.autocast_mode._enter_autocast:
+            return self._enter_autocast(*args)
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return self._exit_autocast()
+        if target in (torch.autograd.grad, torch.autograd.backward):
+            raise self._refusal("torch.autograd.grad", "takes gradients inside the forward pass")
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._higher_order(target, args, kwargs)
+        return self._checked(target, super().call_function, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a method of a tensor."""
+        return self._checked(target, super().call_method, args, kwargs)
+
+    def _checked(self, target: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._is_grad_enabled:
+            name = _name(target)
+            first = args[0] if args else None
+            writes = (name.endswith("_") and not name.endswith("__")) or name == "setitem" or kwargs.get("inplace")
+            if writes and isinstance(first, Tensor) and first.requires_grad:
+                raise self._refusal(
+                    name, "writes under no_grad into a tensor that has a gradient, which would keep its old gradient"
+                )
+            args, kwargs = pytree.tree_map_only(Tensor, _without_gradient, (args, kwargs))
+        return call(target, args, kwargs)
+
+    def _refusal(self, name: str, what: str) -> CaptureError:
+        return CaptureError(
+            f"{self._line}{name} {what}, which one graph for all ranks cannot hold: use a form without it, such as "
+            'torch.where for a choice by values, or parallel_mode="data_parallel", which needs no capture'
+        )
+
+    # -- autocast -----------------------------------------------------------------------------------------------
+
+    def _enter_autocast(self, device: str, dtype: torch.dtype | None, enabled: bool, cache: bool | None) -> None:
+        region = torch.autocast(device, dtype, enabled, cache)
+        region.__enter__()
+        self._autocasts.append((region, self._notes.get(AUTOCAST_REGION, ...)))
+        self._notes[AUTOCAST_REGION] = (dtype or torch.get_autocast_dtype(device)) if enabled else None
+
+    def _exit_autocast(self) -> None:
+        region, before = self._autocasts.pop()
+        region.__exit__(None, None, None)
+        if before is ...:
+            del self._notes[AUTOCAST_REGION]
+        else:
+            self._notes[AUTOCAST_REGION] = before
+
+    # -- bodies -------------------------------------------------------------------------------------------------
+
+    def _higher_order(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is _higher.tag_activation_checkpoint:
+            return self._checkpointed(args, kwargs)
+        if target is _higher.autograd_function_apply:
+            forward, backward, *given = args
+            if kwargs.get("dirty_idx"):
+                raise self._refusal("a custom autograd Function", "writes into its inputs (mark_dirty)")
+            function = CustomFunction(
+                "custom autograd Function",
+                without_gradient_modes(forward),
+                without_gradient_modes(backward),
+                frozenset(kwargs["non_differentiable_idx"]),
+            )
+            return tuple(self._apply(function, given))
+        if target.name() == "register_hook":
+            tensor, body, *freevars = args
+            return self._apply(hook_as_function(body, len(freevars)), [tensor, *freevars])[0]
+        if target is _higher.wrap:
+            body, *given = args
+            return self._body(body, given)
+        raise self._refusal(target.name(), "holds operators that a captured graph does not show")
+
+    def _apply(self, function: CustomFunction, given: Sequence[Any]) -> list[Tensor]:
+        if not all(isinstance(value, Tensor) for value in given):
+            raise self._refusal(function.name, "is given something that is no tensor")
+        self.functions.append(function)
+        if not self._is_grad_enabled:
+            given = [_without_gradient(value) for value in given]
+        results: list[Tensor] = torch.ops.msrun.custom_function(list(given), function.number)
+        return [r.detach() if index in function.fixed else r for index, r in enumerate(results)]
+
+    def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        body, *given = args
+        computed = [value for value in given if isinstance(value, Tensor) and id(value) not in self._parameters]
+        if kwargs.get("use_reentrant") and self._is_grad_enabled and not any(v.requires_grad for v in computed):
+            raise self._refusal(
+                "checkpoint(use_reentrant=True)",
+                "has no input with a gradient, so that torch would train nothing in it (use_reentrant=False does)",
+            )
+        is_outermost = CHECKPOINT not in self._notes
+        if is_outermost:
+            self._counter[0] += 1
+            self._notes[CHECKPOINT] = self._counter[0]
+        try:
+            return self._body(body, given)
+        finally:
+            if is_outermost:
+                del self._notes[CHECKPOINT]
+
+    def _body(self, body: fx.GraphModule, given: Sequence[Any]) -> Any:
+        return _Interpreter(body, self._paths, self).run(*given)
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _without_gradient(value: Tensor) -> Tensor:
+    return value.detach() if value.requires_grad else value
+
+
+def _user_line(stack_trace: str) -> str:
+    """Return "file:line: code: " of the innermost line of a trace that is the user's; empty without a trace."""
+    lines = stack_trace.splitlines()
+    frames = [
+        (line.strip(), lines[i + 1].strip() if i + 1 < len(lines) else "")
+        for i, line in enumerate(lines)
+        if line.strip().startswith("File ")
+    ]
+    own = [frame for frame in frames if "/torch/" not in frame[0] and "/msrun/runtime/" not in frame[0]] or frames
+    if not own:
+        return ""
+    place, code = own[-1]
+    _, file, rest = place.split('"', 2)
+    return f"{file}:{rest.split('line ')[1].split(',')[0]}: {code}: "

@@ -1,0 +1,289 @@
+"""One call traced by torch's dynamo: its graph, the guards that say when it holds, and the Python code around it.
+
+All private names of dynamo that we use are here. Dynamo follows the Python code of one call and leaves a graph of torch
+functions. What else the call read (attributes, flags, arguments that are no tensors) becomes a guard, and what else it
+did (results put into objects, attributes that it set) becomes code around the graph. Parameters, buffers and tensors
+are inputs of the graph, found anew in every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import re
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor, fx, nn
+from torch.nn.modules import transformer
+
+from msrun import errors
+from msrun.errors import CaptureError, ParallelError
+
+Call = Callable[..., Any]
+_CONFIG = {
+    "allow_rnn": True,
+    "assume_static_by_default": True,
+    "automatic_dynamic_shapes": False,
+    "skip_nnmodule_hook_guards": False,
+    "record_runtime_overhead": False,
+    "reorderable_logging_functions": {print, warnings.warn},
+    "suppress_errors": False,
+}
+_LONGEST = 300
+"""Characters of a reason that dynamo gives."""
+_RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
+"""How dynamo tells that the network raises something."""
+_OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask")
+"""Names whose value differs between a capture and a step: no guards of them."""
+
+
+def _call(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Be what dynamo traces: whatever is called, its names are these three."""
+    return function(*args, **kwargs)
+
+
+@dataclass
+class Stores:
+    """What a call stores beside what it returns."""
+
+    results: int
+    """The first so many outputs of the graph are what the call returns; it stores the others."""
+    buffers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+    """output -> module and name of the buffer that it is assigned to"""
+
+
+@dataclass
+class TracedCall:
+    """One call as dynamo traced it."""
+
+    graph: fx.GraphModule
+    """Of torch functions."""
+    inputs: list[Tensor]
+    """What the graph's placeholders stood for, in order: objects of the call, of modules, of closures."""
+    sources: list[str]
+    """Where the call found them, as Python text: `function.fc.weight`, `args[0]`."""
+    stores: Stores
+    _environment: Any
+    _backend_id: str
+    _guards: Any
+
+    def holds(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call does what the traced one did; shapes of given tensors are the caller's to compare."""
+        return bool(self._guards.check({"function": function, "args": args, "kwargs": kwargs}))
+
+    def why_not(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the first guard that does not hold, as text; empty when all hold."""
+        failed = self._guards.check_verbose({"function": function, "args": args, "kwargs": kwargs})
+        parts = [] if failed.result else failed.verbose_code_parts
+        return parts[0].partition("  #")[0].strip() if parts else ""
+
+    def bind(self, run: Call) -> Call:
+        """Return the call's own Python code around `run`, which is called in place of the graph."""
+        globals_ = {"__builtins__": builtins, "__name__": __name__}
+        return cast(Call, self._environment.forward_callable(self._backend_id, run, extra_globals=globals_))
+
+
+def trace_call(
+    function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, unguarded: Collection[int]
+) -> TracedCall:
+    """Trace one call.
+
+    Args:
+        unguarded: ids of objects that stand for others while the call is traced: nothing is guarded about them.
+
+    Raises:
+        CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
+    """
+    from torch._dynamo import config, convert_frame
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.hooks import Hooks
+    from torch._dynamo.utils import dynamo_timed, get_metrics_context
+
+    own_globals = {"__builtins__": builtins, "__name__": __name__}
+    entry = types.FunctionType(_call.__code__, own_globals)
+    found: list[Stores] = []
+    with (
+        get_metrics_context(),
+        dynamo_timed("msrun_capture"),
+        config.patch(_CONFIG),
+        _watching_stores(found),
+        _without_looks(),
+    ):
+        try:
+            captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
+        except ParallelError:
+            raise
+        except TorchDynamoException as error:
+            own = _own_error(error)
+            if own is not None:
+                raise own from None
+            raise explain(error, function) from error
+        backend, output = captured.backend_input, captured.graph_capture_output
+        if backend is None:
+            raise CaptureError(
+                f"{name_of(function)} computes nothing with tensors: there is nothing to run in parallel"
+            )
+        guards = output.build_guards(entry.__code__, Hooks(guard_filter_fn=_filter(unguarded)))
+    environment = _with_names(output.get_runtime_env(), output.f_globals)
+    traced = TracedCall(
+        backend.graph_module,
+        [],
+        [],
+        found[-1] if found else Stores(len(_outputs(backend.graph_module))),
+        environment,
+        backend.backend_id,
+        guards.guard_manager,
+    )
+    traced.inputs = _given_to(traced, function, args, kwargs)
+    traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
+    return traced
+
+
+def name_of(function: Call) -> str:
+    """Return how messages call what is captured."""
+    return type(function).__name__ if isinstance(function, nn.Module) else getattr(function, "__name__", repr(function))
+
+
+def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
+    return cast("Sequence[Any]", next(node for node in graph.graph.nodes if node.op == "output").args[0])
+
+
+def _with_names(environment: Any, globals_: Mapping[str, Any]) -> Any:
+    """Let the code around the graph see every name that dynamo gave it."""
+    return dataclasses.replace(environment, used_globals={**globals_, **environment.used_globals})
+
+
+class _Given(Exception):
+    def __init__(self, values: tuple[Tensor, ...]) -> None:
+        self.values = values
+
+
+def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return what the call gives to its graph, by running its code up to there."""
+
+    def stop(*values: Tensor) -> Any:
+        raise _Given(values)
+
+    try:
+        traced.bind(stop)(function, args, kwargs)
+    except _Given as given:
+        return list(given.values)
+    raise CaptureError(f"{name_of(function)} computes nothing with tensors: there is nothing to run in parallel")
+
+
+def _sources(graph: fx.GraphModule) -> Iterator[Any]:
+    return (node._dynamo_source for node in graph.graph.nodes if node.op == "placeholder")
+
+
+def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
+    """Return what tells dynamo which guards to keep."""
+
+    def keep(entries: Sequence[Any]) -> list[bool]:
+        left_out = [str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name]
+        return [
+            not any(own in e.name for own in _OWN_NAMES) and not any(_is_part(e.name, name) for name in left_out)
+            for e in entries
+        ]
+
+    return keep
+
+
+def _is_part(name: str, of: str) -> bool:
+    return name == of or (name.startswith(of) and name[len(of)] in ".[")
+
+
+@contextlib.contextmanager
+def _watching_stores(found: list[Stores]) -> Iterator[None]:
+    """Note what the call stores: dynamo writes the code for it after that for the results."""
+    from torch._dynamo.side_effects import SideEffects
+
+    original = SideEffects.codegen_update_mutated
+
+    def watched(self: Any, cg: Any, *rest: Any, **named: Any) -> None:
+        results = len(cg.graph_outputs)
+        assigned = [item for variable in self._get_modified_vars() for item in _items(variable, cg)]
+        original(self, cg, *rest, **named)
+        index_of = {id(entry.variable): entry.index for entry in cg.graph_outputs.values()}
+        slots = {index_of[id(value)]: slot for slot, value in assigned if id(value) in index_of}
+        found.append(Stores(results, slots))
+
+    SideEffects.codegen_update_mutated = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _without_looks() -> Iterator[None]:
+    """Let nn.Transformer take its masks as they are: it looks into them for faster kernels, not for other results."""
+    before = transformer._detect_is_causal_mask
+
+    def said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
+        return is_causal is True
+
+    transformer._detect_is_causal_mask = said
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = before
+
+
+def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
+    """Yield (module, buffer) and new value of what a table of buffers gets."""
+    source = getattr(variable, "source", None)
+    if source is None or getattr(source, "member", None) != "_buffers":
+        return
+    module = cg.tx.output.resolve_source_value(source.base)
+    for key, value in variable.items.items():
+        if value.is_tensor():
+            yield (module, key.vt.as_python_constant()), value
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _own_error(error: BaseException) -> ParallelError | None:
+    """Return the error of ours that dynamo wrapped, if it did."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ParallelError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    raised = _RAISED.search(str(error))
+    kind = getattr(errors, raised[1], None) if raised else None
+    return kind(raised[3]) if raised and isinstance(kind, type) and issubclass(kind, ParallelError) else None
+
+
+def explain(error: BaseException, function: Call) -> CaptureError:
+    """Say in one line what could not be captured, where, and what to do instead."""
+    text = str(error)
+    if raised := _RAISED.search(text):
+        what = f"it raises {raised[1]}: {raised[3]}"
+    elif "data-dependent" in text.lower() or "item()" in text:
+        what = "a Python branch or number depends on a tensor's values"
+    else:
+        lines = [line.strip().removeprefix("Explanation: ") for line in text.splitlines()]
+        what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
+        what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
+    return CaptureError(
+        f"{where(error)}{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
+        'parallel_mode="data_parallel", which needs no capture'
+    )
+
+
+def where(error: BaseException) -> str:
+    """Return "file:line: code: " of the user's line that an error of dynamo names; empty when it names none."""
+    stack = list(getattr(error, "real_stack", None) or ())
+    own = [frame for frame in stack if "/torch/" not in frame.filename and "/msrun/runtime/" not in frame.filename]
+    frames = own or stack
+    if not frames:
+        return ""
+    frame = frames[-1]
+    line = (frame.line or "").strip()
+    return f"{frame.filename}:{frame.lineno}: {line}: " if line else f"{frame.filename}:{frame.lineno}: "

@@ -1,0 +1,233 @@
+"""Random numbers of a network that runs as it is: in one process, and in the modes that capture nothing.
+
+Python's function is what is noticed; what it draws is then seen as ATen operators, whatever the function does around.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
+from msrun.runtime.nn.random_bits import Box, keep_mask
+from msrun.runtime.nn.random_draws import FACTORIES, arguments_of, draw, drawn_result, is_drawn, shape_of
+from msrun.runtime.nn.random_stream import Draw, current_draw
+from msrun.runtime.nn.random_values import Source
+
+_KINDS: dict[Any, Kind] = {
+    F.dropout: "dropout",
+    torch.dropout: "dropout",
+    torch.dropout_: "dropout",
+    torch.feature_dropout: "feature_dropout",
+    torch.feature_dropout_: "feature_dropout",
+    F.alpha_dropout: "alpha_dropout",
+    torch.alpha_dropout: "alpha_dropout",
+    torch.alpha_dropout_: "alpha_dropout",
+    F.feature_alpha_dropout: "feature_alpha_dropout",
+    torch.feature_alpha_dropout: "feature_alpha_dropout",
+    torch.feature_alpha_dropout_: "feature_alpha_dropout",
+}
+_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}
+"""function -> number of dimensions of an input without a batch, which is one sample; 0: there is none"""
+_log = logging.getLogger("msrun.runtime")
+
+
+class RandomCalls(TorchFunctionMode):
+    """Gives what draws random numbers inside those that it has on any number of ranks.
+
+    Recomputation by torch.utils.checkpoint happens where this mode is not on, and torch.compile would take the numbers
+    of the first step for constants: what draws inside them keeps torch's own numbers, which are right, but those of one
+    process only. So does what has a generator of its own, and a parameter that gets its first values.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace calls that draw; let all others through."""
+        kwargs = kwargs or {}
+        if func not in _SEEN or torch.compiler.is_compiling():  # of every operator of every step
+            return func(*args, **kwargs)
+        draw = current_draw.get()
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _seen_inside(func)(*args, **kwargs)
+        if draw is None or _is_recomputed():
+            return func(*args, **kwargs)
+        if func in _DRAWING:
+            return _drawing(draw, func, args, kwargs)
+        if func in _NOT_OURS:
+            if draw.count > 1:
+                _warn_once(f"{func.__name__} draws torch's own numbers: they are right, but not those of one process")
+            return func(*args, **kwargs)
+        if func is _ATTENTION:
+            return _attention(draw, *args, **kwargs)
+        return _dropout(draw, func, *args, **kwargs)
+
+
+_ATTENTION = F.scaled_dot_product_attention
+_IN_PLACE = ("bernoulli_", "uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "random_")
+_DRAWING = frozenset(
+    [
+        *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.normal),
+        *(torch.bernoulli, Tensor.bernoulli, torch.rrelu, torch.rrelu_, torch.native_dropout),
+        *(getattr(Tensor, name) for name in _IN_PLACE),
+        *(F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d, F.fractional_max_pool2d_with_indices),
+        *(F.fractional_max_pool3d, F.fractional_max_pool3d_with_indices),
+        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, torch.svd_lowrank, torch.pca_lowrank),
+    ]
+)
+_NOT_OURS = frozenset([torch.multinomial, Tensor.multinomial, torch.randperm, torch.poisson, torch.binomial])
+_SEEN = frozenset([*_KINDS, *_CHANNELS, _ATTENTION, F.multi_head_attention_forward, *_DRAWING, *_NOT_OURS])
+
+
+def _seen_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of torch.nn.functional that calls its parts through the mode instead of itself again."""
+    assert isinstance(function, types.FunctionType)
+    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    twin = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _is_recomputed() -> bool:
+    """Return True inside a part of the network that torch.utils.checkpoint will run again."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "msrun.runtime.parallel.recompute":
+            return False  # which gives it the same masks when it runs again
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            _warn_once(
+                "what draws random numbers inside torch.utils.checkpoint has torch's own: they are right, but not "
+                "those that several ranks would have"
+            )
+            return True
+        if frame.f_globals.get("__name__") == "msrun.runtime.parallel.auto_parallel":
+            return False
+        frame = frame.f_back
+    return False
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning(text)
+
+
+def _drawing(draw: Draw, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a function whose random operators draw our numbers."""
+    subject = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    is_first_value = func.__name__.endswith("_") and isinstance(subject, nn.Parameter)
+    if is_first_value:
+        return func(*args, **kwargs)
+    with _RandomOperators(draw, is_of_parameter=isinstance(subject, nn.Parameter)):
+        return func(*args, **kwargs)
+
+
+class _RandomOperators(TorchDispatchMode):
+    """Gives ATen's random operators our numbers, beneath autograd, which does with them what it does with torch's."""
+
+    def __init__(self, numbers: Draw, *, is_of_parameter: bool) -> None:
+        super().__init__()
+        self._numbers = numbers
+        self._is_of_parameter = is_of_parameter
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = arguments_of(func, args, kwargs)
+        if not is_drawn(func, given):
+            return func(*args, **kwargs)
+        shape, device = shape_of(func, given)
+        rows = None if self._is_of_parameter else _dim_of_rows(self._numbers.rows, shape, is_new=func in FACTORIES)
+        source = Source(self._numbers.key(), _take_call(self._numbers), Box.whole(shape), rows, device)
+        return drawn_result(func, given, draw(func, given, source))
+
+
+def _take_call(draw: Draw) -> int:
+    call, draw.calls = draw.calls, draw.calls + 1
+    return call
+
+
+def _dim_of_rows(rows: int | None, shape: tuple[int, ...], *, is_new: bool) -> int | None:
+    """Return the dimension that holds rows of the batch, as far as sizes tell; None: no dimension does.
+
+    Args:
+        rows: of the batch, in this part.
+        is_new: the tensor is made out of nothing, so that no dimension has been joined with the rows.
+    """
+    if not shape:
+        return None
+    if not rows:
+        return 0
+    if shape[0] == rows or (not is_new and len(shape) > 1 and shape[0] % rows == 0):
+        return 0
+    return shape.index(rows) if rows in shape else None
+
+
+def _dropout(
+    draw: Draw,
+    func: Any,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+    **words: Any,
+) -> Tensor:
+    if training is None:
+        training = words.get("train", func not in (F.alpha_dropout, F.feature_alpha_dropout))
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0:
+        return input
+    shape = tuple(input.shape)
+    kind = _KINDS.get(func, "feature_dropout")
+    is_one_sample = func in _CHANNELS and input.dim() == _CHANNELS[func]
+    seen = (1, *shape) if is_one_sample else shape
+    has_rows = not isinstance(input, torch.nn.Parameter)
+    mask = _mask(draw, mask_shape(kind, seen), p, input.device, has_rows=has_rows)
+    result = drop(input.view(seen) if is_one_sample else input, mask, p, kind).view(shape)
+    writes = inplace or func.__name__.endswith("_")
+    return input.copy_(result) if writes else result
+
+
+def _attention(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p == 0:
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    def make_mask(shape: tuple[int, ...]) -> Tensor:
+        return _mask(draw, shape, dropout_p, query.device, has_rows=True)
+
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, make_mask)
+
+
+def _mask(draw: Draw, shape: tuple[int, ...], p: float, device: torch.device, *, has_rows: bool) -> Tensor:
+    """Return the mask of the next call.
+
+    Args:
+        has_rows: a dimension holds rows of the batch, as it does in all but parameters.
+    """
+    rows = _dim_of_rows(draw.rows, shape, is_new=False) if has_rows else None
+    return keep_mask(draw.key(), _take_call(draw), p, Box.whole(shape), rows, device)

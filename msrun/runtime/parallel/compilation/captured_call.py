@@ -1,0 +1,102 @@
+"""CapturedCall: a call that was captured, for later calls that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import Target
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+
+Kind = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
+
+
+class ParameterChanged(Exception):
+    """A parameter is another object, or is trained or frozen unlike before."""
+
+
+class CapturedCall:
+    """Runs calls that do what a captured one did. Owned by one AutoParallel."""
+
+    def __init__(
+        self,
+        target: Target,
+        tensors: Sequence[Tensor],
+        captured: CapturedGraph,
+        compiled: CompiledCall | PipelinedCall,
+    ) -> None:
+        """Args:
+        tensors: those of the captured call.
+        """
+        self.root = target.root
+        self.compiled = compiled
+        self._captured = captured
+        self._kinds = kinds_of(tensors)
+        self._tensors: Sequence[Tensor] = ()
+        self._run = captured.traced.bind(self._run_graph)
+        own = dict(target.root.named_parameters())
+        parameters = [
+            (index, own[captured.parameters[name]])
+            for index, name in enumerate(captured.placeholders)
+            if name in captured.parameters
+        ]
+        self._parameters = [(index, parameter, parameter.requires_grad) for index, parameter in parameters]
+        others = {*captured.buffers, *captured.constants}
+        self._others = [(index, name) for index, name in enumerate(captured.placeholders) if name in others]
+        self._present: dict[str, Tensor] = {}
+        buffers = dict(target.root.named_buffers())
+        place_of = {captured.buffers[name]: index for index, name in self._others if name in captured.buffers}
+        self._assigned = [(index, place_of.get(name), buffers[name]) for index, name in captured.assigned.items()]
+        """output, where its buffer stands among what the graph is given, if it does, and the buffer"""
+
+    def holds(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> bool:
+        """Return whether a call does what the captured one did."""
+        return self._kinds == kinds_of(tensors) and self._captured.traced.holds(function, args, kwargs)
+
+    def why_not(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> str:
+        """Return why a call is another one."""
+        if self._kinds != kinds_of(tensors):
+            return "tensors of other shapes or types"
+        return self._captured.traced.why_not(function, args, kwargs)
+
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> Any:
+        """Run a call; gradients reach the stored parameters by `backward()`.
+
+        Raises:
+            ParameterChanged: before anything is computed.
+        """
+        self._tensors = tensors
+        try:
+            return self._run(function, args, kwargs)
+        finally:
+            self._tensors = ()
+
+    def _run_graph(self, *given: Tensor) -> tuple[Any, ...]:
+        """Run the program; called by the user's own Python code in place of the captured graph."""
+        for index, parameter, is_trained in self._parameters:
+            if given[index] is not parameter or parameter.requires_grad is not is_trained:
+                raise ParameterChanged
+        for index, name in self._others:
+            if given[index] is not self._present.get(name):
+                self._present[name] = given[index]
+                self.compiled.set_buffer(name, given[index])
+        results = self.compiled.run(self._tensors)
+        for index, place, buffer in self._assigned:  # the program has written into the buffer that it was given
+            results[index] = buffer if place is None else given[place]
+        return tuple(results)
+
+
+def kinds_of(tensors: Sequence[Tensor]) -> list[Kind]:
+    """Return what of given tensors belongs to the kind of a call."""
+    return [(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]

@@ -1,0 +1,258 @@
+"""Habits of networks that nobody here wrote: each trains on several ranks to the numbers of one process.
+
+Every habit makes a network; some change it between steps. All are run in double precision, whole batch on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from msrun.runtime import GradAccumulation, MicroBatchInterleaved, Pipeline, shard
+
+WORLD_SIZE = 2
+STEPS = 4
+
+
+class Net(nn.Module):
+    """`forward` makes 4 values of each row; the loss is their squared distance."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        result = self._forward(self, x)
+        return F.mse_loss(result, y) if isinstance(result, Tensor) else (F.mse_loss(result[0], y), *result[1:])
+
+
+@dataclass
+class Habit:
+    make: Callable[[], nn.Module]
+    between: Callable[[Any, int], None] = lambda _net, _step: None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """hsdp level, pipeline stages, ..."""
+    strategies: Callable[[Any], None] = lambda _net: None
+
+
+HABITS: dict[str, Habit] = {}
+
+
+def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: Any) -> None:
+    """Add one; parts are made anew by calling those that are functions."""
+    made = Habit(
+        lambda: Net(
+            forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()}
+        )
+    )
+    if between is not None:
+        made.between = between
+    HABITS[name] = made
+
+
+# -- functions with a backward pass of their own ---------------------------------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    """Straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (x.abs() < 1)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.factor * gradient, None
+
+
+class Normalized(torch.autograd.Function):
+    """Looks at all values at once, and has two results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        norm = x.norm()
+        ctx.save_for_backward(x, norm, weight)
+        ctx.mark_non_differentiable(norm)
+        return x / norm * weight, norm
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        x, norm, weight = ctx.saved_tensors
+        return gradient * weight / norm, (gradient * x / norm).sum(0)
+
+
+def _hooked(hook: Callable[[Tensor], Any]) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        h.register_hook(hook)
+        return self.head(h.tanh())
+
+    return forward
+
+
+habit("straight-through estimator", lambda s, x: s.head(Rounded.apply(s.layer(x))))
+habit("gradient reversal", lambda s, x: s.head(Reversed.apply(s.layer(x), 0.3)) + s.head(x))
+habit(
+    "function that looks at the whole batch",
+    lambda s, x: Normalized.apply(s.head(s.layer(x)), s.weight)[0],
+    weight=lambda: nn.Parameter(torch.ones(4)),
+)
+habit("tensor hook", _hooked(lambda g: g * 3))
+habit("tensor hook that looks at the whole gradient", _hooked(lambda g: g / (1 + g.norm())))
+
+# -- torch.utils.checkpoint ------------------------------------------------------------------------------------------
+
+
+def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        for _ in range(2):
+            h = checkpoint(lambda t: self.layer(t).tanh(), h, use_reentrant=use_reentrant)
+        return self.head(h)
+
+    return forward
+
+
+habit("checkpoint", _checkpointed(use_reentrant=False))
+habit("reentrant checkpoint", _checkpointed(use_reentrant=True))
+
+# -- attributes that change ------------------------------------------------------------------------------------------
+
+
+def _alpha(net: Any, step: int) -> None:
+    net.alpha = 1.0 - 0.25 * (step % 2)
+
+
+def _beta(net: Any, step: int) -> None:
+    net.settings["beta"] = float(step)
+
+
+def _assigned_buffer(net: Any, step: int) -> None:
+    net.scale = torch.full((4,), 1.0 + step)
+
+
+def _assigned_parameter(net: Any, step: int) -> None:
+    if step == 2:
+        torch.manual_seed(7)
+        net.layer.weight = nn.Parameter(torch.randn(8, 8))
+
+
+def _assigned_module(net: Any, step: int) -> None:
+    if step == 2:
+        torch.manual_seed(7)
+        net.layer = nn.Linear(8, 8)
+
+
+def _frozen(net: Any, step: int) -> None:
+    net.layer.bias.requires_grad_(step % 2 == 0)
+
+
+def _late_hook(net: Any, step: int) -> None:
+    if step == 2:
+        net.layer.register_forward_hook(lambda _module, _args, result: result * 2)
+
+
+habit("attribute that changes", lambda s, x: s.head(s.layer(x)) * s.alpha, _alpha, alpha=1.0)
+habit(
+    "value in a dict that changes", lambda s, x: s.head(s.layer(x)) + s.settings["beta"], _beta, settings={"beta": 0.0}
+)
+habit(
+    "buffer that is assigned", lambda s, x: s.head(s.layer(x)) * s.scale, _assigned_buffer, scale=lambda: torch.ones(4)
+)
+habit("parameter that is assigned", lambda s, x: s.head(s.layer(x)), _assigned_parameter)
+habit("module that is assigned", lambda s, x: s.head(s.layer(x)), _assigned_module)
+habit("parameter that is frozen and trained again", lambda s, x: s.head(s.layer(x)), _frozen)
+habit("hook that comes later", lambda s, x: s.head(s.layer(x)), _late_hook)
+
+
+def _counting(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    self.last = self.layer(x)
+    self.seen = self.seen * 0.9 + self.last.detach().mean(0)
+    return self.head(self.last) / self.calls
+
+
+habit("attributes that the forward pass sets", _counting, calls=0, seen=lambda: torch.zeros(8))
+
+# -- writes into parts of tensors ------------------------------------------------------------------------------------
+
+
+def _shifted(self: Any, x: Tensor) -> Tensor:
+    h = self.layer(x)
+    shifted = torch.zeros_like(h)
+    shifted[:, 1:] = h[:, :-1].clone()
+    shifted[:, 0] = 0.5
+    return self.head(shifted)
+
+
+habit("writes into slices", _shifted)
+habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
+
+# -- structures ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    hidden: Tensor
+    mean: Tensor
+
+
+def _structured(self: Any, x: Tensor) -> Any:
+    h = self.layer(x)
+    return self.head(h), Result(h, h.mean()), {"h": [h, None, 3]}
+
+
+habit("dataclass among the results", _structured)
+habit(
+    "nn.Transformer whose mask is made in forward",
+    lambda s, x: s.head(s.inner(x[None], x[None], tgt_mask=nn.Transformer.generate_square_subsequent_mask(8))[0]),
+    inner=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
+)
+habit("LSTM", lambda s, x: s.head(s.inner(x[None])[0][0]), inner=lambda: nn.LSTM(8, 8))
+habit("forward hook", lambda s, x: s.head(s.inner(x)), inner=lambda: _with_hook(nn.Linear(8, 8)))
+
+
+def _with_hook(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda _module, _args, result: result * 2)
+    module.register_forward_pre_hook(lambda _module, args: (args[0] + 1,))
+    return module
+
+
+# -- the same under other plans ----------------------------------------------------------------------------------------
+
+_plain = HABITS["straight-through estimator"].make
+HABITS["straight-through estimator in copies and micro batches"] = Habit(
+    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2)
+)
+HABITS["checkpoint at level3"] = Habit(HABITS["checkpoint"].make, settings={"optimizer_level": "level3"})
+HABITS["straight-through estimator in a pipeline"] = Habit(lambda: Pipeline(_plain(), 2), settings={"stages": 2})
+HABITS["function cut as the user says"] = Habit(
+    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))), settings={"threshold": 0}
+)
+_cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))

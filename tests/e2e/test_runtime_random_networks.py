@@ -26,7 +26,8 @@ from random_networks.worlds import Report
 # Read when the tests are collected: the fixtures clear what belongs to jobs.
 CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
-SECONDS_A_CASE = 40.0
+SECONDS_A_CASE = 60.0
+JOBS = 1 if CASES <= 15 else 2
 MOST_REFUSED = 1 / 3
 
 pytestmark = pytest.mark.timeout(60 + CASES * SECONDS_A_CASE)
@@ -39,7 +40,7 @@ def results(
     """The verdicts on all cases."""
     folder = tmp_path_factory.mktemp("random")
     script = workers / "runtime" / "random_cases.py"
-    options = [f"--seed={SEED}", f"--cases={CASES}", f"--result={folder / 'result.jsonl'}"]
+    options = [f"--seed={SEED}", f"--cases={CASES}", f"--jobs={JOBS}", f"--result={folder / 'result.jsonl'}"]
     path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), "OMP_NUM_THREADS": "1"}
     finished = msrun_of_module.run(
         str(script), *options, cwd=folder, env=path, command=[sys.executable], deadline_s=CASES * SECONDS_A_CASE

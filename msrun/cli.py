@@ -176,12 +176,21 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         result = run(on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
-        report = render_failure(result.failure)
+        report = render_failure(result.failure, result.plan.tail_ranks if join and _is_one_place() else ())
         if report:
             _print_lines(report)
     if result.survivors:
         _print_error(f"processes that could not be ended: {', '.join(map(str, result.survivors))}")
     return result.exit_code
+
+
+def _is_one_place() -> bool:
+    """Return whether stdout, with the workers' lines, and stderr go to the same terminal, file or pipe."""
+    try:
+        places = [os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)]
+    except (OSError, ValueError):
+        return False
+    return (places[0].st_dev, places[0].st_ino) == (places[1].st_dev, places[1].st_ino)
 
 
 def _print_text(text: str) -> None:

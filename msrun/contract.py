@@ -65,6 +65,13 @@ MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
+MSRUN_VERIFY: Final = "MSRUN_VERIFY"
+"""1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
+MSRUN_DEBUG: Final = "MSRUN_DEBUG"
+"""1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""
+
+WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_DEBUG})
+"""What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset({RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE})
 """What makes a process a particular worker; the scheduler and the fork server never carry them."""

@@ -11,7 +11,9 @@
       ParallelError             1    raised inside a worker by `msrun.runtime`
         StrategyError           1    an illegal split of an operator, an input or a parameter
           LayoutTypeError       1    a value of a wrong type given to Layout
+          UnverifiableError     1    a training step that no single process can run for comparison
         CaptureError            1    the network cannot be captured as one graph
+        VerificationError       1    a training step differs from that of one process
         WorldError              1    the process cannot find, join or leave its world
         DataError               1    a data file is missing, damaged or not what it claims to be
         CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class MsrunError(Exception):
@@ -81,7 +84,17 @@ class Interrupted(MsrunError):
 
 
 class ParallelError(MsrunError):
-    """Base of what the runtime raises inside a worker."""
+    """Base of what the runtime raises inside a worker.
+
+    Args:
+        message: one line.
+        where: FILE:LINE of the user's code that it is about, where known; the text begins with it.
+    """
+
+    def __init__(self, message: str = "", *, where: str = "") -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.where = where
 
 
 class StrategyError(ParallelError, ValueError):
@@ -92,8 +105,20 @@ class LayoutTypeError(StrategyError, TypeError):
     """A value of a wrong type given to Layout, where MindSpore raises TypeError."""
 
 
+class UnverifiableError(StrategyError):
+    """A network, or a way of running it, that has no training step of one process to compare with."""
+
+
 class CaptureError(ParallelError):
     """The network cannot be captured; the message names the construct and a mode that needs no capture."""
+
+
+class VerificationError(ParallelError):
+    """A training step gives other numbers than one process. `report` says which, and by how much."""
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class WorldError(ParallelError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from mode_networks import batches, make_network, mine, momentum, train, weight_difference
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +173,7 @@ def changed_gradients() -> Result:
             found["error"] = ""
             found["text"] = str(error)
         named = clip_by_global_norm(halves, 1e9, weights=list(network.parameters()))
-        found["difference"] = max(float((a - b).abs().max()) for a, b in zip(named, halves, strict=True))
+        found["difference"] = max(float(local(a - b).abs().max()) for a, b in zip(named, halves, strict=True))
         again = clip_by_global_norm(clip_by_global_norm(gradients, MAX_NORM), 1e9)
         found["still"] = len(again)
         return loss

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime import get_group_size, get_rank, optim, value_and_grad
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 
 BATCH = 16
 STEPS = 20
@@ -110,7 +111,7 @@ def whole_slices(parameter: Tensor) -> tuple[slice, ...]:
 def difference(mine_: Tensor, right: Tensor) -> float:
     """Return the largest difference relative to the largest value, of this rank's part or of a whole DTensor."""
     right = right.detach()
-    found = mine_.detach().full_tensor() if isinstance(mine_, DTensor) else mine_.detach()
+    found = mine_.detach().full_tensor() if isinstance(mine_, DTensor) else local(mine_)
     part = right[whole_slices(mine_)]
     assert found.shape == part.shape, (found.shape, part.shape)
     return float((found - part).abs().max() / right.abs().max())

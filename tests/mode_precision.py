@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from mode_networks import batches, make_network, mine, momentum, step_function
 from torch import Tensor, nn
 
@@ -103,14 +104,14 @@ def overflow(build: Build, *, form: str = "module", is_shared: bool = True) -> R
         part = mine(images)
         if index == BAD_STEP and get_rank() == 1:
             part = part * 1e5  # 65504 is the largest number of float16
-        before = [_local(parameter).clone() for parameter in network.parameters()]
+        before = [local(parameter).clone() for parameter in network.parameters()]
         loss = step(part, mine(labels))
         if form == "module":
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
         losses.append(float(loss.detach()))
-        changed.append(any(not torch.equal(_local(p), b) for p, b in zip(network.parameters(), before, strict=True)))
+        changed.append(any(not torch.equal(local(p), b) for p, b in zip(network.parameters(), before, strict=True)))
         scales.append(step.loss_scale)
     right = serial(torch.float16, SCALE, BAD_STEP)
     moments = [state["momentum_buffer"] for state in optimizer.state.values()]
@@ -119,7 +120,7 @@ def overflow(build: Build, *, form: str = "module", is_shared: bool = True) -> R
         "scales": scales,
         "losses_after": losses[BAD_STEP + 1 :],
         "right_after": right[BAD_STEP:],
-        "is_finite": all(bool(_local(moment).isfinite().all()) for moment in moments),
+        "is_finite": all(bool(local(moment).isfinite().all()) for moment in moments),
         "is_shared": is_shared,
     }
 
@@ -152,20 +153,16 @@ def overflow_that_one_rank_sees() -> Result:
         factors = torch.ones(32)
         if index == BAD_STEP:
             factors[0] = 1e5
-        before = [parameter.detach().clone() for parameter in network.parameters()]
+        before = [local(parameter).clone() for parameter in network.parameters()]
         step(images, labels, factors).backward()
-        sees.append(any(not bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None))
+        sees.append(any(not bool(local(p.grad).isfinite().all()) for p in network.parameters() if p.grad is not None))
         optimizer.step()
         optimizer.zero_grad()
         if index:  # the first call has cut the parameters
             pairs = zip(network.parameters(), before, strict=True)
-            changed.append(any(not torch.equal(parameter, old) for parameter, old in pairs))
+            changed.append(any(not torch.equal(local(parameter), old) for parameter, old in pairs))
         scales.append(step.loss_scale)
     return {"changed": changed, "scales": scales, "sees": sees}
-
-
-def _local(tensor: Any) -> Tensor:
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 class Weighted(nn.Module):
@@ -236,7 +233,7 @@ def faint_gradients(wrap: Callable[[nn.Module], nn.Module], mode: str, **setting
     (loss * 3).backward()
     x.requires_grad_()
     (right(x) * 3).backward()
-    gradients = [parameter.grad for parameter in step.parameters() if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in step.parameters() if parameter.grad is not None]
     wanted = [p.grad for p in right.parameters()]
     if "pipeline" in settings:  # this rank's stage
         wanted = wanted[:2] if get_rank() < 2 else wanted[2:]

@@ -181,6 +181,11 @@ WAYS = [
 ]
 
 
+OF_ALL = ("data-parallel", "columns", "two-copies", "without-capture")
+SCENARIOS = [(name, way) for name in NETWORKS for way in WAYS if name in ("drop-path", "kinds") or way.name in OF_ALL]
+"""Every network in some ways, two networks that have all that is special in every way."""
+
+
 def layer_of(network: nn.Module) -> nn.Linear:
     inner = network.inner
     return inner[0] if isinstance(inner, nn.ModuleList) else inner

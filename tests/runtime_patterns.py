@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError, WorldError
@@ -97,10 +98,11 @@ def everywhere(value: Any) -> list[Any]:
 
 def whole(parameter: nn.Parameter | Tensor, like: Tensor) -> Tensor:
     """Return a parameter, or its gradient, as one tensor: parts are rows of consecutive ranks."""
-    if parameter.shape == like.shape:
-        return parameter.detach()
-    parts = [torch.empty_like(parameter) for _ in range(WORLD_SIZE)]
-    dist.all_gather(parts, parameter.detach().contiguous())
+    own = local(parameter)
+    if own.shape == like.shape:
+        return own
+    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, own.contiguous())
     return torch.cat(parts)
 
 
@@ -385,7 +387,7 @@ def weight_that_two_operators_want_cut_differently_gets_both_gradients() -> None
     right.backward()
     assert_close(loss.detach(), right.detach())
     assert network.first.weight is network.second.weight
-    assert network.first.weight.numel() * 4 == serial.first.weight.numel()
+    assert local(network.first.weight).numel() * 4 == serial.first.weight.numel()
     assert_gradients(network, serial)
 
 
@@ -626,7 +628,7 @@ def all_levels_give_bit_equal_weights() -> None:
             step(mine(x).float(), mine(y).float()).backward()
             optimizer.step()
             optimizer.zero_grad()
-        weights.append([parameter.detach().clone() for parameter in network.parameters()])
+        weights.append([local(parameter).clone() for parameter in network.parameters()])
     for other in weights[1:]:
         assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
 
@@ -669,7 +671,7 @@ class Events:
         from msrun.runtime.graph import step as steps
 
         self.names: list[str] = []
-        (self._compiled,) = step._compiled.values()
+        self._compiled = step._captured[0].compiled
         self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
         self._wrap(execute.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))

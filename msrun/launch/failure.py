@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -212,14 +213,20 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> None:
     write_private(Path(plan.log_dir) / contract.FAILURE_JSON, json.dumps(asdict(failure), indent=2) + "\n")
 
 
-def render_failure(failure: JobFailure) -> str:
-    """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts."""
+def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:
+    """Return the report for the console: what failed, the end of its log, what the others did, earlier attempts.
+
+    Args:
+        shown_ranks: workers whose logs the reader has seen already, whole and in the same place; their ends are not
+            quoted again.
+    """
     lines: list[str] = []
     shown = [failure.first_failure] if failure.first_failure else failure.lagging[:SHOWN_LAGGING]
     for worker in shown:
         who = "" if failure.first_failure else f"rank {worker.global_rank}, "
-        lines += [f"  {who}log: {worker.log} (pid {worker.pid})"]
-        lines += [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
+        is_above = bool(worker.excerpt) and worker.global_rank in shown_ranks
+        lines += [f"  {who}log: {worker.log} (pid {worker.pid}){', shown above' if is_above else ''}"]
+        lines += [] if is_above else [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
     states: dict[str, list[int]] = {}
     for other in failure.others:
         doing = f" ({other['doing']})" if other["doing"] else ""

@@ -69,8 +69,8 @@ def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[s
         if variable in known:
             if value:
                 found[known[variable]] = value
-        elif variable not in contract.JOB_VARIABLES and variable not in SECRET_VARIABLES:
-            _refuse_misspelled(variable, [*known, *SECRET_VARIABLES])
+        elif variable not in contract.JOB_VARIABLES | contract.WORKER_SETTINGS and variable not in SECRET_VARIABLES:
+            _refuse_misspelled(variable, [*known, *SECRET_VARIABLES, *contract.WORKER_SETTINGS])
     return found
 
 
@@ -93,7 +93,7 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
 
     Nor is its own place in the job of mpirun, PMI or torchrun theirs.
     """
-    settings = {*SECRET_VARIABLES, *(variable_name(name) for name in names)}
+    settings = {*SECRET_VARIABLES, *(variable_name(name) for name in names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
     return {name: value for name, value in environ.items() if name not in settings and not is_of_launcher(name)}

@@ -18,6 +18,7 @@ _HOMES = {
     ),
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
+    "parallel.verification.report": "VerificationReport",
     "parallel.batch.micro_batch": "MicroBatchInterleaved",
     "parallel.batch.accumulation": "GradAccumulation",
     "parallel.recompute": "recompute",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recompute import recompute as recompute
     from msrun.runtime.parallel.shard import shard as shard
+    from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.train.callbacks import Callback as Callback
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor

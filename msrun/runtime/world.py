@@ -26,7 +26,7 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 
 from msrun import contract
 from msrun.errors import WorldError
-from msrun.runtime import progress
+from msrun.runtime import progress, uncaught
 from msrun.runtime.joining.find import find_world
 from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.meet import meet
@@ -62,6 +62,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     global _spec
     if _spec is not None:
         raise WorldError("init() was called twice: call release() first to join again")
+    uncaught.install()
     scheduler = find_scheduler(os.environ)
     if scheduler is not None:
         run_scheduler(*scheduler, os.environ, timeout_s)
@@ -71,6 +72,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
         progress.enter_phase(contract.PHASE_JOINING)
         spec = _join(spec, backend_name or _default_backend(), timeout_s)
         tell_host(spec.global_rank)
+        uncaught.install()  # torch has put its own hook around, with the world
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
     progress.enter_phase(contract.PHASE_JOINED)

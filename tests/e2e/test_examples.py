@@ -158,7 +158,7 @@ def test_example_trains_alike_however_its_workers_start(
 
 PARALLEL = [
     # example, words in the log of worker 0
-    ("data_parallel", "data_parallel, parameters whole on every rank"),
+    ("data_parallel", "data_parallel, hsdp is off"),
     ("operator_parallel", "(None, mp)"),
     ("hybrid_parallel", "hybrid_parallel"),
     ("pipeline_parallel", "bubble 20.0 %"),

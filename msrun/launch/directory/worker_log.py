@@ -15,8 +15,12 @@ LOSS_BYTES = 4096
 _LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
 _OWN_FRAME = re.compile(r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z')
 """How a forked worker came to run the script, in what faulthandler writes; of no use to the reader."""
-_BEGIN = re.compile(r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent call last\):|Fatal Python error: .*)\s*\Z")
-"""First line of a traceback, of torch's copy of it with the rank before each line, or of a crash in native code."""
+_BEGIN = re.compile(
+    r"\s*(\[rank\d+\]:\s*)?"
+    r"(Traceback \(most recent call last\):|Fatal Python error: .*|uncaught \w+( at .*:\d+)?(: .*)?)\s*\Z"
+)
+"""First line of a traceback, of what `msrun.runtime` writes instead, of torch's copy of it with the rank before each
+line, or of a crash in native code."""
 
 
 def read_tail(path: Path, size_bytes: int) -> bytes:

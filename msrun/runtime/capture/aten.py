@@ -23,6 +23,7 @@ from msrun.errors import CaptureError
 from msrun.runtime.capture.custom_function import CustomFunction, hook_as_function, without_gradient_modes
 from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.graph.autocast import AUTOCAST_REGION
+from msrun.runtime.graph.operators.rule import user_line
 from msrun.runtime.graph.regions import CHECKPOINT
 
 _NOTES = "custom"
@@ -83,7 +84,7 @@ class _Interpreter(fx.Interpreter):
         known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
         n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
         n.meta[_NOTES] = dict(self._notes)
-        self._line = _user_line(n.meta.get("stack_trace") or "")
+        self._line = user_line(n)
         for value in pytree.tree_leaves(n.meta.get("example_value")):
             if isinstance(value, _NUMBERS):
                 raise self._refusal(_name(n.target), "makes a Python number from a tensor's values")
@@ -124,8 +125,10 @@ class _Interpreter(fx.Interpreter):
 
     def _refusal(self, name: str, what: str) -> CaptureError:
         return CaptureError(
-            f"{self._line}{name} {what}, which one graph for all ranks cannot hold: use a form without it, such as "
-            'torch.where for a choice by values, or parallel_mode="data_parallel", which needs no capture'
+            f"{name} {what}, which one graph for all ranks cannot hold: use a form without it (x / x.max() for "
+            "x / x.max().item(), torch.where for a choice by values), or "
+            'parallel_mode="data_parallel", which needs no capture',
+            where=self._line,
         )
 
     # -- autocast -----------------------------------------------------------------------------------------------
@@ -208,19 +211,3 @@ def _name(target: Any) -> str:
 
 def _without_gradient(value: Tensor) -> Tensor:
     return value.detach() if value.requires_grad else value
-
-
-def _user_line(stack_trace: str) -> str:
-    """Return "file:line: code: " of the innermost line of a trace that is the user's; empty without a trace."""
-    lines = stack_trace.splitlines()
-    frames = [
-        (line.strip(), lines[i + 1].strip() if i + 1 < len(lines) else "")
-        for i, line in enumerate(lines)
-        if line.strip().startswith("File ")
-    ]
-    own = [frame for frame in frames if "/torch/" not in frame[0] and "/msrun/runtime/" not in frame[0]] or frames
-    if not own:
-        return ""
-    place, code = own[-1]
-    _, file, rest = place.split('"', 2)
-    return f"{file}:{rest.split('line ')[1].split(',')[0]}: {code}: "

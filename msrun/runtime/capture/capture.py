@@ -140,14 +140,14 @@ class _Roles:
         made: dict[str, fx.Node] = {}
         old = [node for node in module.graph.nodes if node.op == "placeholder"]
         for of_input, fake in zip(self.inputs, self._fake_inputs, strict=True):
-            made[of_input] = graph.placeholder(of_input)
+            made[of_input] = _placeholder(graph, of_input)
             made[of_input].meta["val"] = fake
         copies: dict[fx.Node, Any] = {}
         for node, name, value in zip(old, self.placeholders, self._given, strict=True):
             assert name is not None
             node.meta["val"].requires_grad_(value.requires_grad)  # make_fx keeps what it saw detached
             if name not in made:
-                made[name] = graph.placeholder(name)
+                made[name] = _placeholder(graph, name)
             copies[node] = made[name]
             made[name].meta = dict(node.meta)
         for node in module.graph.nodes:
@@ -157,7 +157,7 @@ class _Roles:
                     raise CaptureError(f"{node.target} of the network cannot stand in a captured graph")
                 constant = _new(self.constants, "c", value)
                 with graph.inserting_after(next(n for n in reversed(graph.nodes) if n.op == "placeholder")):
-                    copies[node] = graph.placeholder(constant)
+                    copies[node] = _placeholder(graph, constant)
                 copies[node].meta["val"] = node.meta.get("val", value)
             elif node.op == "output":
                 graph.output(fx.node.map_arg(node.args[0], lambda n: copies[n]))
@@ -176,6 +176,11 @@ def _new(table: dict[str, Any], name: str, value: Any) -> str:
         found = f"{plain}_{count}"
     table[found] = value
     return found
+
+
+def _placeholder(graph: fx.Graph, name: str) -> fx.Node:
+    """Add a placeholder of just this name; `Graph.placeholder` would write it in small letters."""
+    return graph.create_node("placeholder", name, name=name)
 
 
 def _settle_outputs(
@@ -199,7 +204,7 @@ def _settle_outputs(
         if canonical.get(path, path) not in roles.buffers.values():  # it is written and not read
             name = _new(roles.buffers, f"b_{path}", canonical.get(path, path))
             with graph.inserting_before(next(iter(graph.nodes))):
-                graph.placeholder(name).meta["val"] = value
+                _placeholder(graph, name).meta["val"] = value
     updates = make_functional(graph, roles.buffers)
     outputs = list(output.args[0])
     found = {roles.buffers[name]: value for name, value in updates.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import logging
 import re
 import types
 import warnings
@@ -25,7 +26,7 @@ from msrun import errors
 from msrun.errors import CaptureError, ParallelError
 
 Call = Callable[..., Any]
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "allow_rnn": True,
     "assume_static_by_default": True,
     "automatic_dynamic_shapes": False,
@@ -34,6 +35,7 @@ _CONFIG = {
     "reorderable_logging_functions": {print, warnings.warn},
     "suppress_errors": False,
 }
+_LOGGING = {"debug", "info", "warn", "error", "exception", "critical", "log"}
 _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
@@ -110,7 +112,7 @@ def trace_call(
     with (
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
-        config.patch(_CONFIG),
+        config.patch(_config()),
         _watching_stores(found),
         _without_looks(),
     ):
@@ -142,6 +144,14 @@ def trace_call(
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
     return traced
+
+
+def _config() -> dict[str, Any]:
+    """Return dynamo's settings for a capture: what a network logs it does not log from a graph."""
+    methods = [
+        method for name, method in vars(logging.Logger).items() if name in _LOGGING or name.startswith("warning")
+    ]
+    return {**_CONFIG, "ignore_logging_functions": set(methods)}
 
 
 def name_of(function: Call) -> str:
@@ -265,6 +275,8 @@ def explain(error: BaseException, function: Call) -> CaptureError:
     text = str(error)
     if raised := _RAISED.search(text):
         what = f"it raises {raised[1]}: {raised[3]}"
+    elif "generator" in text.lower():
+        what = "it draws from a generator of its own, not the network's random numbers: pass them in as an input"
     elif "data-dependent" in text.lower() or "item()" in text:
         what = "a Python branch or number depends on a tensor's values"
     else:
@@ -272,18 +284,18 @@ def explain(error: BaseException, function: Call) -> CaptureError:
         what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
         what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
     return CaptureError(
-        f"{where(error)}{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
-        'parallel_mode="data_parallel", which needs no capture'
+        f"{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
+        'parallel_mode="data_parallel", which needs no capture',
+        where=where(error),
     )
 
 
 def where(error: BaseException) -> str:
-    """Return "file:line: code: " of the user's line that an error of dynamo names; empty when it names none."""
+    """Return "file:line" of the user's line that an error of dynamo names; empty when it names none."""
     stack = list(getattr(error, "real_stack", None) or ())
     own = [frame for frame in stack if "/torch/" not in frame.filename and "/msrun/runtime/" not in frame.filename]
     frames = own or stack
     if not frames:
         return ""
     frame = frames[-1]
-    line = (frame.line or "").strip()
-    return f"{frame.filename}:{frame.lineno}: {line}: " if line else f"{frame.filename}:{frame.lineno}: "
+    return f"{frame.filename}:{frame.lineno}"

@@ -30,7 +30,7 @@ from msrun.runtime.checkpoint.save import STATE_FILE
 from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, TensorReader
 from msrun.runtime.nn.deferred_init import defer_values
 from msrun.runtime.nn.random_stream import put_stream_state
-from msrun.runtime.parallel.parameters.storage import is_held
+from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")

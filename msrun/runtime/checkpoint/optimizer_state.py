@@ -19,7 +19,9 @@ from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_part
 from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
 from msrun.runtime.nn.replaced import current, follow
-from msrun.runtime.parallel.parameters.storage import find_placement, find_stages, is_held
+from msrun.runtime.parallel.parameters.part import Part as CutPart
+from msrun.runtime.parallel.parameters.part import as_part
+from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]
@@ -146,6 +148,8 @@ def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:
     """Return a part of the state as the parameter has its own; it shares the part's memory."""
+    if isinstance(parameter, CutPart):
+        return as_part(part.view_as(part), parameter.placement)
     if not isinstance(parameter, DTensor):
         return part
     return DTensor.from_local(

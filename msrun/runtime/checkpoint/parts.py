@@ -11,11 +11,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
+from msrun.runtime.graph.plain_tensors import plain
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
-from msrun.runtime.parallel.parameters.storage import find_placement, is_held
+from msrun.runtime.parallel.parameters.placement import find_placement, is_held
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"
@@ -34,6 +35,11 @@ class Box:
     def is_whole(self) -> bool:
         """True when nothing is missing."""
         return self.sizes == self.shape
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it is in the whole tensor."""
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,8 @@ def find_box(tensor: Tensor) -> Box:
 
 def find_part(tensor: Tensor, box: Box) -> Part:
     """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill."""
-    local = tensor.detach()
-    return Part(local.to_local() if isinstance(local, DTensor) else local, box)
+    local = tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
+    return Part(local, box)
 
 
 def find_network_state(network: Any) -> NetworkState:

@@ -60,10 +60,10 @@ def refuse_lost_rows(graph: fx.Graph, parts: int) -> None:
         if CALL not in node.meta:
             continue
         call = operator_call(node)
-        (first, *_) = call.tensors or (node,)
-        if first.meta.get(BATCH_DIM, LOST) == LOST:
+        drawn_for = node if node.target in CAPTURED else call.tensors[0]
+        if drawn_for.meta.get(BATCH_DIM, LOST) == LOST:
             name = f"{call.operator.removesuffix('.default')} in module {call.module_path or '(top)'}"
-            shape = tuple(first.meta["val"].shape)
+            shape = tuple(drawn_for.meta["val"].shape)
             raise StrategyError(
                 f"{name} draws random numbers for a tensor of shape {shape} whose rows of the batch are not known, so "
                 f"{parts} parts of the batch cannot have those of one: put the batch into dimension 0 "

@@ -21,8 +21,26 @@ class Decisions:
 
     scatters: dict[str, tuple[int, Axes]] = field(default_factory=dict)
     """captured operator -> dimension and axes that all readers of its sum cut"""
+    draws: dict[str, tuple[int, Axes]] = field(default_factory=dict)
+    """captured random numbers, made of nothing -> dimension and axes that all their readers cut"""
     storage: dict[str, Use] = field(default_factory=dict)
     """parameter that is read in several ways -> how it is stored"""
+
+
+def find_cut_draws(draws: Mapping[str, fx.Node]) -> dict[str, tuple[int, Axes]]:
+    """Return the random numbers of which all readers take one part, which a rank can draw alone.
+
+    Args:
+        draws: captured operator -> its local result.
+    """
+    found = {}
+    for name, local in draws.items():
+        readers = list(local.users)
+        if len(readers) == 1 and readers[0].target is apply_collective:
+            collective = cast(Collective, readers[0].kwargs["collective"])
+            if collective.kind == "slice":
+                found[name] = collective.dim, collective.axes
+    return found
 
 
 def find_scatters(sums: Mapping[str, tuple[fx.Node, Axes]]) -> dict[str, tuple[int, Axes]]:

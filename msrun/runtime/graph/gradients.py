@@ -19,6 +19,7 @@ from torch import Tensor
 from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
 from msrun.runtime.graph.pending import Pending
+from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.transfers import start_reduce_scatter
 from msrun.runtime.groups import axes_group
@@ -169,7 +170,7 @@ class PendingGradients:
             flat = self._pending.wait()
             flat = (flat if self._before is None else flat + self._before).reshape(-1)
             members = self._group.members
-            self._ready = split_like(flat, [m.parameter for m in members])
+            self._ready = split_like(flat, [m.part for m in members])
             self._pending = None
 
     def wait(self) -> dict[str, Tensor]:
@@ -179,7 +180,8 @@ class PendingGradients:
             return {}
         assert self._ready is not None
         members = zip(self._group.members, self._group.placeholders, self._ready, strict=True)
-        return {m.name: _as_type(grad, m.parameter.dtype) for m, name, grad in members if name in self._reached}
+        with plain_tensors():
+            return {m.name: _as_type(grad, m.parameter.dtype) for m, name, grad in members if name in self._reached}
 
 
 class StepParameters:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from msrun.runtime.graph.pending import Pending
+from msrun.runtime.graph.plain_tensors import plain, plain_tensors
 from msrun.runtime.graph.transfers import start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
@@ -43,6 +44,11 @@ class StoredParameter:
     def stored(self) -> TensorLayout:
         """The layout at rest."""
         return layout_at_rest(self.used, self.shard_axes)
+
+    @property
+    def part(self) -> Tensor:
+        """This rank's part as a plain tensor that shares the parameter's memory."""
+        return plain(self.parameter)
 
 
 def layout_at_rest(used: TensorLayout, shard_axes: Axes) -> TensorLayout:
@@ -75,16 +81,16 @@ class ParameterGroup:
 
     def read(self, member: StoredParameter) -> Tensor:
         """Return a member's stored part in the type in which operators read it."""
-        value = member.parameter.detach()
+        value = member.part
         return value if self.dtype is None else value.to(self.dtype)
 
     def local_bytes(self) -> int:
         """Return the bytes of the members' stored parts."""
-        return sum(m.parameter.numel() * m.parameter.element_size() for m in self.members)
+        return sum(part.numel() * part.element_size() for part in (m.part for m in self.members))
 
     def gathered_bytes(self) -> int:
         """Return the bytes that gathering takes on top of the stored parts; 0 when they are used as they are stored."""
-        count = sum(m.parameter.numel() for m in self.members)
+        count = sum(m.part.numel() for m in self.members)
         item = (self.dtype or self.members[0].parameter.dtype).itemsize
         return count * item * self.mesh.extent(self.shard_axes) if self.shard_axes else 0
 
@@ -111,18 +117,20 @@ class GatheredGroup:
             return
         group = self.group
         if not group.shard_axes:
-            self.leaves = {
-                name: group.read(m).requires_grad_(m.parameter.requires_grad)
-                for name, m in zip(group.placeholders, group.members, strict=True)
-            }
+            with plain_tensors():
+                self.leaves = {
+                    name: group.read(m).requires_grad_(m.parameter.requires_grad)
+                    for name, m in zip(group.placeholders, group.members, strict=True)
+                }
             return
         self.start_gather()
         assert self._pending is not None
         gathered = self._pending.wait()
         self._pending = None
-        parts = gathered.split([m.parameter.numel() for m in group.members], dim=1)
-        for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
-            self._fill(name, part, member)
+        with plain_tensors():
+            parts = gathered.split([m.parameter.numel() for m in group.members], dim=1)
+            for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
+                self._fill(name, part, member)
 
     def _is_present(self) -> bool:
         if not self.group.regathers:

@@ -22,7 +22,7 @@ from torch import fx
 from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
-from msrun.runtime.graph.decisions import Decisions, find_scatters
+from msrun.runtime.graph.decisions import Decisions, find_cut_draws, find_scatters
 from msrun.runtime.graph.moves import Moves, describe_operator
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import (
@@ -46,6 +46,7 @@ from msrun.runtime.graph.strategies import OperatorStrategy, choose_split
 from msrun.runtime.graph.strictness import refuse_redistributions
 from msrun.runtime.graph.wanted import layout_of_result
 from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.nn.random_draws import FACTORIES
 
 
 @dataclass(frozen=True)
@@ -107,25 +108,18 @@ def _gives_tensors(node: fx.Node) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
 
 
-def _refuse_numbers(node: fx.Node) -> None:
-    """Refuse an operator that makes, or reads, anything but tensors: what follows from a number is not in the graph.
+def _refuse_lists(node: fx.Node) -> None:
+    """Refuse an operator that reads all results of another as one list.
 
     Raises:
         CaptureError: names the operator and the user's line.
     """
-    value = node.meta.get("val")
-    where = f"{describe_operator(node)}{user_line(node)}"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
-        raise CaptureError(
-            f"{where} makes a Python number of a tensor's values, which one graph for all ranks cannot hold: keep it a "
-            'tensor, as in x / x.max() for x / x.max().item(), or use parallel_mode="data_parallel", which needs no '
-            "capture"
-        )
     for source in node.all_input_nodes:
         if not isinstance(source.meta.get("val"), torch.Tensor):
             raise CaptureError(
-                f"{where} reads all results of {source.target} as one list: give it the results themselves, or use "
-                'parallel_mode="data_parallel", which needs no capture'
+                f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
+                'themselves, or use parallel_mode="data_parallel", which needs no capture',
+                where=user_line(node),
             )
 
 
@@ -164,6 +158,8 @@ class _Partition:
         """captured node -> layouts of its second and further results"""
         self._sums: dict[str, tuple[fx.Node, Axes]] = {}
         """captured operator -> its local result and the axes over which that was summed"""
+        self._draws: dict[str, fx.Node] = {}
+        """captured random numbers, made of nothing -> their local ones"""
         self._program = LocalProgram(self._graph, mesh, {}, {}, {}, [], self._input_layouts, [], [])
 
     def run(self) -> LocalProgram:
@@ -232,7 +228,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
-        _refuse_numbers(node)
+        _refuse_lists(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)
@@ -253,6 +249,9 @@ class _Partition:
             [self._layout_of(tensor) for tensor in call.tensors],
             follows=follows_region(node),
         )
+        if node.name in self._decisions.draws:
+            dim, axes = self._decisions.draws[node.name]
+            split = {str(form.output[dim]): axes}
         if origin == "user":
             self._used_strategies.add(path)
         before = len(self._graph.nodes)
@@ -270,6 +269,8 @@ class _Partition:
             not isinstance(value, torch.Tensor) or value.is_floating_point()
         ):
             self._differentiable.add(node)
+        if node.target in FACTORIES:
+            self._draws[node.name] = result
         summed = summed_axes(form, split) if rule.scatters else ()
         self._values[node] = _Value(result, form.layout(form.output, after), summed)
         if summed:
@@ -358,7 +359,8 @@ class _Partition:
         scatters = known.scatters | {
             n: found for n, found in find_scatters(self._sums).items() if n not in known.scatters
         }
-        return Decisions(scatters, known.storage | self._parameters.better_storage())
+        draws = find_cut_draws(self._draws) | known.draws
+        return Decisions(scatters, draws, known.storage | self._parameters.better_storage())
 
     # -- results ------------------------------------------------------------------------------------------------
 

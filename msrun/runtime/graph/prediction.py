@@ -56,7 +56,7 @@ def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
     if not group.shard_axes:
         return []
     item = (group.dtype or group.members[0].parameter.dtype).itemsize
-    size = item * sum(member.parameter.numel() for member in group.members)
+    size = item * sum(member.part.numel() for member in group.members)
     times = 2 * micro_batches if group.regathers else 1
     return [Message("all_gather", size, group.mesh.extent(group.shard_axes))] * times
 
@@ -67,7 +67,7 @@ def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
         return []
     mesh, shards = group.mesh, group.mesh.extent(group.shard_axes)
     item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize
-    size = item * sum(member.parameter.numel() for member in group.members)
+    size = item * sum(member.part.numel() for member in group.members)
     if not group.shard_axes:
         return [Message("all_reduce", size, mesh.extent(group.partial_axes))] if group.partial_axes else []
     times = micro_batches if group.scatters_each else 1

@@ -48,6 +48,12 @@ def stream_of(root: nn.Module) -> RandomStream:
     return stream
 
 
+def hand_on_stream(old: Tensor, new: Tensor) -> None:
+    """Let the stream of a network go on when another parameter takes the place of one of its own."""
+    if old in _streams:
+        _streams[new] = _streams[old]
+
+
 def take_stream_state(tensors: Iterable[Tensor]) -> list[int] | None:
     """Return [seed, step] of the stream of the network that holds these tensors; None if it never drew anything."""
     for tensor in tensors:

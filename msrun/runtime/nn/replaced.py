@@ -7,6 +7,9 @@ at its next step it gets the new ones, and its state, if it has any, is cut like
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,14 +18,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun.runtime.nn.random_stream import hand_on_stream
+
 _new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """old parameter -> the one in its place"""
+_for_now: ContextVar[Mapping[int, nn.Parameter]] = ContextVar("_for_now", default={})  # noqa: B039 - never written
+"""id of a parameter -> the one in its place inside `replaced_for_now`"""
 
 
 def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
     """Note that `new` has taken the place of `old`, and give the memory of `old` back."""
     _follow_at_steps()
     _new_of[old] = new
+    hand_on_stream(old, new)
     old.data = old.data.new_empty(0)  # nobody must read, or keep in memory, what is trained no more
 
 
@@ -35,7 +43,29 @@ def _follow_at_steps() -> None:
 def current(parameter: Any) -> Any:
     """Return the object in the place of a parameter: mostly itself."""
     found = _new_of.get(parameter) if len(_new_of) else None
-    return parameter if found is None else found
+    found = parameter if found is None else found
+    return _for_now.get().get(id(found), found)
+
+
+@contextmanager
+def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """Put other parameter objects into the modules of a network for as long as the context lasts.
+
+    Args:
+        values: id of a parameter -> the one in its place.
+    """
+    named = ((module, name, old) for module in root.modules() for name, old in module._parameters.items())
+    slots = [(module, name, old) for module, name, old in named if old is not None and id(old) in values]
+    token = _for_now.set(values)
+    try:
+        for module, name, old in slots:
+            module._parameters[name] = values[id(old)]
+            hand_on_stream(old, values[id(old)])
+        yield
+    finally:
+        for module, name, old in slots:
+            module._parameters[name] = old
+        _for_now.reset(token)
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import CaptureError
 from msrun.runtime import progress, world
 from msrun.runtime.capture.target import Target, find_target
+from msrun.runtime.graph import marked_calls
 from msrun.runtime.graph.activations import ActivationEstimate
 from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
@@ -28,35 +28,37 @@ from msrun.runtime.parallel.compilation.captured_call import CapturedCall, Param
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import default_settings
+from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
-from msrun.runtime.parallel.modes.replica_plan import build_replica_plan
-from msrun.runtime.parallel.overlap import parse_transformer_opt
-from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
-from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
+from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
+from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
-from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
-from msrun.runtime.parallel.precision import LossScale, PrecisionSpec, autocast
+from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recompute import checkpointed
-from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
-from msrun.runtime.parallel.settings import REPLICA_MODES, DatasetStrategy, ParallelSettings
-from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
+from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
 
-class AutoParallel:
+class AutoParallel(FluentSettings, NetworkModule):
     """Run `network` in parallel over the world.
 
     `network` is a module (with its loss), used like any module in an ordinary torch loop; or a step function that
     calls `value_and_grad`. The first call captures it, decides every operator's strategy and gives each rank its part
     of the parameters; the parameter objects and their names stay the user's. In a world of one process the network
     runs as it is.
+
+    Of a module it is an `nn.Module` with the network's own submodules, names and training flag: `parameters()`,
+    `named_modules()`, `state_dict()`, `load_state_dict()`, `to()`, `zero_grad()`, `train()`, hooks and `copy.deepcopy`
+    work as on the network itself. `state_dict()` gives whole tensors and is called by all ranks together;
+    `load_state_dict` takes whole ones.
 
     Args:
         parallel_mode: "semi_auto": strategies set with `shard`; the rest keeps its input's cut or runs data-parallel.
@@ -77,7 +79,7 @@ class AutoParallel:
     def __init__(
         self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
     ) -> None:
-        self.network = network
+        super().__init__(network)
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
@@ -91,120 +93,18 @@ class AutoParallel:
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
         self._is_warned = False
-        self._has_run = False
-
-    # -- settings -----------------------------------------------------------------------------------------------
-
-    def hsdp(self, shard_size: int = -1, threshold: int = 64, optimizer_level: Level = "level1") -> AutoParallel:
-        """Turn optimizer parallel on: parameters of `threshold` KB or more, and their optimizer state, are stored cut.
-
-        Args:
-            shard_size: ranks that share one parameter; -1 = all that hold copies of it.
-            optimizer_level: level1 weights and state; level2 also gradients; level3 also gathers weights again for
-                the backward pass.
-        """
-        return self._set("hsdp", hsdp=HsdpSpec(shard_size, threshold, optimizer_level))
-
-    def dataset_strategy(self, config: DatasetStrategy) -> AutoParallel:
-        """Say what each rank passes: "data_parallel" its own part of the batch, "full_batch" all of it, or for each
-        input a tuple of parts per dimension or a Layout."""
-        return self._set("dataset_strategy", dataset_strategy=config)
-
-    def enable_gradients_mean(self) -> AutoParallel:
-        """Average the gradients of the ranks in the modes without capture, also with compat="mindspore".
-
-        In semi_auto they are those of the global loss already, and stay so.
-        """
-        return self._set("enable_gradients_mean", gradients_mean=True)
-
-    def parameter_broadcast(self, is_on: bool = True) -> AutoParallel:
-        """Say whether the modes without capture start every rank from rank 0's values.
-
-        The default is yes, and with compat="mindspore" no. Captured networks always start from equal values.
-        """
-        return self._set("parameter_broadcast", parameter_broadcast=is_on)
-
-    def enable_fp32_communication(self) -> AutoParallel:
-        """Add up gradients of 16-bit parameters in float32, which is the default (MindSpore's gradient_fp32_sync)."""
-        return self._set("enable_fp32_communication", gradient_fp32_sync=True)
-
-    def disable_gradient_fp32_sync(self) -> AutoParallel:
-        """Let gradients of 16 bits travel, and be added up, in 16 bits."""
-        return self._set("disable_gradient_fp32_sync", gradient_fp32_sync=False)
-
-    def mixed_precision(self, dtype: str = "bfloat16", loss_scale: float | str | None = None) -> AutoParallel:
-        """Compute in 16 bits where torch's autocast does; weights, gradients and optimizer stay in float32.
-
-        Args:
-            dtype: "bfloat16" or "float16".
-            loss_scale: factor of the backward pass, or "dynamic"; gradients come out without it. A step whose
-                gradients are not finite on any rank is skipped by every optimizer on all ranks.
-        """
-        return self._set("mixed_precision", precision=PrecisionSpec(dtype, loss_scale))
-
-    def comm_fusion(self, config: Mapping[str, Any] | None) -> AutoParallel:
-        """Say which messages of parameters and gradients are joined; see `fusion_config.parse_comm_fusion`.
-
-        Parameters with a number of their own (`set_comm_fusion`) keep to it, unless openstate is False: then nothing is
-        joined.
-        """
-        return self._set("comm_fusion", comm_fusion=parse_comm_fusion(config))
-
-    def transformer_opt(self, config: Mapping[str, Any] | str | Path | None) -> AutoParallel:
-        """Switch overlaps on: a dict, or the path of a JSON file, with MindSpore's switches; all are off by default.
-
-        grad_matmul_communication_overlap: the gradients of linear layers' weights are computed while those of their
-        inputs travel to the other ranks of an operator strategy.
-        """
-        return self._set("transformer_opt", overlaps_weights=parse_transformer_opt(config))
-
-    def recompute(self, mode: str, *, memory_limit_mb: float) -> AutoParallel:
-        """Recompute modules, chosen at capture, so that a rank's activations take at most `memory_limit_mb`.
-
-        Args:
-            mode: "auto"; single modules are named with `recompute(module)`, and stay.
-
-        Raises:
-            StrategyError: at capture, when nothing fits; with the bytes that are needed.
-        """
-        return self._set("recompute", activation_limit_bytes=check_limit(mode, memory_limit_mb))
-
-    def pipeline(
-        self, stages: int = 1, scheduler: str = "1f1b", interleave: bool = False, output_broadcast: bool = False
-    ) -> AutoParallel:
-        """Divide the ranks into `stages` groups of consecutive ranks; each runs one part of a `Pipeline` network.
-
-        Inside a stage everything works as in a world of its ranks. Ranks of equal place in their stages pass the same
-        part of the batch.
-
-        Args:
-            scheduler: gpipe, 1f1b, eager_1f1b, zero_bubble, zbv or dualpipev. eager_1f1b gives every message a micro
-                batch's time to travel and holds up to 2 * stages - 1 micro batches; the others' order is torch's.
-            interleave: let each rank hold several parts of the network (with 1f1b and zero_bubble); zbv and dualpipev
-                always hold two.
-            output_broadcast: give results that are no scalars to every rank; without it, ranks of other stages than
-                the one that makes them get None.
-        """
-        return self._set("pipeline", pipeline=PipelineSpec(stages, scheduler, interleave, output_broadcast))
-
-    def strict(self, value: bool = True) -> AutoParallel:
-        """Refuse, at capture, every redistribution that was not asked for with out_strategy or dataset_strategy.
-
-        The error names the operators on both sides, their layouts, the bytes, and what to write.
-        """
-        return self._set("strict", is_strict=value)
-
-    def _set(self, name: str, **changes: Any) -> AutoParallel:
-        self.settings.check_setter(name, changes)
-        if self._captured or self._replicas is not None:
-            raise StrategyError(f"{name}() came after the first call: the parameters are placed already; set it before")
-        self.settings = replace(self.settings, **changes)
-        return self
+        self._root: nn.Module | None = None
+        """of the call that ran last"""
 
     # -- calling ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
+        if marked_calls.MSRUN_CAPTURING:
+            raise CaptureError(
+                "AutoParallel is called inside a network that is captured: call the network itself there"
+            )
+        verify_first_step(self, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -214,7 +114,7 @@ class AutoParallel:
                 result = self.network(*args, **kwargs)
             finally:
                 current_parallel.reset(token)
-            if not self._has_run:
+            if self._root is None:
                 raise CaptureError(
                     "the step function called no function of value_and_grad, so nothing ran in parallel: take the "
                     "gradients with value_and_grad, or give AutoParallel the network"
@@ -225,10 +125,10 @@ class AutoParallel:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
-        self._has_run = True
         known = self._find_captured(function, args, kwargs) if self._captured else None
         target = self._target(function) if known is None else Target(function, known.root)
-        if torch.is_grad_enabled():
+        vars(self)["_root"] = target.root  # no submodule
+        if torch.is_grad_enabled() and not is_verifying.get():
             progress.begin_step()
         answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
         with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):
@@ -262,20 +162,19 @@ class AutoParallel:
         return None
 
     def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
+        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone" or runs_alone.get():
             init_parameters(target.root)
             self._warn_of_one_process()
             with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
-            if self._replicas is None:
-                self._replicas = Replicas(self.settings, self._note_placed)
+            replicas = self._replicas_of()
             with (
                 RandomCalls(),
                 part_of_batch(world.get_rank(), world.get_group_size(), pytree.tree_leaves((args, kwargs))),
                 checkpointed(target.root),
             ):
-                return self._replicas.call(target, args, kwargs)
+                return replicas.call(target, args, kwargs)
         agreement.begin_call()
         args, kwargs = tuple(args), dict(kwargs)
         tensors = find_tensors(args, kwargs)
@@ -299,18 +198,19 @@ class AutoParallel:
         """Add up the gradients of several backward passes before the ranks reduce them, in the modes without capture.
 
         As in torch's DDP: the backward pass after the context reduces the sum. With hsdp only level1 waits; level2 and
-        level3 reduce every time, which is what they are for.
-
-        Raises:
-            StrategyError: before the first call, or for a captured network.
+        level3 reduce every time, which is what they are for. A captured network's gradients are reduced in every
+        backward pass and add up in `.grad`, so there, as in one process, the context changes nothing.
         """
-        if self._replicas is None:
-            raise StrategyError(
-                f"no_sync() with parallel_mode={self.settings.parallel_mode!r}: it is for data_parallel and "
-                "hybrid_parallel, after the first call"
-            )
-        with self._replicas.no_sync():
+        if self.settings.parallel_mode not in REPLICA_MODES or world.get_group_size() == 1:
             yield
+            return
+        with self._replicas_of().no_sync():
+            yield
+
+    def _replicas_of(self) -> Replicas:
+        if self._replicas is None:
+            self._replicas = Replicas(self.settings, self._note_placed)
+        return self._replicas
 
     def _target(self, function: Callable[..., Any]) -> Target:
         """Return what a function that was not captured before calls; functions with the same modules share a root."""
@@ -353,18 +253,25 @@ class AutoParallel:
                 )
         return call
 
+    verify = verify
+
     # -- telling ------------------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> ParallelPlan:
-        """What was decided at the newest capture.
+        """What was decided at the newest capture; in a world of one process, that nothing is cut.
 
         Raises:
-            CaptureError: before the first call, or in a world of one process.
+            CaptureError: before the first call in a world of several ranks, or of a step function that was not called.
         """
+        alone = world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone"
+        if self._plan is None and alone:
+            root = self.network if isinstance(self.network, nn.Module) else self._root
+            if root is not None:
+                return build_lone_plan(root, self.settings)
         if self._plan is None:
             raise CaptureError(
-                "there is no plan yet: it is made at the first call, in a world of several ranks that work together"
+                "there is no plan yet: it is made at the first call" + ("" if alone else ", by all ranks together")
             )
         return self._plan
 
@@ -389,24 +296,17 @@ class AutoParallel:
 
     # -- as a module --------------------------------------------------------------------------------------------
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the network's parameters under the user's names; after the first call each holds this rank's part."""
-        if not isinstance(self.network, nn.Module):
-            raise StrategyError("AutoParallel of a step function has no parameters of its own: ask the network")
-        for name, parameter in self.network.named_parameters():
-            yield user_name(name), parameter
+    @property
+    def _is_placed(self) -> bool:
+        return bool(self._captured) or self._replicas is not None
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the network's parameters."""
-        for _, parameter in self.named_parameters():
-            yield parameter
-
-    def train(self, mode: bool = True) -> AutoParallel:
-        """Set the network's training mode."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutoParallel:
+        """Return a copy with a copied network and equal settings, which captures for itself."""
+        copied = AutoParallel(copy.deepcopy(self.network, memo), compat=self.settings.compat)
+        copied.settings = self.settings
+        memo[id(self)] = copied
+        vars(copied).update({name: copy.copy(value) for name, value in vars(self).items() if name.endswith("_hooks")})
         if isinstance(self.network, nn.Module):
-            self.network.train(mode)
-        return self
-
-    def eval(self) -> AutoParallel:
-        """Set the network to evaluation."""
-        return self.train(mode=False)
+            for old, new in zip(self.parameters(), copied.parameters(), strict=True):
+                vars(new).update({name: mark for name, mark in vars(old).items() if name not in vars(new)})
+        return copied

@@ -21,10 +21,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.graph.pending import traffic
+from msrun.runtime.graph.plain_tensors import plain
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.progress import waiting_in
 
 _EPSILON = 1e-6
@@ -105,6 +107,8 @@ def note_weight(gradient: Tensor, weight: Tensor) -> None:
 
 
 def _find(index: int, gradient: Tensor) -> Tensor:
+    if isinstance(gradient, Part):
+        return gradient
     weight = _weight_of.get(gradient)
     if weight is not None:
         return weight
@@ -117,7 +121,7 @@ def _find(index: int, gradient: Tensor) -> Tensor:
 
 
 def _scale_(gradient: Tensor, factor: Tensor) -> None:
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    local = gradient.to_local() if isinstance(gradient, DTensor) else plain(gradient)
     local.mul_(factor.to(device=local.device, dtype=factor.dtype if local.dtype == torch.float64 else torch.float32))
 
 
@@ -156,17 +160,15 @@ def _copies(parameter: Tensor, ranks: int) -> int:
         mesh = parameter.device_mesh
         shards = math.prod(mesh.size(dim) for dim, place in enumerate(parameter.placements) if place.is_shard())
         return ranks // shards
-    placed = find_placement(parameter)
-    if placed is None:
-        return ranks
-    _, layout, mesh_of = placed
-    return mesh_of.size // math.prod(mesh_of.extent(axes) for axes in layout.split)
+    placed = placement_of(parameter)
+    return ranks if placed is None else placed.copies
 
 
 def _whole_sums(gradient: Any) -> Tensor:
     """Return this rank's elements; of a DTensor with partial sums the sums first."""
     if not isinstance(gradient, DTensor):
-        return gradient.coalesce().values() if gradient.is_sparse else gradient
+        local = plain(gradient)
+        return local.coalesce().values() if local.is_sparse else local
     if any(isinstance(place, Partial) for place in gradient.placements):
         raise StrategyError(
             "a gradient is a DTensor of partial sums: redistribute it, gradient.redistribute(placements=...), first"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,24 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
+
+
+class Probe(Protocol):
+    """Who looks at the gradients of a step function instead of letting it train."""
+
+    def meet(
+        self,
+        function: Callable[..., Any],
+        differentiate: Callable[..., tuple[Any, Any]],
+        weights: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Take over; does not return."""
+
+
+current_probe: ContextVar[Probe | None] = ContextVar("current_probe", default=None)
+"""Set while a step function is verified."""
 
 
 def value_and_grad(
@@ -44,6 +63,9 @@ def value_and_grad(
         raise StrategyError("value_and_grad(grad_position=None, weights=None): name arguments or weights")
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        probe = current_probe.get()
+        if probe is not None:
+            probe.meet(fn, run, kept or [], args, kwargs)
         positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
         inputs = [args[i].detach().requires_grad_() for i in positions]
         full = list(args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,18 +18,24 @@ from msrun.runtime.layout import Mesh
 from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.parameters.storage import ParameterStorage, find_stages
+from msrun.runtime.parallel.parameters.placement import find_stages
+from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.plan import PipelinePlan
 from msrun.runtime.parallel.pipeline.schedule import Schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.plan_json import build_from_json
-from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
+from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_pipeline_traffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+
+
+HSDP_OFF = "hsdp is off"
+OWN_PART = "this rank's own part"
+"""Reason of a parameter that is marked layerwise_parallel."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,11 @@ class ParameterPlan:
     """The layout at rest in the names of the user's Layout, "None" for whole dimensions; None without a Layout."""
     stages: tuple[int, ...] = ()
     """Stages of a pipeline that hold it; () when every rank does."""
+
+    @property
+    def is_own_part(self) -> bool:
+        """True when it was cut by hand, so that nobody knows the shape of the whole."""
+        return self.reason == OWN_PART
 
 
 @dataclass(frozen=True)
@@ -123,17 +133,28 @@ class ParallelPlan:
         stages = f" as {mesh}"
         if self.pipeline is not None:
             stages = f" in {self.pipeline.summary()}" + (f" as {mesh}" if self.mesh else "")
-        return (
-            f"{self.world_size} ranks{stages}, {self.mode}, {self.optimizer_parallel}{copies}; {self.losses}; "
-            f"parameters {self.local_bytes / 1024:.0f} KB of {self.global_bytes / 1024:.0f} KB on this rank"
-        )
+        sharding = self.optimizer_parallel
+        if sharding != HSDP_OFF and not any(parameter.shard_ranks > 1 for parameter in self.parameters):
+            sharding = f"{sharding.partition(':')[0]} cuts no parameter of this network"
+        ranks = f"{self.world_size} ranks{stages}, {self.mode}, {sharding}{copies}"
+        return f"{ranks}; {self.losses}; {self._stored()}"
+
+    def _stored(self) -> str:
+        """Return in words what of the parameters lies on this rank."""
+        local, whole = f"{self.local_bytes / 1024:.0f} KB", f"{self.global_bytes / 1024:.0f} KB"
+        own = sum(parameter.is_own_part for parameter in self.parameters)
+        if own:
+            return f"parameters {local} on this rank, {own} of {len(self.parameters)} of them this rank's own parts"
+        if self.local_bytes == self.global_bytes:
+            return f"parameters whole on every rank, {whole}"
+        return f"parameters {local} of {whole} on this rank"
 
     def explain(self) -> str:
         """Return every decision as a table: parameters with sizes and reasons, operators with their collectives."""
         lines = [self.summary(), "", "parameters"]
         width = max((len(p.name) for p in self.parameters), default=4)
         for p in self.parameters:
-            shape = f"{_shape(p.global_shape)} -> {_shape(p.local_shape)}"
+            shape = f"{'?' if p.is_own_part else _shape(p.global_shape)} -> {_shape(p.local_shape)}"
             where = f"message {p.group}" if p.group >= 0 else "unused" if not p.stages else "elsewhere"
             where = f"stage {','.join(map(str, p.stages))}, {where}" if p.stages else where
             cut = _row(p.axes if p.axes is not None else p.layout)
@@ -145,8 +166,10 @@ class ParallelPlan:
             lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}")
             lines += [f"      {collective}" for collective in o.traffic or o.collectives]
         lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
-        lines += self._messages()
-        lines += ["", *self.pipeline.lines()] if self.pipeline else []
+        if self.pipeline is None:
+            lines += self._messages()
+        else:
+            lines += ["", *self.pipeline.lines(), "", *self.pipeline.traffic_lines()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -202,7 +225,11 @@ def build_parallel_plan(
     Args:
         layouts: those that the user gave; parameters are described in their names where they can be.
     """
-    step = predict_traffic(compiled, rank) if isinstance(compiled, CompiledCall) else None
+    step = (
+        predict_traffic(compiled, rank)
+        if isinstance(compiled, CompiledCall)
+        else predict_pipeline_traffic(compiled, rank)
+    )
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
@@ -211,25 +238,23 @@ def build_parallel_plan(
         mesh=mesh.shape,
         copies=compiled.copies,
         losses=describe(settings.compat),
-        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
+        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else HSDP_OFF,
         dataset_strategy=str(settings.dataset_strategy),
         parameters=tuple(_parameter(s, mesh, group_of.get(s.name, -1), layouts) for s in storage.stored.values()),
         operators=tuple(
             replace(operator, module_path=user_name(operator.module_path), traffic=moved)
-            for operator, moved in zip(
-                compiled.program.operators, step.operators if step else itertools.repeat(()), strict=False
-            )
+            for operator, moved in zip(compiled.program.operators, step.operators, strict=True)
         ),
-        notes=(*compiled.program.notes, *(step.notes if step else ())),
+        notes=(*compiled.program.notes, *step.notes),
         program=render_segments(compiled.segments),
-        results=step.results if step else (),
+        results=step.results,
         groups=_groups(compiled, step),
-        traffic=step.totals if step else None,
+        traffic=step.totals,
     )
 
 
-def _groups(compiled: CompiledCall | PipelinedCall, step: StepTraffic | None) -> tuple[GroupPlan, ...]:
-    if step is None or not isinstance(compiled, CompiledCall):
+def _groups(compiled: CompiledCall | PipelinedCall, step: StepTraffic) -> tuple[GroupPlan, ...]:
+    if not isinstance(compiled, CompiledCall):
         return ()
     gathered = zip(compiled.groups, step.gathers, strict=True)
     summed = zip(compiled.executor.gradient_groups, step.sums, strict=True)
@@ -249,7 +274,7 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequenc
         name=user_name(stored.name),
         global_shape=stored.shape,
         local_shape=tuple(stored.parameter.shape),
-        local_bytes=stored.parameter.numel() * item,
+        local_bytes=stored.part.numel() * item,
         global_bytes=torch.Size(stored.shape).numel() * item,
         layout=stored.stored.numbers(mesh),
         shard_ranks=mesh.extent(stored.shard_axes),

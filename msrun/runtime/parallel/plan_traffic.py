@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import fx
 
 from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, Totals, forward_message
 from msrun.runtime.graph.prediction import (
@@ -15,6 +18,9 @@ from msrun.runtime.graph.prediction import (
 )
 from msrun.runtime.graph.program import LocalProgram
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
+
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,67 @@ def predict_traffic(compiled: CompiledCall, rank: int) -> StepTraffic:
     messages = (messages + _again(compiled, values, rank)) * parts.total
     messages += [m for of_group in (*gathers, *sums) for m in of_group]
     return StepTraffic(moved[:-1], moved[-1], gathers, sums, Totals.of(messages))
+
+
+def predict_pipeline_traffic(call: PipelinedCall, rank: int) -> StepTraffic:
+    """Return the messages of a training step of a pipeline; the totals are those of this rank with all its stages."""
+    program, values = call.program, call.values
+    moved = operator_traffic(program, values, rank)
+    own = {node.name for stage in call.own for node in call.stages[stage].program.graph.nodes}
+    here = [[node.name in own for node in nodes] for nodes in program.collectives]
+    of_one_part = [
+        message
+        for collectives, are_here in zip(moved, here, strict=True)
+        for collective, is_here in zip(collectives, are_here, strict=True)
+        if is_here
+        for message in collective.messages
+    ]
+    messages = [*of_one_part, *_across_borders(call)]
+    for compiled in call.own.values():
+        messages += _again(compiled, values, rank)
+    messages *= call.parts.total
+    for compiled in call.own.values():
+        for group in compiled.groups:
+            messages += gather_messages(group, call.parts.micro_batches)
+        for gradients in compiled.executor.gradient_groups:
+            messages += sum_messages(gradients, call.parts.micro_batches)
+    messages += _along_the_line(call)
+    return StepTraffic(moved[:-1], moved[-1], [], [], Totals.of(messages))
+
+
+def _across_borders(call: PipelinedCall) -> list[Message]:
+    """Return what this rank sends and receives for one part of the batch; stages of one rank hand values over."""
+    messages = []
+    for stage in call.own:
+        for other, values, is_out in (
+            (stage + 1, call.stages[stage].sent, True),
+            (stage - 1, call.stages[stage].received, False),
+        ):
+            if not 0 <= other < len(call.stages) or other in call.own:
+                continue
+            for value in values:
+                messages.append(Message("send" if is_out else "receive", value.value.nbytes, 2))
+                if value.has_gradient:
+                    messages.append(Message("receive" if is_out else "send", value.value.nbytes, 2))
+    return messages
+
+
+def _along_the_line(call: PipelinedCall) -> list[Message]:
+    """Return what the ranks of equal place in all stages exchange once in a step."""
+    ranks = len(call.line.ranks)
+    messages = []
+    for name, stored in call.tied.items():
+        part = stored.parameter
+        messages.append(Message("all_reduce", part.numel() * part.element_size(), len(call.ranks_of(name))))
+    if ranks == 1:
+        return messages
+    inputs = [call.values[node] for node in call.program.inputs]
+    results = [call.values[node] for node in call.program.outputs if isinstance(node, fx.Node)]
+    moved = [("all_reduce", value) for value in inputs if value.requires_grad]
+    moved += [("broadcast", value) for value in results if not value.shape or call.output_broadcast]
+    for operation, value in moved:
+        messages.append(Message(operation, value.nbytes * (call.parts.total if value.shape else 1), ranks))
+    return messages
 
 
 def operator_traffic(program: LocalProgram, values: LocalValues, rank: int) -> list[tuple[CollectiveTraffic, ...]]:

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.graph.pending import traffic
+from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.parallel.scaling import scale_gradient
 from msrun.runtime.progress import waiting_in
 
@@ -116,11 +117,13 @@ class LossScale:
                 )
             if known is None and parameter.requires_grad:
                 _scale_of[parameter] = self
-                parameter.register_hook(lambda gradient: gradient / self.value)
+                with plain_tensors():
+                    Tensor.register_hook(parameter, lambda gradient: gradient / self.value)
 
     def accepts(self, gradients: Sequence[Tensor]) -> bool:
         """Return whether every gradient is finite on every rank, and adapt the scale. All ranks call it together."""
-        norms = [torch.linalg.vector_norm(g.detach(), float("inf")).float() for g in gradients if g.numel()]
+        with plain_tensors():
+            norms = [torch.linalg.vector_norm(g.detach(), float("inf")).float() for g in gradients if g.numel()]
         is_bad = torch.zeros((), device=world.device())
         if norms:
             is_bad = (~torch.stack(norms).isfinite().all()).float()

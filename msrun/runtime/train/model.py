@@ -42,7 +42,7 @@ class Model:
             raise ParallelError(
                 "Model(AutoParallel(net), loss_fn): wrap the loss first, AutoParallel(WithLoss(net, loss))"
             )
-        self.network: Any = WithLoss(network, loss_fn) if loss_fn is not None else network  # type: ignore[arg-type]
+        self.network: Any = WithLoss(network, loss_fn) if loss_fn is not None else network
         if not isinstance(network, AutoParallel) and has_parallel_mode():
             self.network = AutoParallel(self.network)
         self.optimizer = optimizer

@@ -72,6 +72,15 @@ def test_first_failure_is_named_with_host_signal_log_and_excerpt(plan: LaunchPla
     ]
 
 
+def test_what_the_reader_has_seen_already_is_not_quoted_again(plan: LaunchPlan) -> None:
+    Path(plan.workers[2].log_path).write_text("one\ntwo\n")
+    failure = build_failure(plan, result(plan, {1: 0, 2: signal.SIGKILL, 0: signal.SIGTERM, 3: signal.SIGTERM}))
+    assert failure is not None
+    first, *others = render_failure(failure, shown_ranks=(0, 2)).splitlines()
+    assert first == f"  log: {plan.workers[2].log_path} (pid 102), shown above"
+    assert others == ["  others stopped by msrun: 0, 3", "  others done: 1"]
+
+
 def test_empty_log_is_said_to_be_empty(plan: LaunchPlan) -> None:
     failure = build_failure(plan, result(plan, {0: 3 << 8, **dict.fromkeys(range(1, 4), signal.SIGTERM)}))
     assert failure is not None

@@ -35,7 +35,12 @@ def test_variables_that_are_settings(environ: dict[str, str], found: dict[str, s
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"), ("MSRUN_LOGDIR", "MSRUN_LOG_DIR"), ("MSRUN_GRACES", "MSRUN_GRACE")],
+    [
+        ("MSRUN_WORKER_NMU", "MSRUN_WORKER_NUM"),
+        ("MSRUN_LOGDIR", "MSRUN_LOG_DIR"),
+        ("MSRUN_GRACES", "MSRUN_GRACE"),
+        ("MSRUN_VERIFI", "MSRUN_VERIFY"),
+    ],
 )
 def test_misspelled_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -50,6 +55,12 @@ def test_variables_of_others_with_our_prefix_are_none_of_our_business() -> None:
 def test_workers_do_not_inherit_settings_but_keep_the_rest() -> None:
     environ = {"MSRUN_GRACE": "3", "MSRUN_LOG_DIR": "l", "MSRUN_CONFIG": "c", "MSRUN_IMAGE": "x", "HOME": "/h"}
     assert without_option_variables(environ, NAMES) == {"MSRUN_IMAGE": "x", "HOME": "/h"}
+
+
+def test_workers_inherit_what_is_set_for_them() -> None:
+    environ = {"MSRUN_VERIFY": "1", "MSRUN_DEBUG": "1"}
+    assert without_option_variables(environ, [*NAMES, "debug"]) == environ
+    assert option_variables(environ, [*NAMES, "debug"]) == {"debug": "1"}
 
 
 def test_a_nested_job_keeps_the_variables_of_the_outer_one() -> None:

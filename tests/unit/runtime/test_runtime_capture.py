@@ -360,9 +360,16 @@ def test_unknown_words_are_refused_with_the_nearest_one() -> None:
         AutoParallel(network).dataset_strategy("fullbatch")
 
 
-def test_plan_before_the_first_call_is_refused() -> None:
+def test_plan_of_one_process_says_that_nothing_is_cut() -> None:
+    text = AutoParallel(nn.Linear(2, 2)).plan.explain()
+    assert "one process trains it" in text
+    assert "one training step, on each rank: nothing" in text
+    assert "nothing is captured, cut or sent" in text
+
+
+def test_plan_of_a_step_function_before_its_first_call_is_refused() -> None:
     with pytest.raises(CaptureError, match="there is no plan yet"):
-        _ = AutoParallel(nn.Linear(2, 2)).plan
+        _ = AutoParallel(lambda x: x).plan
 
 
 def test_parameters_of_a_step_function_are_the_networks() -> None:

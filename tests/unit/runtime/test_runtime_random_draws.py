@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msrun.runtime.graph.capture import capture, find_target
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.operators.dropout import BATCH_DIM, CALL, LOST, Part
 from msrun.runtime.graph.operators.random_draws import CAPTURED, draw_part
+from msrun.runtime.graph.partition import partition
 from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.random_bits import Box, DrawKey
 from msrun.runtime.nn.random_calls import RandomCalls
@@ -309,8 +311,8 @@ def test_numbers_follow_from_the_seed_and_the_step_alone(name: str) -> None:
     assert not torch.equal(alone(CALLS[name]), first)
 
 
-GRAPHLESS = {"fractional_max_pool", "distribution", "initialisation", "normal-of-two"}
-"""Those that do more than one operator, or whose tensors differ."""
+GRAPHLESS = {"fractional_max_pool", "distribution", "initialisation", "normal-of-two", "random_"}
+"""Those that do more than one operator, whose tensors differ, or that dynamo does not know (random_)."""
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - GRAPHLESS))
@@ -487,9 +489,25 @@ def test_every_operator_that_draws_has_a_number_and_those_without_training_have_
 
 
 def test_draw_into_memory_from_outside_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"aten\.uniform_\.default changes"):
+    with pytest.raises(CaptureError, match=r"aten\.uniform_ changes"):
         rows_found(lambda x: x + Outside.memory.uniform_())
 
 
 class Outside:
     memory = torch.zeros(6)
+
+
+def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_take() -> None:
+    shape = (4, 6)
+    captured = capture(
+        find_target(Network(lambda x: (x * torch.rand(4, 6) * torch.rand(4, 6)[:, 1:2]).sum())),
+        [torch.ones(shape, dtype=torch.float64)],
+        {},
+        input_shapes=[shape],
+        parameter_shapes={},
+    )
+    rows = TensorLayout(((0,), ()))
+    program = partition(captured, Mesh((2,)), input_layouts=[rows], strategies={}, output_batch_axes=(0,))
+    parts = [node.kwargs["part"] for node in program.graph.nodes if node.target is draw_part]
+    assert parts == [tuple(Part((2,), shape, ((0,), ())))] * 2
+    assert not [text for operator in program.operators for text in operator.collectives if "slice" in text]

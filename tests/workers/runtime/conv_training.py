@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from conv_networks import BATCH, CLASSES, NETWORKS, SCENARIOS, WORLD_SIZE
+from local_parts import local
 
 from msrun.runtime import (
     AutoParallel,
@@ -22,7 +23,7 @@ from msrun.runtime import (
     release,
     shard,
 )
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 
 
 def make(scenario):
@@ -118,7 +119,7 @@ def run(scenario, rank, right, parameters, buffers):
     weights = 0.0
     for (_, mine), (_, value) in zip(network.named_parameters(), parameters.items(), strict=True):
         shape, layout, mesh = find_placement(mine)
-        weights = max(weights, relative(mine.detach(), value[layout.slices(mesh, shape, rank)]))
+        weights = max(weights, relative(local(mine), value[layout.slices(mesh, shape, rank)]))
     buffers = {name: relative(mine.double(), buffers[name].double()) for name, mine in network.named_buffers()}
     return {
         "right": right,

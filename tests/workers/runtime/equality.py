@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from equality_scenarios import GLOBAL_BATCH, SCENARIOS, SIZES, WORLD_SIZE
+from local_parts import local
 from torch import nn
 
 from msrun.runtime import (
@@ -148,7 +149,7 @@ def weight_difference(network, step, right, rank):
             item = stored[id(parameter)]
             whole = whole[item.stored.slices(storage._mesh, whole.shape, rank)]
         assert parameter.shape == whole.shape, name
-        worst = max(worst, float((parameter.detach() - whole).abs().max() / right[name].detach().abs().max()))
+        worst = max(worst, float((local(parameter) - whole).abs().max() / right[name].detach().abs().max()))
     return worst
 
 

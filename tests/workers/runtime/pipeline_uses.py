@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from torch import nn
 
 from msrun.errors import MsrunError
@@ -130,7 +131,8 @@ def gradients_of_inputs():
     x.requires_grad_()
     expected = F.cross_entropy(right(x), y)
     expected.backward()
-    held = [(g, p.grad) for g, p in zip(of_weights, right.parameters(), strict=True) if g.numel()]
+    parts = map(local, of_weights)
+    held = [(g, p.grad) for g, p in zip(parts, right.parameters(), strict=True) if g.numel()]
     return {
         "loss": [float(loss), float(expected.detach())],
         "labels": labels is None or labels.tolist() == part(y).tolist(),

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH
 from torch import nn
 
@@ -160,7 +161,7 @@ def compare_weights(network, step, right, rank):
     stored = {id(item.parameter): item for item in storage.stored.values()}
     worst, held = 0.0, []
     for name, parameter in network.named_parameters():
-        if not parameter.numel():
+        if not local(parameter).numel():
             assert parameter.shape == (0,), name
             continue
         held.append(name)
@@ -168,7 +169,7 @@ def compare_weights(network, step, right, rank):
         item = stored[id(parameter)]
         part = whole[item.stored.slices(storage._mesh, whole.shape, rank)]
         assert parameter.shape == part.shape, name
-        worst = max(worst, float((parameter.detach() - part).abs().max() / whole.abs().max()))
+        worst = max(worst, float((local(parameter) - part).abs().max() / whole.abs().max()))
     return worst, held
 
 

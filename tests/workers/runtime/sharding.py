@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts, scattered_linear
 from torch import nn
 
@@ -38,7 +39,7 @@ from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 from msrun.runtime.parallel.shard import strategies_of
 
 STEPS = 3
@@ -99,7 +100,7 @@ def run(case, dtype, rank):
         shape, layout, mesh = find_placement(mine)
         wanted = other.detach()[layout.slices(mesh, shape, rank)]
         assert mine.shape == wanted.shape
-        worst = max(worst, float((mine.detach() - wanted).abs().max() / other.detach().abs().max()))
+        worst = max(worst, float((local(mine) - wanted).abs().max() / other.detach().abs().max()))
     return {
         "right": right,
         "losses": losses,

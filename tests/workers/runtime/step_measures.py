@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from step_cases import BLOCKS, HIDDEN
 
 from msrun.errors import StrategyError
@@ -87,7 +88,7 @@ def by_layers(network):
 
 
 def size_of(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in map(local, tensors))
 
 
 def memory_of_levels(make, batch):
@@ -135,7 +136,7 @@ def weights_of_levels(make, batch):
                 step(batch[0].float(), batch[1]).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            weights[level, parts] = [parameter.detach().clone() for parameter in network.parameters()]
+            weights[level, parts] = [local(parameter).clone() for parameter in network.parameters()]
 
     def equal(one, other):
         return all(torch.equal(a, b) for a, b in zip(weights[one], weights[other], strict=True))

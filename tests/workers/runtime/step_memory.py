@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from torch import nn
 
 from msrun.runtime import AutoParallel, WithLoss, get_group_size, no_init_parameters, shard
@@ -42,7 +43,7 @@ def train(layers, width, way):
     if way == "level3":
         step.hsdp(optimizer_level="level3").comm_fusion({"openstate": False})
     step(torch.ones(size, width), torch.ones(size, width)).backward()
-    stored = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    stored = sum(part.numel() * part.element_size() for part in map(local, network.parameters()))
     return {
         "whole": step.plan.global_bytes,
         "layers": layers,

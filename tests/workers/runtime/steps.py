@@ -12,6 +12,7 @@ import step_memory
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from step_cases import BLOCKS, CASES, CLASSES, FEATURES, GLOBAL_BATCH, HIDDEN, WIDTH, WORLD_SIZE
 from torch import nn
 
@@ -31,7 +32,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.graph.pending import traffic
-from msrun.runtime.parallel.parameters.storage import find_placement
+from msrun.runtime.parallel.parameters.placement import find_placement
 
 
 class Block(nn.Module):
@@ -147,7 +148,7 @@ def parallel(case, dtype, rank):
                 loss, gradients = gradients_of(x, y)
             if not first:
                 names = [name for name, _ in network.named_parameters()]
-                first.update(zip(names, (g.clone() for g in gradients), strict=True))
+                first.update(zip(names, (local(g).clone() for g in gradients), strict=True))
             optimizer(gradients)
             return loss
 
@@ -162,7 +163,7 @@ def parallel(case, dtype, rank):
             if case.scaled:
                 for parameter in network.parameters():
                     parameter.grad /= 3
-            first = first or {name: p.grad.clone() for name, p in network.named_parameters()}
+            first = first or {name: local(p.grad).clone() for name, p in network.named_parameters()}
             optimizer.step()
             optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -194,7 +195,7 @@ def law_of(case, dtype_name, rank):
     right, gradients, weights = serial(case, dtype)
     losses, first, network, step = parallel(case, dtype, rank)
     moved = dict(traffic.calls)
-    held = {name: p.detach() for name, p in network.named_parameters()}
+    held = {name: local(p) for name, p in network.named_parameters()}
     return {
         "right": right,
         "losses": losses,

@@ -142,10 +142,10 @@ def operator_call(node: fx.Node) -> OperatorCall:
 
 
 def user_line(node: fx.Node) -> str:
-    """Return where the user's code calls a captured operator, " at FILE:LINE"; empty when that is not known."""
+    """Return where the user's code calls a traced operator, FILE:LINE; empty when that is not known."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [f"{path}:{line}" for path, line in frames if not any(part in path for part in _NOT_THE_USERS)]
-    return f" at {own[-1]}" if own else ""
+    return own[-1] if own else ""
 
 
 def numbers_given(value: torch.Tensor) -> list[int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
+from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
@@ -45,7 +46,8 @@ class CapturedCall:
             for index, name in enumerate(captured.placeholders)
             if name in captured.parameters
         ]
-        self._parameters = [(index, parameter, parameter.requires_grad) for index, parameter in parameters]
+        with plain_tensors():
+            self._parameters = [(index, parameter, parameter.requires_grad) for index, parameter in parameters]
         others = {*captured.buffers, *captured.constants}
         self._others = [(index, name) for index, name in enumerate(captured.placeholders) if name in others]
         self._present: dict[str, Tensor] = {}
@@ -84,9 +86,10 @@ class CapturedCall:
 
     def _run_graph(self, *given: Tensor) -> tuple[Any, ...]:
         """Run the program; called by the user's own Python code in place of the captured graph."""
-        for index, parameter, is_trained in self._parameters:
-            if given[index] is not parameter or parameter.requires_grad is not is_trained:
-                raise ParameterChanged
+        with plain_tensors():
+            for index, parameter, is_trained in self._parameters:
+                if given[index] is not parameter or parameter.requires_grad is not is_trained:
+                    raise ParameterChanged
         for index, name in self._others:
             if given[index] is not self._present.get(name):
                 self._present[name] = given[index]

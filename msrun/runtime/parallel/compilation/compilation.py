@@ -178,6 +178,12 @@ class Compilation:
         self.layouts = list(dict.fromkeys((*self.layouts, *given, *layouts)))
         self.mesh = self.storage.use_mesh(choose_mesh(self.mesh.size, self.layouts, self.mesh.first_rank), self.layouts)
 
+    def place_in_batch(self, index: int, tensor: Tensor) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """Return the shape of the global batch's tensor `index`, and which part of it this rank passes."""
+        layout = self._input_layout(index, tensor)
+        shape = tuple(size * self.mesh.extent(axes) for size, axes in zip(tensor.shape, layout.split, strict=True))
+        return shape, layout.slices(self.mesh, shape, self.rank)
+
     def _input_layout(self, index: int, tensor: Tensor) -> TensorLayout:
         strategy = self.settings.dataset_strategy
         if strategy == "full_batch" or tensor.dim() == 0:

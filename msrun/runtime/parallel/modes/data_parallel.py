@@ -29,7 +29,7 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
-from msrun.runtime.parallel.parameters.storage import equal_everywhere
+from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
 from msrun.runtime.parallel.settings import ParallelSettings
@@ -61,6 +61,8 @@ class Replicas:
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
+        self._waits: list[contextlib.ExitStack] = []
+        """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
 
     # -- calling ------------------------------------------------------------------------------------------------
@@ -111,6 +113,8 @@ class Replicas:
             self._sharded[id(root)] = sharded = ShardedNetwork(
                 target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync
             )
+            for waits in self._waits[:1]:
+                waits.enter_context(sharded.no_sync())
             decisions = sharded.decisions
             notes += sharded.notes
         else:
@@ -118,6 +122,7 @@ class Replicas:
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, list(root.parameters())
         self._placed(root, decisions, notes)
+        note_placed()
 
     def _wrap(self, network: Any, result: Any) -> Any:
         """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.
@@ -141,6 +146,8 @@ class Replicas:
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
+        for waits in self._waits[:1]:
+            waits.enter_context(wrapped.no_sync())
         return wrapped()
 
     def forget(self) -> None:
@@ -156,7 +163,11 @@ class Replicas:
                 stack.enter_context(wrapped.no_sync())
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())
-            yield
+            self._waits.append(stack)
+            try:
+                yield
+            finally:
+                self._waits.remove(stack)
 
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
 

@@ -11,20 +11,21 @@ FSDP2 puts new parameter objects into the modules; optimizers made before follow
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
-from msrun.runtime.nn.replaced import replace_parameter
+from msrun.runtime.nn.replaced import replace_parameter, replaced_for_now
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 
 try:  # a private place: tests fail loudly when it moves
@@ -128,6 +129,27 @@ class ShardedNetwork:
         finally:
             for root in self._roots if is_level1 else []:
                 root.set_requires_gradient_sync(True)
+
+
+@contextlib.contextmanager
+def unsharded(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """Let a network under FSDP2 run without it for as long as the context lasts, with whole parameters of the caller's.
+
+    Args:
+        values: id of a sharded parameter -> the whole one.
+    """
+    hooks = [h for module in root.modules() for h in (module._forward_pre_hooks, module._forward_hooks)]
+    before = [dict(of_module) for of_module in hooks]
+    try:
+        for of_module in hooks:
+            for key in [k for k, hook in of_module.items() if isinstance(getattr(hook, "__self__", None), FSDPState)]:
+                del of_module[key]
+        with replaced_for_now(root, values):
+            yield
+    finally:
+        for of_module, all_of_them in zip(hooks, before, strict=True):
+            of_module.clear()
+            of_module.update(all_of_them)
 
 
 def called_modules(target: Target) -> list[nn.Module]:

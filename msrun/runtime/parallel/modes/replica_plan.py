@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from msrun.runtime import world
+from msrun.runtime.graph.collective_messages import Totals
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.plan import ParallelPlan, ParameterPlan
+from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
@@ -32,7 +34,7 @@ def build_replica_plan(
         mesh=(ranks,),
         copies=1,
         losses=describe_replicas(settings.averages_gradients),
-        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else "parameters whole on every rank",
+        optimizer_parallel=f"hsdp {level}: {ZERO_WORDS[level]}" if level else HSDP_OFF,
         dataset_strategy="data_parallel",
         parameters=tuple(_parameter(name, p, decisions.get(id(p))) for name, p in root.named_parameters()),
         operators=(),
@@ -41,10 +43,30 @@ def build_replica_plan(
     )
 
 
+def build_lone_plan(root: nn.Module, settings: ParallelSettings) -> ParallelPlan:
+    """Return the plan of a network that one process trains for itself: nothing is cut, nothing travels."""
+    return ParallelPlan(
+        mode=settings.parallel_mode,
+        world_size=1,
+        mesh=(),
+        copies=1,
+        losses="losses are this process' own",
+        optimizer_parallel="parameters whole",
+        dataset_strategy=str(settings.dataset_strategy),
+        parameters=tuple(
+            replace(_parameter(name, p, None), reason="one process trains it") for name, p in root.named_parameters()
+        ),
+        operators=(),
+        notes=("one process runs the network as it is: nothing is captured, cut or sent",),
+        program="the network as it is",
+        traffic=Totals({}, {}),
+    )
+
+
 def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) -> ParameterPlan:
     shape, local = tuple(parameter.shape), local_shape(parameter)
     item = parameter.element_size()
-    reason = decision.reason if decision else "this rank's own part" if is_layerwise(parameter) else "hsdp is off"
+    reason = decision.reason if decision else OWN_PART if is_layerwise(parameter) else HSDP_OFF
     ranks = decision.shard_ranks if decision else 1
     count = 1
     for size in local:

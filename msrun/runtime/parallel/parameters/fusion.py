@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.graph.parameters import NEVER_FUSE, StoredParameter
@@ -66,16 +66,16 @@ def group_parameters(
     sizes: dict[int, int] = {}
     reduced = 0
     for index, (stored, partial_axes) in enumerate(parameters):
-        value = stored.parameter
+        value, is_trained = stored.part, stored.parameter.requires_grad
         size = value.numel() * value.element_size()
         rule = _rule_of(stored, way, config)
         is_large = stored.fusion_id is None and _is_large(value, size, rule)
         is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE or is_large
         fused_by = bisect_right(rule.boundaries, reduced) if stored.fusion_id is None else ("id", stored.fusion_id)
-        if not stored.shard_axes and partial_axes and value.requires_grad:
+        if not stored.shard_axes and partial_axes and is_trained:
             reduced += 1
         is_regathered = stored.name in regathered
-        key = (stored.shard_axes, partial_axes, value.dtype, value.requires_grad, fused_by, is_regathered)
+        key = (stored.shard_axes, partial_axes, value.dtype, is_trained, fused_by, is_regathered)
         number = open_groups.get(key)
         is_small = number is not None and (rule.most_bytes is None or sizes[number] + size <= rule.most_bytes)
         if number is None or is_alone or not (is_small or stored.fusion_id is not None):
@@ -89,7 +89,7 @@ def group_parameters(
     return groups
 
 
-def _is_large(value: nn.Parameter, size: int, rule: MessageRule) -> bool:
+def _is_large(value: Tensor, size: int, rule: MessageRule) -> bool:
     return rule.alone_bytes is not None and size >= rule.alone_bytes and value.device.type == "cpu"
 
 

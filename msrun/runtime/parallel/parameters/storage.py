@@ -2,79 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.errors import ParallelError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.parameters import StoredParameter, layout_at_rest
+from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram, ParameterUse
-from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.graph.plain_tensors import plain
+from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.named_layout import Layout
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.incoming import take_wholes
+from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
+from msrun.runtime.parallel.parameters.part import become_part
+from msrun.runtime.parallel.parameters.placement import Placement, placement_of, placements
+from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
 
-
-@dataclass(frozen=True)
-class _Placement:
-    """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
-
-    shape: tuple[int, ...]
-    used: TensorLayout
-    shard_axes: Axes
-    reason: str
-    mesh: Mesh
-    world_size: int
-    stages: tuple[int, ...] = ()
-    """Stages of the pipeline that hold it; () when every rank does."""
-    is_held: bool = True
-    """False on the ranks of other stages: their parameter object is empty."""
-
-    @property
-    def stored(self) -> TensorLayout:
-        """The layout at rest."""
-        return layout_at_rest(self.used, self.shard_axes)
+after_placement: ContextVar[Callable[[], None] | None] = ContextVar("after_placement", default=None)
+"""Called when a network's parameters and buffers have been put in place, before its first run."""
 
 
-_placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""parameter -> its placement"""
-
-
-def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
-    """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
-    placed: _Placement | None = _placements.get(parameter)
-    return None if placed is None else (placed.shape, placed.stored, placed.mesh)
-
-
-def find_stages(parameter: Tensor) -> tuple[int, ...]:
-    """Return the stages of a pipeline that hold a parameter; () when every rank does."""
-    placed: _Placement | None = _placements.get(parameter)
-    return () if placed is None else placed.stages
-
-
-def is_held(parameter: Tensor) -> bool:
-    """Return False when a parameter is empty here because other stages of a pipeline hold it.
-
-    Raises:
-        ParallelError: it was placed in a world that this process has left.
-    """
-    placed: _Placement | None = _placements.get(parameter)
-    if placed is None or not placed.stages:
-        return True
-    if placed.world_size != world.get_group_size():
-        raise ParallelError(
-            f"a parameter of shape {placed.shape} is in stage {placed.stages[0]} of a pipeline, but this process has "
-            "left its world: call save_checkpoint and load_checkpoint before release()"
-        )
-    return placed.is_held
+def note_placed() -> None:
+    """Say that a network's parameters and buffers are in place."""
+    look = after_placement.get()
+    if look is not None:
+        look()
 
 
 @dataclass(frozen=True)
@@ -85,6 +47,12 @@ class StageHolders:
     """parameter name -> stages that read it"""
     own: tuple[int, ...]
     """Stages of this rank."""
+    rank_of: Sequence[int] = ()
+    """stage -> the pipeline rank that runs it"""
+
+    def ranks(self, name: str) -> tuple[int, ...]:
+        """Return the pipeline ranks of the stages that hold a parameter, ascending."""
+        return tuple(sorted({self.rank_of[stage] for stage in self.holders.get(name, ())}))
 
     def is_held(self, name: str) -> bool:
         """Return whether this rank holds a parameter; those that no stage reads are everywhere."""
@@ -107,21 +75,21 @@ class ParameterStorage:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Global shape of every parameter that is stored already."""
         named = self._root.named_parameters()
-        return {name: _placements[value].shape for name, value in named if value in _placements}
+        return {name: found.shape for name, value in named if (found := placement_of(value)) is not None}
 
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """Stages of every parameter that a pipeline has placed already."""
         named = self._root.named_parameters()
         return {
-            n: _placements[value].stages for n, value in named if value in _placements and _placements[value].stages
+            name: found.stages for name, value in named if (found := placement_of(value)) is not None and found.stages
         }
 
     @property
     def layouts(self) -> dict[str, TensorLayout]:
         """Layout, before optimizer parallel cuts it further, of every parameter that is stored already."""
         named = self._root.named_parameters()
-        return {name: _placements[value].used for name, value in named if value in _placements}
+        return {name: found.used for name, value in named if (found := placement_of(value)) is not None}
 
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
@@ -129,7 +97,8 @@ class ParameterStorage:
         Raises:
             StrategyError: that one lacks axes of the user's device matrices, or is that of another number of stages.
         """
-        placed = [_placements[value].mesh for value in self._root.parameters() if value in _placements]
+        found = map(placement_of, self._root.parameters())
+        placed = [placement.mesh for placement in found if placement is not None]
         if placed and placed[0].ranks != mesh.ranks:
             raise StrategyError(
                 "the parameters are placed already, by another AutoParallel with another number of stages: give both "
@@ -155,25 +124,21 @@ class ParameterStorage:
         Args:
             stages: of a pipeline; parameters of other stages than this rank's lose their memory.
         """
-        if self.stored:
+        if self._is_complete:
             return []
         self._stages = stages or self._stages
         self.stored = stored = self._decide_all(program)
-        new = {name for name, item in stored.items() if item.parameter not in _placements}
-        notes = self._agree(new)
+        new = {name: self._placement(item) for name, item in stored.items() if placement_of(item.parameter) is None}
+        notes = self._agree(new.keys())
         self._fill(new)
-        for name in new:
-            item = stored[name]
-            _placements[item.parameter] = _Placement(
-                item.shape,
-                item.used,
-                item.shard_axes,
-                item.reason,
-                self._mesh,
-                world.get_group_size(),
-                self._stages.holders.get(name, ()),
-                self._stages.is_held(name),
-            )
+        for name, placement in new.items():
+            if placement.is_cut:
+                become_part(stored[name].parameter, placement)
+            else:
+                placements[stored[name].parameter] = placement
+        take_wholes(self._root)
+        watch_optimizers()
+        note_placed()
         return notes
 
     def check(self, program: LocalProgram, stages: StageHolders | None = None) -> None:
@@ -183,7 +148,15 @@ class ParameterStorage:
             StrategyError: a later program wants a parameter in another layout, or in another stage, than the first one.
         """
         self._check_stages(stages)
-        self._check_same(program, self.stored or self._decide_all(program))
+        self._check_same(program, self.stored if self._is_complete else self._decide_all(program))
+
+    @property
+    def _is_complete(self) -> bool:
+        """False before the first call, and after the user has put other parameters into the network."""
+        own = dict(self._root.named_parameters())
+        return bool(self.stored) and {name: id(value) for name, value in own.items()} == {
+            name: id(stored.parameter) for name, stored in self.stored.items()
+        }
 
     def _decide_all(self, program: LocalProgram) -> dict[str, StoredParameter]:
         return {
@@ -191,8 +164,23 @@ class ParameterStorage:
             for name, parameter in self._root.named_parameters()
         }
 
+    def _placement(self, item: StoredParameter) -> Placement:
+        return Placement(
+            user_name(item.name),
+            item.shape,
+            item.used,
+            item.shard_axes,
+            item.reason,
+            self._mesh,
+            self._rank,
+            world.get_group_size(),
+            self._stages.holders.get(item.name, ()),
+            self._stages.ranks(item.name),
+            self._stages.is_held(item.name),
+        )
+
     def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
-        placed: _Placement | None = _placements.get(parameter)
+        placed = placement_of(parameter)
         if placed is not None:
             return StoredParameter(
                 name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
@@ -224,7 +212,7 @@ class ParameterStorage:
         """Refuse a later program that reads parameters elsewhere than where the first one has put them."""
         for name, parameter in self._root.named_parameters():
             wanted = stages.holders.get(name, ()) if stages is not None else ()
-            placed: _Placement | None = _placements.get(parameter)
+            placed = placement_of(parameter)
             if placed is not None and not set(wanted) <= set(placed.stages):
                 where = f"stages {placed.stages}" if placed.stages else "no stage, as the first call did not use it"
                 raise StrategyError(
@@ -232,24 +220,19 @@ class ParameterStorage:
                     "call one that uses every parameter where training does"
                 )
 
-    def _fill(self, new: Set[str]) -> None:
+    def _fill(self, new: Mapping[str, Placement]) -> None:
         """Replace every parameter's whole value, or its missing one, by this rank's part."""
         deferred = deferred_tensors(self._root)
-        for name, value in list(replay_deferred(self._root, self._cut)):
-            put_value(deferred[name], value)
-        for name, stored in self.stored.items():
-            if name not in new or name in deferred:
-                continue
-            if any(stored.stored.split) or not self._stages.is_held(name):
-                put_value(stored.parameter, self._cut(name, stored.parameter.detach()).clone())
 
-    def _cut(self, name: str, whole: Tensor) -> Tensor:
-        stored = self.stored.get(name)
-        if stored is None:  # a buffer: whole on every rank
-            return whole
-        if not self._stages.is_held(name):
-            return whole.new_empty(0)
-        return whole[stored.stored.slices(self._mesh, stored.shape, self._rank)]
+        def cut(name: str, whole: Tensor) -> Tensor:
+            return new[name].cut(whole) if name in new else whole  # a buffer: whole on every rank
+
+        for name, value in list(replay_deferred(self._root, cut)):
+            put_value(deferred[name], value)
+        for name, placement in new.items():
+            if name not in deferred and placement.is_cut:
+                parameter = self.stored[name].parameter
+                put_value(parameter, placement.cut(parameter.detach()).clone())
 
     def _agree(self, new: Set[str]) -> list[str]:
         """Make every rank start from rank 0's values: seeds may differ, models must not."""
@@ -259,7 +242,7 @@ class ParameterStorage:
         named = [*self._root.named_parameters(), *self._root.named_buffers()]
         present = {n: t for n, t in named if n not in deferred and (n in new or n not in self.stored)}
         states = [torch.cat([seed for seed in tape.seeds if seed is not None]) for tape in tapes]
-        equal = equal_everywhere([*states, *(tensor.detach() for tensor in present.values())])
+        equal = equal_everywhere([*states, *(plain(tensor) for tensor in present.values())])
         for tape, is_equal in zip(tapes, equal[: len(tapes)], strict=True):
             if not is_equal:
                 of_rank_0 = [tape.seeds]
@@ -270,7 +253,7 @@ class ParameterStorage:
         different = []
         for (name, tensor), is_equal in zip(present.items(), equal[len(tapes) :], strict=True):
             if not is_equal:
-                value = tensor.detach().contiguous()
+                value = plain(tensor).contiguous()
                 with waiting_in(lambda: "broadcast of a parameter's values"):
                     dist.broadcast(value, 0)
                 tensor.data = value

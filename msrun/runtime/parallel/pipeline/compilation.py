@@ -12,6 +12,7 @@ from torch import fx, nn
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.graph.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
@@ -124,7 +125,7 @@ def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph
     line = _line(compilation.mesh, schedule.ranks)
     own = schedule.stages_of(line.own)
     program.notes += settings.notes
-    program.notes += compilation.storage.place(program, StageHolders(division.holders, own))
+    program.notes += compilation.storage.place(program, StageHolders(division.holders, own, schedule.holder))
     spec = RunSpec.of(settings, division.parts, division.recompute)
     if spec.overlaps_weights and schedule.splits_backward:
         program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
@@ -169,7 +170,8 @@ def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph
         rank=compilation.rank,
         layouts=compilation.layouts,
     )
-    pipeline = build_pipeline_plan(result, division.assignment)
+    assert plan.traffic is not None
+    pipeline = build_pipeline_plan(result, division.assignment, gather(plan.traffic))
     return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
 
 

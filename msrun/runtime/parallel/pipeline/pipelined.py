@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
+from msrun.runtime.graph.operators.rule import DRAW
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.pending import traffic
@@ -26,6 +27,7 @@ from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram
 from msrun.runtime.graph.step import arrived
 from msrun.runtime.groups import ranks_group
+from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
@@ -85,6 +87,11 @@ class PipelinedCall:
         """What this rank does in a step, in order."""
         return self.line.actions_of(self.schedule)
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether any stage draws random numbers."""
+        return any(node.op == "placeholder" and node.target == DRAW for node in self.program.graph.nodes)
+
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
         for call in self.own.values():
@@ -102,6 +109,9 @@ class PipelinedCall:
                 "Pipeline(net): in training net must return one scalar loss, such as Pipeline(WithLoss(net, loss_fn), "
                 "micro_size); call it under torch.no_grad() for other results"
             )
+        draw = current_draw.get()
+        if self.draws and draw is not None:
+            draw.key()  # on every rank: the stream goes on where a stage draws nothing, too
         parameters = [stored.parameter for stored in self.stored]
         anchor = torch.zeros((), requires_grad=needs_grad)  # every rank's loss has a graph, also without parameters
         return list(_RunPipeline.apply(self, needs_grad, len(tensors), anchor, *tensors, *parameters))
@@ -169,7 +179,7 @@ class PipelinedCall:
             if self.program.parameters[name].node not in self._reached:
                 continue
             part = total.get(name)
-            part = torch.zeros_like(stored.parameter) if part is None else part
+            part = torch.zeros_like(stored.part) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
         return total
 

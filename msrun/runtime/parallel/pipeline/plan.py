@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msrun.runtime.graph.collective_messages import Totals
 from msrun.runtime.graph.stage_assignment import StageAssignment
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import describe_schedule
@@ -56,6 +58,8 @@ class PipelinePlan:
     """Share of a step that a rank waits, if messages take no time and a backward pass twice a forward pass."""
     stages: tuple[StagePlan, ...]
     borders: tuple[BorderPlan, ...]
+    traffic: tuple[Totals, ...] = ()
+    """All messages of one training step of a rank, for every pipeline rank."""
 
     def build_schedule(self) -> Schedule:
         """Return the actions of all pipeline ranks."""
@@ -81,9 +85,23 @@ class PipelinePlan:
                 found.append(f"      sends {border.name} {shape}, {border.nbytes} B per micro batch{back}")
         return found
 
+    def traffic_lines(self) -> list[str]:
+        """Return what a rank of each part of the world moves in a training step."""
+        schedule = self.build_schedule()
+        found = []
+        for rank, totals in enumerate(self.traffic):
+            stages = [str(stage) for stage in schedule.stages_of(rank)]
+            where = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+            found.append(f"one training step, on each rank of {where}: {totals}")
+        return found
 
-def build_pipeline_plan(call: PipelinedCall, assignment: StageAssignment) -> PipelinePlan:
-    """Put every decision about the stages of one captured call together."""
+
+def build_pipeline_plan(call: PipelinedCall, assignment: StageAssignment, traffic: Sequence[Totals]) -> PipelinePlan:
+    """Put every decision about the stages of one captured call together.
+
+    Args:
+        traffic: of a training step, for every rank of the world.
+    """
     schedule = call.schedule
     size = call.program.mesh.size
     total = sum(assignment.costs) or 1.0
@@ -111,4 +129,5 @@ def build_pipeline_plan(call: PipelinedCall, assignment: StageAssignment) -> Pip
         bubble=schedule.bubble,
         stages=tuple(stages),
         borders=tuple(borders),
+        traffic=tuple(traffic[::size]),
     )

@@ -130,3 +130,12 @@ def test_traceback_with_the_rank_before_each_line_is_found(tmp_path: Path) -> No
     words = ["[rank2]: Traceback (most recent call last):", "[rank2]:   File ...", "[rank2]: ValueError: no"]
     log.write_text("\n".join(["before", *words]) + "\n")
     assert read_excerpt(log) == words
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank2]: "])
+@pytest.mark.parametrize("first", ["uncaught ValueError at train.py:11: three rows", "uncaught ValueError"])
+def test_what_the_runtime_writes_of_an_error_is_the_excerpt(tmp_path: Path, first: str, prefix: str) -> None:
+    log = tmp_path / "worker_0.log"
+    words = [f"{prefix}{first}", f"{prefix}    raise ValueError", f"{prefix}  called at train.py:14, in <module>"]
+    log.write_text("\n".join(["step 1", "an uncaught fish", *words, ""]))
+    assert read_excerpt(log) == words

@@ -1,0 +1,333 @@
+"""What torch's functions do with parts: element by element, a norm of the whole, or one line that says why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from msrun.errors import ParallelError
+from msrun.runtime import world
+from msrun.runtime.graph.pending import traffic
+from msrun.runtime.graph.plain_tensors import plain, plain_tensors
+from msrun.runtime.parallel.parameters.part import Part, as_part, describe
+from msrun.runtime.parallel.parameters.placement import Placement
+from msrun.runtime.progress import waiting_in
+
+Function = Callable[..., Any]
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_READS = _words(
+    """
+    shape dtype device requires_grad is_leaf grad_fn layout ndim itemsize output_nr _version retains_grad name
+    _backward_hooks _post_accumulate_grad_hooks is_cpu is_cuda is_xpu is_mps is_meta is_quantized is_sparse
+    is_sparse_csr is_mkldnn is_nested is_xla is_ipu is_maia is_mtia is_vulkan size stride dim ndimension
+    element_size storage_offset get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg
+    is_inference is_pinned is_shared is_same_size _is_view _fix_weakref _use_count _has_compatible_shallow_copy_type
+    requires_grad_ retain_grad register_post_accumulate_grad_hook share_memory_ record_stream result_type can_cast
+    """
+)
+"""What a tensor says of its own memory, and what is done with it whole or not."""
+_ELEMENTWISE = frozenset(
+    _words(
+        """
+        add sub subtract rsub mul multiply div divide true_divide floor_divide pow float_power fmod remainder neg
+        negative positive pos abs absolute sign sgn signbit sqrt rsqrt square reciprocal exp exp2 expm1 log log2 log10
+        log1p logaddexp sin cos tan tanh sinh cosh asin acos atan atan2 arctan2 sigmoid logit erf erfc erfinv hypot
+        copysign relu gelu silu softplus floor ceil round trunc frac clamp clip clamp_min clamp_max maximum minimum fmax
+        fmin lerp addcmul addcdiv where masked_fill nan_to_num isnan isinf isfinite isposinf isneginf isclose eq ne lt
+        le gt ge less greater not_equal greater_equal less_equal logical_and logical_or logical_xor logical_not
+        bitwise_and bitwise_or bitwise_xor bitwise_not heaviside xlogy ldexp to type type_as float double half bfloat16
+        int long short bool byte char cpu cuda xpu npu contiguous clone detach alias positive view_as expand_as
+        reshape_as copy fill zero zeros_like ones_like full_like empty_like adam adamw sgd adagrad
+        """
+    )
+)
+"""Names without `_foreach_`, `_fused_` and a trailing `_`: one element of the result needs one element of each."""
+_DUNDERS = {
+    **{f"__{name}__": name for name in _words("add sub mul pow neg pos abs eq ne lt le gt ge")},
+    **{f"__{kind}{name}__": name for kind in "ir" for name in _words("add sub mul pow")},
+    **{f"__{kind}{name}__": "div" for kind in ("", "i", "r") for name in ("truediv", "div")},
+    **{f"__{kind}{name}__": f"bitwise_{name}" for kind in ("", "i", "r") for name in ("and", "or", "xor")},
+    **{f"__{kind}floordiv__": "floor_divide" for kind in ("", "i", "r")},
+    **{f"__{kind}mod__": "remainder" for kind in ("", "i", "r")},
+    "__invert__": "bitwise_not",
+}
+_NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
+_NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
+_COUNTS = {torch.numel, Tensor.numel, Tensor.nelement}
+_OF_NETWORKS = frozenset(
+    _words(
+        """
+        linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d
+        conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm group_norm batch_norm rms_norm
+        scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
+        """
+    )
+)
+_OF_SCALERS = frozenset(("_amp_foreach_non_finite_check_and_unscale_", "_amp_non_finite_check_and_unscale_"))
+
+
+def _build_reads() -> set[Function]:
+    found: set[Function] = set()
+    for name in _READS:
+        for owner in (Tensor, torch):
+            value = getattr(owner, name, None)
+            if value is not None:
+                found.add(value if callable(value) else value.__get__)
+    for name in ("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"):
+        found.add(getattr(Tensor, name).__set__)
+    return found
+
+
+_reads = _build_reads()
+
+
+def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function of torch that got a part.
+
+    Raises:
+        ParallelError: its result depends on more than this rank holds.
+    """
+    if func in _reads:
+        with plain_tensors():
+            return func(*args, **kwargs)
+    if any(
+        kind is not Tensor and not issubclass(kind, Part) and getattr(kind, _HANDLER) is not _DISABLED for kind in types
+    ):
+        return NotImplemented  # another subclass decides first
+    if func in _COUNTS:
+        return math.prod(args[0].placement.shape)
+    name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
+    if name == "__setitem__" and isinstance(args[1], Part):  # a mask that is cut alike
+        _Elementwise(func, "fill_").run(args, kwargs)
+        return None
+    if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
+        return _Elementwise(func, name).run(args, kwargs)
+    if func == _GET_DATA:
+        return _wrap(_run_plain(func, args, kwargs), args[0].placement)
+    if func == _SET_DATA:
+        return _set_data(*args)
+    if func in _NEW:
+        made = _run_plain(func, args, kwargs)
+        placed = args[0].placement
+        return as_part(made, placed) if placed.is_cut and tuple(made.shape) == placed.local_shape != () else made
+    if func in _NORMS:
+        return _norm(func, *args, **kwargs)
+    if name == "_foreach_norm":
+        return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
+    if func is torch.autograd.grad:
+        return _gradients(args, kwargs)
+    raise ParallelError(_refusal(name, args, kwargs))
+
+
+_HANDLER = "__torch_function__"
+_DISABLED = torch._C._disabled_torch_function_impl
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _run_plain(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    with plain_tensors():
+        return func(*args, **kwargs)
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix("_foreach_").removeprefix("_fused_").rstrip("_")
+
+
+def _wrap(value: Any, placement: Placement) -> Any:
+    """Make a result of the part's shape a part."""
+    if type(value) is Tensor and tuple(value.shape) == placement.local_shape:
+        return as_part(value, placement)
+    return value
+
+
+def _parts_in(values: Iterable[Any]) -> list[Part]:
+    found: list[Part] = []
+    for value in values:
+        if isinstance(value, Part):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _parts_in(value)
+    return found
+
+
+class _Elementwise:
+    """One call of an element-wise function, on tensors or on lists of them."""
+
+    def __init__(self, func: Function, name: str) -> None:
+        self._func = func
+        self._name = name
+        is_dunder = name.endswith("__")
+        self._writes = name in _DUNDERS and name.startswith("__i") if is_dunder else name.endswith("_")
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(value, list | tuple) for value in args) and self._name.startswith(("_foreach", "_fused")):
+            return self._run_lists(args, kwargs)
+        placed = _parts_in([*args, *kwargs.values()])[0].placement
+        mine = [self._fit(value, placed, is_written=self._writes and not index) for index, value in enumerate(args)]
+        named = {key: self._fit(value, placed, is_written=key == "out") for key, value in kwargs.items()}
+        result = _run_plain(self._func, mine, named)
+        # What is written to may be an ordinary tensor, such as an optimizer's state: it is a part from now on.
+        return _wrap(args[0] if self._writes else result, placed)
+
+    def _run_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+        placed: list[Placement | None] = []
+        for index in range(max(map(len, lists))):
+            of_column = _parts_in(values[index] for values in lists if index < len(values))
+            placed.append(of_column[0].placement if of_column else None)
+
+        def fit(values: Any, *, is_written: bool = False) -> Any:
+            if not isinstance(values, list | tuple):
+                return values
+            return [
+                self._fit(value, place, is_written=is_written) if place is not None else value
+                for value, place in zip(values, placed, strict=False)
+            ]
+
+        mine = [fit(value, is_written=self._writes and not index) for index, value in enumerate(args)]
+        result = _run_plain(self._func, mine, {key: fit(value) for key, value in kwargs.items()})
+        for values in [args[0]] if self._writes else [result]:
+            for value, place in zip(values, placed, strict=False):
+                if place is not None:
+                    _wrap(value, place)
+        return result
+
+    def _fit(self, value: Any, placed: Placement, *, is_written: bool = False) -> Any:
+        """Return this rank's part of an operand.
+
+        Raises:
+            ParallelError: it is cut otherwise, or what is written to is no part of this shape.
+        """
+        if isinstance(value, Part):
+            if not value.placement.is_same_cut(placed):
+                raise ParallelError(
+                    f"{self._name}: {describe(placed)}, and {describe(value.placement)}: tensors that are cut alike go "
+                    "together; full_tensor() gives the whole of each, on all ranks together"
+                )
+            return value
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        shape = tuple(value.shape)
+        is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
+        if is_part and (shape == placed.shape or not is_whole):
+            return value
+        if is_whole and not is_part and not is_written:
+            return placed.cut(value.expand(placed.shape))
+        raise ParallelError(
+            f"{self._name}: {describe(placed)}, which does not go with a tensor of {shape}: "
+            + (
+                "make copies of a network (deepcopy, AveragedModel) after AutoParallel's first call"
+                if is_whole and not is_part
+                else "give this rank's part (to_local() shows it) or a whole tensor"
+            )
+        )
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    if len(shape) > len(whole):
+        return False
+    return all(size in (1, full) for size, full in zip(reversed(shape), reversed(whole), strict=False))
+
+
+def _set_data(part: Part, value: Tensor) -> None:
+    placed, shape = part.placement, tuple(value.shape)
+    if isinstance(value, Part):
+        value = plain(_Elementwise(_SET_DATA, "data")._fit(value, placed))
+    elif shape == placed.shape != placed.local_shape:
+        value = placed.cut(value).clone()
+    elif shape != placed.local_shape:
+        raise ParallelError(f"data = a tensor of {shape}: {describe(placed)}: give the whole, or this rank's part")
+    _run_plain(_SET_DATA, (part, value), {})
+
+
+# -- norms ----------------------------------------------------------------------------------------------------------
+
+
+def _norm(func: Function, tensor: Part, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the norm of the whole, where it is that of its elements in one row."""
+    words = dict(zip(("p", "dim", "keepdim"), args, strict=False)) | kwargs
+    power = words.get("ord", words.get("p"))
+    is_matrix_norm = func is torch.linalg.norm and power is not None and len(tensor.placement.shape) > 1
+    is_other = power != "fro" and (is_matrix_norm or isinstance(power, str))
+    if is_other or words.get("keepdim") or any(words.get(word) is not None for word in ("dim", "out")):
+        raise ParallelError(_refusal("a norm of rows, columns or a matrix", (tensor,), {}))
+    return norms_of_wholes([tensor], 2.0 if power in (None, "fro") else power, words.get("dtype"))[0]
+
+
+def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce.
+
+    Raises:
+        ParallelError: a norm that is none, or a part that lies in one stage of a pipeline: its norm is only a term of
+            the network's.
+    """
+    power = float(power)
+    if not power > 0:
+        raise ParallelError(_refusal(f"a norm of order {power:g}", tensors, {}))
+    staged = next((part for part in _parts_in(tensors) if part.placement.stages), None)
+    if staged is not None:
+        raise ParallelError(
+            f"{describe(staged.placement)}, so a norm here leaves out the other stages' parameters: use "
+            "msrun.runtime.clip_grad_norm_, which is global"
+        )
+    if torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in(tensors)):
+        raise ParallelError(
+            f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
+        )
+    is_max = math.isinf(power)
+    norms = [torch.linalg.vector_norm(plain(tensor), power, dtype=dtype) for tensor in tensors]
+    cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, Part)]
+    wide = torch.float32 if world.device().type == "npu" else torch.float64
+    totals = torch.stack([norms[index].to(wide) for index in cut])
+    shares = torch.tensor([1.0 / tensors[index].placement.copies for index in cut]).to(totals)  # type: ignore[attr-defined]
+    totals = totals if is_max else totals**power * shares
+    for index in cut:
+        tensors[index].placement.check_world("a norm")  # type: ignore[attr-defined]
+    traffic.add("all_reduce", totals)
+    with waiting_in(lambda: "the all_reduce of norms of parts"):
+        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
+    totals = totals if is_max else totals ** (1.0 / power)
+    for index, total in zip(cut, totals, strict=True):
+        norms[index] = total.to(norms[index].dtype)
+    return norms
+
+
+# -- gradients, refusals --------------------------------------------------------------------------------------------
+
+
+def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give gradients of parts as parts."""
+    given = args[1] if len(args) > 1 else kwargs["inputs"]
+    inputs = [given] if isinstance(given, Tensor) else list(given)
+    gradients = _run_plain(torch.autograd.grad, args, kwargs)
+    for owner, gradient in zip(inputs, gradients, strict=True):
+        if isinstance(owner, Part) and gradient is not None:
+            _wrap(gradient, owner.placement)
+    return gradients
+
+
+def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    part = _parts_in([*args, *kwargs.values()])[0]
+    found = f"{name.strip('_') or name}: {describe(part.placement)}"
+    if name in _OF_NETWORKS:
+        return (
+            f"{found}: call the AutoParallel; for other uses load its state_dict(), called on all ranks, into a "
+            "network of its own"
+        )
+    if name in _OF_SCALERS:
+        return f'{found}, so each rank would skip other steps: use AutoParallel.mixed_precision(loss_scale="dynamic")'
+    return (
+        f"{found}, and the result needs the whole: full_tensor() gives it, on all ranks together; to_local() gives "
+        "this rank's part"
+    )

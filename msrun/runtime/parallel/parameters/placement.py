@@ -1,0 +1,136 @@
+"""Placement: which part of a parameter a rank holds, and what is known of every parameter that AutoParallel placed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import ParallelError
+from msrun.runtime import world
+from msrun.runtime.graph.parameters import layout_at_rest
+from msrun.runtime.layout import Axes, Mesh, TensorLayout
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole."""
+    used: TensorLayout
+    shard_axes: Axes
+    reason: str
+    mesh: Mesh
+    rank: int
+    world_size: int
+    stages: tuple[int, ...] = ()
+    """Stages of the pipeline that hold it; () when every rank does."""
+    holders: tuple[int, ...] = ()
+    """Pipeline ranks of these stages, ascending."""
+    is_held: bool = True
+    """False on the ranks of other stages: their parameter object is empty."""
+
+    @cached_property
+    def stored(self) -> TensorLayout:
+        """The layout at rest."""
+        return layout_at_rest(self.used, self.shard_axes)
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where this rank's part lies in the whole."""
+        return self.stored.slices(self.mesh, self.shape, self.rank)
+
+    @cached_property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of this rank's part."""
+        return tuple(part.stop - part.start for part in self.slices) if self.is_held else (0,)
+
+    @property
+    def is_cut(self) -> bool:
+        """True when some rank holds less than the whole."""
+        return bool(self.stages) or self.local_shape != self.shape
+
+    @property
+    def copies(self) -> int:
+        """Ranks of the world that hold each element."""
+        groups = len(self.holders) if self.stages else self.world_size // self.mesh.size
+        return groups * self.mesh.size // math.prod(self.mesh.extent(axes) for axes in self.stored.split)
+
+    @property
+    def is_first_holder(self) -> bool:
+        """True on one of the ranks that hold the same part."""
+        own = self.mesh.first_rank // self.mesh.size
+        first = self.holders[0] if self.stages else 0
+        return own == first and self.mesh.index(self.rank, self.stored.copies(self.mesh)) == 0
+
+    def check_world(self, what: str) -> None:
+        """Refuse what needs the ranks of the world in which the parameter was placed.
+
+        Raises:
+            ParallelError: this process has left it.
+        """
+        if self.world_size != world.get_group_size():
+            raise ParallelError(
+                f"{self.name}: {what} needs the {self.world_size} ranks that hold it, but this process has left their "
+                "world: call it before release()"
+            )
+
+    def is_same_cut(self, other: Placement) -> bool:
+        """Return whether a tensor placed so lies on every rank as this one does."""
+        return self is other or (self.shape, self.slices, self.stages, self.is_held) == (
+            other.shape,
+            other.slices,
+            other.stages,
+            other.is_held,
+        )
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor, which shares its memory; none on the ranks of other stages."""
+        return whole[self.slices] if self.is_held else whole.new_empty(0)
+
+
+placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""parameter -> its placement"""
+
+
+def placement_of(parameter: Tensor) -> Placement | None:
+    """Return a parameter's placement, or that of a copy of a cut one; None before AutoParallel placed it."""
+    own: Placement | None = getattr(parameter, "placement", None)
+    if own is not None:
+        return own
+    found: Placement | None = placements.get(parameter)
+    return found
+
+
+def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
+    """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
+    placed = placement_of(parameter)
+    return None if placed is None else (placed.shape, placed.stored, placed.mesh)
+
+
+def find_stages(parameter: Tensor) -> tuple[int, ...]:
+    """Return the stages of a pipeline that hold a parameter; () when every rank does."""
+    placed = placement_of(parameter)
+    return () if placed is None else placed.stages
+
+
+def is_held(parameter: Tensor) -> bool:
+    """Return False when a parameter is empty here because other stages of a pipeline hold it.
+
+    Raises:
+        ParallelError: it was placed in a world that this process has left.
+    """
+    placed = placement_of(parameter)
+    if placed is None or not placed.stages:
+        return True
+    if placed.world_size != world.get_group_size():
+        raise ParallelError(
+            f"a parameter of shape {placed.shape} is in stage {placed.stages[0]} of a pipeline, but this process has "
+            "left its world: call save_checkpoint and load_checkpoint before release()"
+        )
+    return placed.is_held

@@ -1,0 +1,79 @@
+"""How far one value of a step is from that of one process, and how far it may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from msrun.runtime import world
+from msrun.runtime.parallel.verification.report import Difference
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference allowed, by the lowest precision in which a value is computed, relative to the largest element of
+the value in one process. Other types (integers, bool) must be equal."""
+SMALL = 1e-2
+"""A gradient whose largest element is below this share of the network's largest one is measured against that share: a
+bias before a normalisation has a gradient of rounding errors alone."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How large a relative difference may be."""
+
+    chosen: float | None = None
+    """By the user, for every type of numbers."""
+    precision: torch.dtype | None = None
+    """Of mixed precision."""
+
+    def allowed(self, dtype: torch.dtype) -> float:
+        """Return the largest difference allowed of values of a type."""
+        if dtype not in TOLERANCES:
+            return 0.0
+        if self.chosen is not None:
+            return self.chosen
+        return max(TOLERANCES[dtype], TOLERANCES[self.precision] if self.precision else 0.0)
+
+
+def find_difference(
+    name: str, found: Tensor | None, right: Tensor | None, tolerance: Tolerance, *, floor: float = 0.0
+) -> Difference:
+    """Compare a value of this rank with that of one process.
+
+    Args:
+        floor: what the difference is at least measured against; else against the largest element in one process.
+    """
+    rank = world.get_rank()
+    if found is None or right is None:
+        if found is right:
+            return Difference(name, 0.0, 0.0, 0.0, rank)
+        remark = "None, but not in one process" if found is None else "None in one process, but not here"
+        return Difference(name, math.inf, math.inf, 0.0, rank, remark)
+    local = found.to_local() if isinstance(found, DTensor) else found
+    if local.shape != right.shape:
+        remark = f"of shape {tuple(local.shape)}, in one process {tuple(right.shape)}"
+        return Difference(name, math.inf, math.inf, 0.0, rank, remark)
+    absolute = _distance(local, right)
+    scale = max(largest(right), floor)
+    relative = 0.0 if absolute == 0 else absolute / scale if scale else math.inf
+    return Difference(name, absolute, relative, tolerance.allowed(right.dtype), rank)
+
+
+def largest(tensor: Tensor) -> float:
+    """Return the largest finite absolute value; 0 of an empty tensor."""
+    values = tensor.detach().abs()
+    values = values[values.isfinite()] if values.is_floating_point() else values
+    return float(values.max()) if values.numel() else 0.0
+
+
+def _distance(found: Tensor, right: Tensor) -> float:
+    """Return the largest difference of two elements; inf where only one is finite, or both are infinite or not
+    numbers but not alike."""
+    if not found.numel() or torch.equal(found, right):
+        return 0.0
+    first, second = found.detach().double(), right.detach().double()
+    alike = (first == second) | (first.isnan() & second.isnan())
+    return float(torch.where(alike, 0.0, (first - second).abs()).nan_to_num(math.inf, math.inf).max())

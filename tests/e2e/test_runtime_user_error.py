@@ -1,0 +1,64 @@
+"""A user's mistake in a worker: what its log and the console say, and how often."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+FORWARD = [
+    "uncaught ValueError at {script}:18: 3 rows are too many",
+    '    raise ValueError(f"{{len(hidden)}} rows are too many")',
+    "  called at {script}:26, in <module>",
+    "    net(torch.ones(3, 4))",
+]
+SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="stand_alone": its ranks exchange nothing'
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_the_users_line_comes_first_in_log_and_report(
+    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
+) -> None:
+    script = workers / "runtime" / "user_error.py"
+    finished = msrun.run("--worker_num=2", "--start_method", method, script, "forward", cwd=tmp_path)
+    assert finished.code == 1
+    *lines, left_out = finished.log(0).decode().splitlines()
+    assert lines == [line.format(script=script) for line in FORWARD]
+    assert left_out.endswith(" frames inside libraries left out; MSRUN_DEBUG=1 shows them")
+    assert finished.read_json("failure.json")["first_failure"]["excerpt"] == [*lines, left_out]
+    assert f"  | {lines[0]}\n" in finished.stderr
+
+
+def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    script = workers / "runtime" / "user_error.py"
+    finished = msrun.run("--worker_num=2", script, "setting", cwd=tmp_path)
+    (line,) = finished.log(0).decode().splitlines()
+    assert line.startswith(SETTING.format(script=script))
+
+
+def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    script = workers / "runtime" / "user_error.py"
+    finished = msrun.run("--worker_num=2", script, "forward", cwd=tmp_path, env={"MSRUN_DEBUG": "1"})
+    log = finished.log(0).decode()
+    assert log.startswith(FORWARD[0].format(script=script) + "\nTraceback (most recent call last):\n")
+    assert "auto_parallel.py" in log
+
+
+def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    script = workers / "runtime" / "user_error.py"
+    words = ["sh", "-c", f'exec "$0" -m msrun --worker_num=2 {script} forward 2>&1', sys.executable]
+    finished = msrun.run(cwd=tmp_path, command=words)
+    text = finished.stdout.decode()
+    assert text.count("rows are too many") == 2, "the message, and the line that raises it"
+    assert f"log: {finished.log_dir / 'worker_0.log'} (pid " in text and "), shown above\n" in text
+
+
+def test_torchruns_workers_have_the_rank_before_each_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    script = workers / "runtime" / "user_error.py"
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", script, "forward"]
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": path})
+    assert f"[rank0]: {FORWARD[0].format(script=script)}\n" in finished.stderr

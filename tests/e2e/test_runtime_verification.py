@@ -1,0 +1,94 @@
+"""`AutoParallel.verify` and MSRUN_VERIFY: the step of one process, and what differs from it is found.
+
+The cases stand in tests/mode_verification.py; one job of two ranks runs them all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mode_verification
+import pytest
+from job_runner import JobRunner
+
+DEADLINE_S = 200.0
+EQUAL = [name for name in mode_verification.cases(2) if name.startswith("equal/")]
+TRACES = [name for name in mode_verification.cases(2) if name.startswith("traces/")]
+Outcomes = dict[str, list[dict[str, Any]]]
+GRADIENTS = [f"gradient of {name}" for name in ("fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight")]
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+@pytest.fixture(scope="module")
+def outcomes(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    folder = tmp_path_factory.mktemp("verification")
+    script, result = workers / "runtime" / "modes.py", folder / "result.json"
+    msrun_of_module.run_world(2, script, result, "mode_verification", cwd=folder, deadline_s=DEADLINE_S)
+    return dict(json.loads(result.read_text()))
+
+
+def ranks_of(outcomes: Outcomes, case: str) -> list[dict[str, Any]]:
+    for rank in outcomes[case]:
+        assert "Traceback" not in str(rank.get("error", "")), rank["error"]
+    return outcomes[case]
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_a_right_step_is_verified_with_every_gradient(outcomes: Outcomes, case: str) -> None:
+    for rank in ranks_of(outcomes, case):
+        assert rank["is_equal"], rank["text"]
+        assert set(GRADIENTS) | {"loss"} <= set(rank["names"])
+        assert rank.get("calls", []) == []  # a step function is stopped before it trains
+
+
+def test_buffers_and_gradients_of_inputs_are_compared_too(outcomes: Outcomes) -> None:
+    assert {f"buffer norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")} <= set(
+        ranks_of(outcomes, "equal/operators")[0]["names"]
+    )
+    for case in ("equal/input", "equal/input ddp"):
+        assert "gradient of input 0" in ranks_of(outcomes, case)[0]["names"]
+
+
+def test_a_planted_wrong_operator_rule_is_found_on_every_rank(outcomes: Outcomes) -> None:
+    for rank in ranks_of(outcomes, "wrong rule"):
+        assert rank["right"]
+        assert rank["failed"] == ["gradient of fc.bias", "gradient of fc.weight", "loss"]
+        assert rank["error"].startswith("VerificationError: 3 of 3 values differ from one process, first ")
+        assert "DIFFERS on rank" in rank["text"]
+
+
+def test_a_capture_that_has_become_stale_is_found(outcomes: Outcomes) -> None:
+    for rank in ranks_of(outcomes, "stale capture"):
+        assert rank["fresh"] and not rank["is_equal"]
+
+
+@pytest.mark.parametrize("case", TRACES)
+def test_training_goes_on_as_if_nothing_had_been_verified(outcomes: Outcomes, case: str) -> None:
+    assert all(rank["is_same"] for rank in ranks_of(outcomes, case))
+
+
+def test_a_network_holds_whole_parameters_for_a_while(outcomes: Outcomes) -> None:
+    assert all(rank["is_same"] and rank["is_cut"] for rank in ranks_of(outcomes, "whole"))
+
+
+def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(outcomes: Outcomes) -> None:
+    for rank in ranks_of(outcomes, "refusals"):
+        assert "norm normalises the rows of each rank apart" in rank["batch norm"]
+        assert "cut by hand" in rank["hybrid"]
+        for case in ("no loss", "no loss, fsdp2"):
+            assert "needs a network that returns its loss" in rank[case]
+        assert "does not run in one process: rank 1: ValueError: only of one rank" in rank["fails"]
+        assert rank["stand_alone"] == "verify: stand_alone ranks exchange nothing: there is nothing to compare"
+        assert "called no function of value_and_grad" in rank["no gradients"]
+        assert not [text for text in rank.values() if "\n" in text]
+        assert {text.partition(":")[0] for text in rank.values()} == {"UnverifiableError", "CaptureError", "verify"}
+
+
+def test_msrun_verify_looks_at_the_first_training_step_and_raises(outcomes: Outcomes) -> None:
+    for rank in ranks_of(outcomes, "variable"):
+        assert rank["losses"] == rank["plain"]
+        assert "values differ from one process, first " in rank["error"]
+        assert rank["error"].endswith("is the loss a mean over rows, with as many of them on every rank?")

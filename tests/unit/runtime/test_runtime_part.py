@@ -1,0 +1,152 @@
+"""Part: what one rank may do with its part of a tensor without asking the others."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from msrun.errors import ParallelError
+from msrun.runtime.graph.plain_tensors import plain, plain_tensors
+from msrun.runtime.layout import Mesh, TensorLayout
+from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, become_part
+from msrun.runtime.parallel.parameters.placement import Placement, find_placement
+
+
+def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:
+    """Return that of a 4 x 6 tensor, one of its dimensions cut over two ranks."""
+    layout = TensorLayout(((0,), ()) if dim == 0 else ((), (0,)))
+    return Placement(name, (4, 6), layout, (), "test", Mesh((2,)), rank, 2, **changes)
+
+
+def parameter(rank: int = 1) -> Any:
+    made = nn.Parameter(torch.arange(12.0).view(2, 6))
+    become_part(made, placement(rank=rank))
+    return made
+
+
+def test_names_of_torch_that_are_private_are_there() -> None:
+    assert torch._C.DisableTorchFunctionSubclass is plain_tensors
+    assert torch._C._disabled_torch_function_impl is nn.Parameter.__torch_function__
+    from torch.optim.optimizer import _foreach_supported_types as of_optimizers
+    from torch.utils._foreach_utils import _foreach_supported_types as of_foreach
+
+    assert torch.Tensor in of_optimizers
+    assert torch.Tensor in of_foreach
+
+
+def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:
+    class Mine(nn.Parameter):
+        """A parameter of the user's own class."""
+
+    for kind in (nn.Parameter, Mine):
+        made = kind(torch.zeros(2, 6))
+        before = id(made)
+        become_part(made, placement())
+        assert id(made) == before
+        assert isinstance(made, PartParameter)
+        assert isinstance(made, kind)
+        assert made.shape == (2, 6)
+        assert made.numel() == torch.numel(made) == made.nelement() == 24
+        assert find_placement(made) is not None
+
+
+def test_results_element_by_element_are_parts() -> None:
+    part = parameter()
+    for result in (
+        part + 1,
+        1 - part,
+        part.detach(),
+        part.data,
+        part.clone(),
+        part.to(torch.float64),
+        torch.zeros_like(part),
+        part.new_zeros(part.shape),
+        part.pow(2).sqrt().clamp(0, 3),
+        torch.where(part > 3, part, 0),
+        torch._foreach_mul([part], 2.0)[0],
+        copy.deepcopy(part),
+    ):
+        assert isinstance(result, Part), type(result)
+        assert result.placement == part.placement
+    assert type(part.to_local()) is torch.Tensor
+    assert part.to_local().data_ptr() == plain(part).data_ptr()
+
+
+def test_operands_are_whole_or_this_ranks_part() -> None:
+    whole = torch.arange(24.0).view(4, 6)
+    for rank in (0, 1):
+        part, rows = parameter(rank).detach(), slice(2 * rank, 2 * rank + 2)
+        for operand in (whole, whole[:1], whole[0], whole[:, :1], torch.tensor(2.0)):
+            expected = part.to_local() * operand.expand(4, 6)[rows]
+            assert torch.equal((part * operand).to_local(), expected)
+        assert torch.equal((part * whole[rows]).to_local(), (part * whole).to_local())
+        with pytest.raises(ParallelError, match=r"fc.weight: this rank holds \(2, 6\) of \(4, 6\).*tensor of \(3, 6\)"):
+            part + torch.zeros(3, 6)
+        with pytest.raises(ParallelError, match=r"make copies of a network .* after AutoParallel's first call"):
+            torch.zeros(4, 6).copy_(part)
+
+
+def test_one_row_that_could_be_the_part_or_a_row_of_the_whole_is_refused() -> None:
+    placed = Placement("bias", (2, 6), TensorLayout(((0,), ())), (), "test", Mesh((2,)), 0, 2)
+    part = as_part(torch.ones(1, 6), placed)
+    with pytest.raises(ParallelError, match="bias: this rank holds"):
+        part * torch.ones(1, 6)
+    assert torch.equal((part * torch.ones(2, 6)).to_local(), torch.ones(1, 6))
+
+
+def test_tensors_that_are_cut_otherwise_do_not_mix() -> None:
+    other = as_part(torch.zeros(4, 3), placement("other", dim=1))
+    with pytest.raises(ParallelError, match=r"fc.weight: this rank holds .*, and other: this rank holds"):
+        parameter().detach() + other
+
+
+def test_ordinary_state_becomes_a_part_when_a_part_is_added_to_it() -> None:
+    state = torch.zeros(2, 6)
+    state.mul_(0.9).add_(parameter().detach())
+    assert isinstance(state, Part)
+    states = [torch.zeros(2, 6), torch.zeros(3)]
+    torch._foreach_add_(states, [parameter().detach(), torch.ones(3)])
+    assert isinstance(states[0], Part)
+    assert type(states[1]) is torch.Tensor
+
+
+def test_gradient_is_a_part_and_one_object() -> None:
+    part = parameter()
+    part.grad = torch.ones(2, 6)
+    assert isinstance(part.grad, Part)
+    assert part.grad is part.grad
+    del part.grad
+    assert part.grad is None
+
+
+def test_parts_do_not_leave_the_process() -> None:
+    for value in (parameter(), parameter().detach(), [parameter()]):
+        with pytest.raises(ParallelError, match=r"fc.weight: this rank holds \(2, 6\) of \(4, 6\).*save_checkpoint"):
+            torch.save(value, io.BytesIO())
+    assert "fc.weight: this rank holds (2, 6) of (4, 6)" in f"{parameter()}"
+
+
+def test_elements_of_other_stages_count_and_are_named() -> None:
+    made = nn.Parameter(torch.empty(0))
+    become_part(made, placement(stages=(1,), holders=(1,), is_held=False))
+    assert made.numel() == 24
+    assert torch.equal((made * torch.ones(4, 6)).to_local(), torch.empty(0))
+    with pytest.raises(ParallelError, match=r"fc.weight: this rank holds nothing of \(4, 6\), which is in stage 1"):
+        made.sum()
+    with pytest.raises(ParallelError, match=r"leaves out the other stages' parameters: use .*clip_grad_norm_"):
+        made.detach().norm()
+
+
+def test_copies_count_the_stages_that_hold_a_weight() -> None:
+    in_stages = Mesh((2,), 2)
+    tied = Placement("w", (4,), TensorLayout(((),)), (), "test", in_stages, 2, 4, (0, 1), (0, 1))
+    assert tied.copies == 4
+    assert not tied.is_first_holder
+    alone = Placement("w", (4,), TensorLayout(((0,),)), (), "test", in_stages, 2, 4, (1,), (1,))
+    assert alone.copies == 1
+    assert alone.is_first_holder

@@ -1,5 +1,5 @@
 # make demo: install into .venv and train on 8 workers.   make test: install the test extras and run every test.
-# make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make test-all: more random networks.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all lint bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -32,6 +32,13 @@ demo: $(VENV)/.demo
 	@tail -n 3 examples/optimizer_parallel/log_output/worker_0.log
 
 test: $(VENV)/.test
+	$(RUN) python -m pytest -n auto --dist loadfile
+
+# The same with ten times as many random networks, others every day; MSRUN_FUZZ_SEED=... repeats a day.
+test-all: export MSRUN_FUZZ_CASES ?= 150
+test-all: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
+test-all: $(VENV)/.test
+	@echo "random networks: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES)"
 	$(RUN) python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.test

@@ -1,0 +1,139 @@
+"""Random networks, strategies and habits: equal to one process, or refused by name on every rank; nothing else.
+
+MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 15 and 1) say how many and which; a failure names the command that
+repeats it alone, and with --shrink finds a smaller one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job_runner import REPOSITORY, JobRunner
+from random_networks.case import Case, Piece, parse_case
+from random_networks.grammar import draw_case
+from random_networks.shrink import shrink, simpler
+from random_networks.training import Trained
+from random_networks.verdict import judge
+from random_networks.worlds import Report
+
+# Read when the tests are collected: the fixtures clear what belongs to jobs.
+CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))
+SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
+SECONDS_A_CASE = 60.0
+JOBS = 1 if CASES <= 15 else 2
+MOST_REFUSED = 1 / 3
+
+pytestmark = pytest.mark.timeout(60 + CASES * SECONDS_A_CASE)
+
+
+@pytest.fixture(scope="module")
+def results(
+    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """The verdicts on all cases."""
+    folder = tmp_path_factory.mktemp("random")
+    script = workers / "runtime" / "random_cases.py"
+    options = [f"--seed={SEED}", f"--cases={CASES}", f"--jobs={JOBS}", f"--result={folder / 'result.jsonl'}"]
+    path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), "OMP_NUM_THREADS": "1"}
+    finished = msrun_of_module.run(
+        str(script), *options, cwd=folder, env=path, command=[sys.executable], deadline_s=CASES * SECONDS_A_CASE
+    )
+    assert finished.code == 0, finished.stderr
+    print(finished.stdout.decode())
+    found = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
+    assert len(found) == CASES
+    return found
+
+
+def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dict[str, Any]]) -> None:
+    bad = [entry for entry in results if entry["kind"] not in ("equal", "refused")]
+    told = [
+        f"{e['kind']}: {e['message']}\n  {e['case']}\n  python tests/workers/runtime/{e['command']} --shrink"
+        for e in bad
+    ]
+    assert not bad, f"{len(bad)} of {CASES} cases of seed {SEED}:\n" + "\n".join(told)
+
+
+def test_most_cases_run(results: list[dict[str, Any]]) -> None:
+    """A grammar whose cases are refused proves nothing."""
+    reasons = Counter(entry["reason"] for entry in results if entry["kind"] == "refused")
+    assert reasons.total() <= MOST_REFUSED * CASES, "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
+
+
+# -- the judge itself --------------------------------------------------------------------------------------------------
+
+CASE = Case(2, "vectors", (Piece("Mlp"),), dataset="full_batch")
+
+
+def report(loss: float = 1.0, weight: float = 1.0, buffer: float = 1.0) -> Report:
+    """Return what a process reports that has ended well."""
+    values = [torch.tensor([value], dtype=torch.float64) for value in (weight, buffer)]
+    return Report("done", Trained([1.0, loss], [None], {"w": values[0]}, {"b": values[1]}))
+
+
+def refusal(message: str = "no rule") -> Report:
+    return Report("refused", error=f"CaptureError: {message}", message=message)
+
+
+BROKEN = Report("error", error="KeyError: chunk_default", message="'chunk_default'")
+LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by peer [127.0.0.1]:1234")
+HUNG = Report("hung", error="waits for ever")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [
+        ([report(), report()], "equal"),
+        ([report(), report(loss=1 + 1e-8)], "different"),
+        ([report(weight=1 + 1e-8), report()], "different"),
+        ([report(), report(buffer=0.9)], "different"),
+        ([refusal(), refusal("rank 0 cannot run this call")], "refused"),
+        ([refusal(), LEFT], "refused by some ranks"),
+        ([refusal(), HUNG], "refused by some ranks"),
+        ([refusal("one\ntwo"), refusal("one\ntwo")], "several lines"),
+        ([refusal("rank 0: tuple index out of range")] * 2, "internal error"),
+        ([BROKEN, LEFT], "internal error"),
+        ([refusal(), BROKEN], "internal error"),
+        ([report(), HUNG], "hung"),
+        ([LEFT, Report("died", error="SIGSEGV")], "died"),
+    ],
+)
+def test_judge_knows_right_from_wrong(ranks: list[Report], kind: str) -> None:
+    assert judge(CASE, report(), ranks).kind == kind
+
+
+def test_judge_takes_no_case_whose_one_process_fails() -> None:
+    assert judge(CASE, BROKEN, [report(), report()]).kind == "invalid"
+    assert judge(CASE, report(loss=float("nan")), [report(), report()]).kind == "invalid"
+
+
+def test_grammar_gives_the_same_case_again_and_every_case_can_be_written_down() -> None:
+    for number in range(100):
+        case = draw_case(3, number)
+        assert draw_case(3, number) == case
+        assert parse_case(case.to_json()).to_json() == case.to_json()
+
+
+def test_grammar_draws_every_feature() -> None:
+    cases = [draw_case(4, number) for number in range(400)]
+    text = "\n".join(case.to_json() for case in cases)
+    words = "level3 zbv dualpipev copies accumulate muon adafactor out_strategy matrix reversal bernoulli tie frozen"
+    assert [word for word in words.split() if word not in text] == []
+    assert sum(case.pipeline is not None for case in cases) > 60
+    assert sum(bool(case.cuts) for case in cases) > 60
+
+
+def test_shrinking_keeps_what_matters_alone() -> None:
+    cases = (draw_case(5, number) for number in range(1000))
+    found = next(case for case in cases if case.hsdp and case.habits and any(p.kind == "Fused" for p in case.pieces))
+    smallest = shrink(found, lambda case: case.hsdp is not None and any(p.kind == "Fused" for p in case.pieces))
+    assert [piece.kind for piece in smallest.pieces] == ["Fused"]
+    assert (smallest.habits, smallest.wrappers, smallest.cuts, smallest.steps) == ((), (), (), 1)
+    assert all(case.hsdp is None or case.pieces[0].kind != "Fused" for case in simpler(smallest)) or smallest.hsdp

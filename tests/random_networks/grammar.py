@@ -1,0 +1,256 @@
+"""The grammar: draws case `number` of a seed. What it draws is meant to be legal, or refused by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import random_networks.network  # noqa: F401  # brings all blocks
+from random_networks.blocks import BLOCKS, Block
+from random_networks.case import FAMILIES, Case, Piece
+from random_networks.training import crosses_rows, draws
+
+SCHEDULERS = (
+    "gpipe",
+    "1f1b",
+    "eager_1f1b",
+    "zero_bubble",
+    "zbv",
+    "dualpipev",
+    "1f1b interleaved",
+    "zero_bubble interleaved",
+)
+LEVELS = ("level1", "level2", "level3", "level3")
+OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "sgd": (
+        {"lr": 0.05},
+        {"lr": 0.05, "momentum": 0.9},
+        {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
+    # With the usual tiny eps, gradients that are zero but for rounding would move weights.
+    "adam": ({"eps": 1e-5}, {"eps": 1e-5, "weight_decay": 0.1}, {"eps": 1e-5, "amsgrad": True}),
+    "adamw": ({"lr": 1e-2, "eps": 1e-5}, {"lr": 1e-2, "eps": 1e-5, "weight_decay": 0.3}),
+    "adagrad": ({"lr": 1e-2, "eps": 1e-5}, {"lr": 1e-2, "eps": 1e-5, "initial_accumulator_value": 0.1}),
+    "rmsprop": ({"lr": 1e-3, "eps": 1e-5}, {"lr": 1e-3, "eps": 1e-5, "momentum": 0.9, "centered": True}),
+    "adafactor": ({"lr": 1e-2, "eps": (1e-5, 1e-3)},),
+    "muon": ({},),
+}  # fmt: skip
+
+
+def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) -> Case:
+    """Return one case, the same in every process."""
+    rng = random.Random(f"{seed}/{number}")
+    world_size = rng.choice(list(world_sizes))
+    family = rng.choice([*FAMILIES, "vectors"])
+    is_16_bit = rng.random() < 0.12
+    case = Case(
+        world_size,
+        family,
+        draw_pieces(rng, family, is_16_bit=is_16_bit),
+        seed=rng.randrange(1, 10**6),
+        rows=32 if world_size == 8 else 16,
+        is_16_bit=is_16_bit,
+    )
+    if family == "sequences" and rng.random() < 0.4:
+        case = case.changed(from_words=True, has_tied_head=rng.random() < 0.5)
+    case = case.changed(
+        loss=rng.choice(["mse", "mse", "cross_entropy", "penalty", "by_hand"]),
+        returns=rng.choice(["loss", "loss", "loss", "tuple", "dict", "unread"]),
+        dataset=rng.choice(["data_parallel", "full_batch"]),
+    )
+    case = draw_division(rng, case)
+    if case.pipeline is not None and rng.random() < 0.9:
+        case = case.changed(returns="loss")  # a pipeline in training takes nothing else
+    if rng.random() < 0.45:
+        case = case.changed(hsdp={"optimizer_level": rng.choice(LEVELS), "threshold": 0, "shard_size": -1})
+        if case.world_size >= 4 and case.pipeline is None and rng.random() < 0.2:
+            case = case.changed(hsdp={**(case.hsdp or {}), "shard_size": 2})
+    if rng.random() < 0.45:
+        case = case.changed(cuts=draw_cuts(rng, case))
+    case = draw_optimizer(rng, case)
+    case = case.changed(habits=draw_habits(rng, case))
+    if rng.random() < 0.1 and case.pipeline is None and case.returns in ("loss", "tuple", "unread"):
+        case = case.changed(form="step")
+    if rng.random() < 0.1:
+        case = case.changed(settings=(draw_setting(rng, case),))
+    if rng.random() < 0.12:
+        case = case.changed(finish=rng.choice(["state_dict", "deepcopy", "averaged"]))
+    return case
+
+
+def draw_pieces(rng: random.Random, family: str, *, is_16_bit: bool) -> tuple[Piece, ...]:
+    """Return two to five blocks; not two kinds that cannot be compared together."""
+    kinds = [kind for kind, block in BLOCKS.items() if family in block.families and (block.in_16_bits or not is_16_bit)]
+    weights = [BLOCKS[kind].weight for kind in kinds]
+    found: list[Piece] = []
+    for kind in rng.choices(kinds, weights, k=rng.choice([2, 3, 3, 4, 5])):
+        wire = rng.choice(["chain", "chain", "chain", "residual", "residual", "skip", "twice"])
+        found.append(Piece(kind, BLOCKS[kind].options(rng), wire))
+    return tuple(found)
+
+
+def draw_division(rng: random.Random, case: Case) -> Case:
+    """Let a pipeline, copies and accumulation divide the batch."""
+    if rng.random() < (0.05 if crosses_rows(case) else 0.4):  # stages refuse buffers that forward writes
+        stages = rng.choice([2, case.world_size]) if case.world_size > 2 else 2
+        word, _, interleaved = rng.choice(SCHEDULERS).partition(" ")
+        micro = 2 * stages if word in ("dualpipev", "zbv") else rng.choice([stages, 2 * stages])
+        case = case.changed(
+            pipeline={
+                "stages": stages,
+                "scheduler": word,
+                "interleave": bool(interleaved),
+                "micro_size": min(micro, 8),
+            }
+        )
+    if rng.random() < 0.35:
+        kinds = rng.choice([("copies",), ("accumulate",), ("copies", "accumulate"), ("accumulate", "copies")])
+        if case.pipeline is not None:
+            kinds = ("copies",)
+        case = case.changed(wrappers=tuple((kind, 2) for kind in kinds))
+    if draws(case) and crosses_rows(case):
+        case = case.changed(dataset="full_batch")  # masks belong to rows, and so rows may not change places
+    while case.rows // case.data_ranks // case.parts < 1:
+        case = case.changed(dataset="full_batch") if case.data_ranks > 1 else case.changed(wrappers=())
+    return case
+
+
+def draw_cuts(rng: random.Random, case: Case) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """Return strategies of modules."""
+    ranks = case.world_size // (case.pipeline["stages"] if case.pipeline else 1)
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    as_names = rng.random() < 0.25 and ranks > 1
+    for index, piece in enumerate(case.pieces):
+        for name, kind in BLOCKS[piece.kind].cuts.items():
+            if rng.random() < 0.6:
+                draw = _draw_names if as_names and kind == "linear" else _draw_numbers
+                found.append((f"blocks.{index}.{name}", draw(rng, case, kind, ranks, piece.options)))
+    if case.from_words and not case.has_tied_head and rng.random() < 0.5:
+        rows, width = _factors(rng, ranks, 2)
+        found.append(("embed", {"in_strategy": [[1, 1], [rows if 12 % rows == 0 else 1, width]]}))
+    return tuple(found)
+
+
+def _factors(rng: random.Random, ranks: int, count: int) -> list[int]:
+    """Return `count` powers of two whose product is at most the number of ranks."""
+    found = [1] * count
+    while ranks > 1:
+        place = rng.randrange(count + 1)
+        if place < count:
+            found[place] *= 2
+        ranks //= 2
+    return found
+
+
+def _draw_numbers(
+    rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    rows, outputs, inputs = _factors(rng, ranks, 3)
+    middle = [1] if case.family == "sequences" else []
+    if kind == "conv":
+        groups = options["groups"]
+        if groups > 1:
+            inputs = 1
+        found: dict[str, Any] = {"in_strategy": [[rows, inputs, 1, 1], [outputs, inputs, 1, 1]]}
+        return found
+    if kind == "elementwise":
+        shape = {"vectors": 2, "sequences": 3, "images": 4}[case.family]
+        split = _factors(rng, ranks, 2)
+        return {"in_strategy": [[*split, *[1] * (shape - 2)]]}
+    if kind == "layer_norm":
+        return {"in_strategy": [[rows, *([outputs] if middle else []), 1], [1], [1]]}
+    found = {"in_strategy": [[rows, *middle, inputs], [outputs, inputs]]}
+    choice = rng.random()
+    if choice < 0.2:
+        found["out_strategy"] = [[rows, *middle, outputs]]
+    elif choice < 0.35:
+        found["out_strategy"] = [[rows * inputs, *middle, outputs]]
+    elif choice < 0.5:
+        split = _factors(rng, ranks, 2 + len(middle))
+        found["out_strategy"] = [split]
+    return found
+
+
+def _draw_names(rng: random.Random, case: Case, kind: str, ranks: int, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    matrix = rng.choice([[1, ranks], [ranks, 1], [2, ranks // 2]])
+    middle = ["None"] if case.family == "sequences" else []
+    if rng.random() < 0.5:
+        found: dict[str, Any] = {"in_strategy": [["dp", *middle, "None"], ["mp", "None"]]}
+    else:
+        found = {"in_strategy": [["dp", *middle, "mp"], ["None", "mp"]]}
+        if rng.random() < 0.5:
+            found["out_strategy"] = [[["dp", "mp"], *middle, "None"]]
+    return {"matrix": matrix, **found}
+
+
+def draw_optimizer(rng: random.Random, case: Case) -> Case:
+    """Return the case with an optimizer; in 16 bits SGD, whose step grows with the gradient and not with its sign."""
+    kind = rng.choice(["sgd", "sgd", "sgd", "adam", "adamw", "adagrad", "rmsprop", "adafactor", "muon"])
+    kind = "sgd" if case.is_16_bit else kind
+    return case.changed(
+        optimizer=(kind, rng.choice(OPTIMIZERS[kind])),
+        optimizer_made=rng.choice(["before", "before", "after"]),
+        clip=rng.choice(["none", "none", "none", "none", "torch", "msrun"]),
+    )
+
+
+def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
+    """Return what is done to the network."""
+    found: list[tuple[Any, ...]] = []
+    count = len(case.pieces)
+    for index, piece in enumerate(case.pieces):
+        if hasattr(BLOCKS[piece.kind], "change"):
+            found.append(("change", rng.choice([1, 2]), index))
+    if rng.random() < 0.12:
+        hooks = ["forward", "pre", "backward", "backward_pre", "parameter", "seen", "seen_backward"]
+        index, kind = rng.randrange(count), rng.choice(hooks)
+        if _has_parameters(case, index) and not (kind.startswith("seen") and case.pipeline):
+            found.append(("hook", kind, index))
+    if rng.random() < 0.1:
+        found.append(("frozen", rng.randrange(count)))
+    if rng.random() < 0.08:
+        found.append(("recompute", rng.randrange(count)))
+    if rng.random() < 0.06:
+        found.append(("eval_block", 1, rng.randrange(count)))
+    linear = [index for index, piece in enumerate(case.pieces) if piece.kind in ("Linear", "HandWrittenLinear", "Norm")]
+    linear = [index for index in linear if case.pieces[index].kind == "Linear"]
+    if len(linear) > 1 and rng.random() < 0.6:
+        found.append(("tie", linear[0], linear[-1]))
+    if rng.random() < 0.1:
+        found.append(("evaluate", rng.choice([0, 1, 2])))
+    if rng.random() < 0.08 and case.rows // 2 // case.data_ranks // case.parts >= 1:
+        found.append(("smaller", 1))
+    if rng.random() < 0.1 and case.form == "module":
+        found.append(("factor", rng.choice(["float", "flag", "object"])))
+    if rng.random() < 0.06:
+        found.append(("backward_twice",))
+    if rng.random() < 0.06:
+        found.append(("keep_zeros",))
+    if rng.random() < 0.06:
+        found.append(("rates",))
+    if rng.random() < 0.1 and case.optimizer[0] != "muon":
+        found.append(("groups",))
+    if rng.random() < 0.15 and case.family == "images":
+        found.append(("channels_last",))
+    if rng.random() < 0.1:
+        found.append(("deferred",))
+    return tuple(found)
+
+
+def _has_parameters(case: Case, index: int) -> bool:
+    piece = case.pieces[index]
+    block: Block = BLOCKS[piece.kind](case.family, **piece.options)
+    return next(block.parameters(), None) is not None
+
+
+def draw_setting(rng: random.Random, case: Case) -> tuple[Any, ...]:
+    """Return one more setter of AutoParallel."""
+    return rng.choice(
+        [
+            ("transformer_opt", {"grad_matmul_communication_overlap": True}),
+            ("comm_fusion", None),
+            ("recompute", 1.0),
+            ("disable_gradient_fp32_sync",),
+        ]
+    )

@@ -1,0 +1,115 @@
+"""Blocks of images."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from random_networks.blocks import Block
+from random_networks.case import CHANNELS
+
+IMAGES = ("images",)
+
+
+class Conv(Block):
+    families = IMAGES
+    weight = 6
+    cuts: ClassVar[dict[str, str]] = {"conv": "conv"}
+
+    def __init__(self, family: str, groups: int, channels_last: bool) -> None:
+        super().__init__(family)
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=groups)
+        self.channels_last = channels_last
+        if channels_last:
+            self.conv = self.conv.to(memory_format=torch.channels_last)
+
+    @staticmethod
+    def options(rng: random.Random) -> dict[str, Any]:
+        return {"groups": rng.choice([1, 1, 2, CHANNELS]), "channels_last": rng.random() < 0.5}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return torch.tanh(self.conv(x))
+
+
+class ConvTaken(Block):
+    families = IMAGES
+    weight = 3
+
+    def __init__(self, family: str) -> None:
+        super().__init__(family)
+        self.conv = nn.Conv2d(CHANNELS, 2 * CHANNELS, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.conv(x).chunk(2, 1)
+        return a * torch.sigmoid(b)
+
+
+class BatchNorm2d(Block):
+    families = IMAGES
+    weight = 5
+    crosses_rows = True
+
+    def __init__(self, family: str, momentum: float | None) -> None:
+        super().__init__(family)
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(CHANNELS, momentum=momentum)
+
+    @staticmethod
+    def options(rng: random.Random) -> dict[str, Any]:
+        return {"momentum": rng.choice([0.1, 0.1, None])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class GroupNorm(Block):
+    families = IMAGES
+
+    def __init__(self, family: str) -> None:
+        super().__init__(family)
+        self.norm = nn.GroupNorm(2, CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Pool(Block):
+    families = IMAGES
+    weight = 3
+
+    def __init__(self, family: str, how: str) -> None:
+        super().__init__(family)
+        self.how = how
+
+    @staticmethod
+    def options(rng: random.Random) -> dict[str, Any]:
+        return {"how": rng.choice(["max", "average", "down_up", "squeeze", "shuffle"])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "max":
+            return F.max_pool2d(x, 3, 1, 1)
+        if self.how == "average":
+            return F.avg_pool2d(x, 3, 1, 1)
+        if self.how == "down_up":
+            return F.interpolate(F.avg_pool2d(x, 2), scale_factor=2, mode="nearest")
+        if self.how == "squeeze":
+            return x * torch.sigmoid(F.adaptive_avg_pool2d(x, 1))
+        return F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2)
+
+
+class Transposed(Block):
+    families = IMAGES
+
+    def __init__(self, family: str) -> None:
+        super().__init__(family)
+        self.down = nn.Conv2d(CHANNELS, CHANNELS, 2, stride=2)
+        self.up = nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(torch.tanh(self.down(x)))

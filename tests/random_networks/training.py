@@ -1,0 +1,300 @@
+"""Trains the network of a case: in one process, as the user would, or as one rank of a parallel job."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    Layout,
+    MicroBatchInterleaved,
+    Pipeline,
+    clip_grad_norm_,
+    get_rank,
+    load_checkpoint,
+    no_init_parameters,
+    release,
+    save_checkpoint,
+    shard,
+    value_and_grad,
+)
+from random_networks import habits
+from random_networks.blocks import BLOCKS
+from random_networks.case import Case
+from random_networks.network import Training, make_batches, make_training
+
+MAX_NORM = 0.05
+_WRAPPERS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
+    "copies": MicroBatchInterleaved,
+    "accumulate": GradAccumulation,
+}
+
+
+@dataclass
+class Trained:
+    """What one process has seen."""
+
+    losses: list[float] = field(default_factory=list)
+    """Of every step and every evaluation; with 1 for each hook that was called, 0 for one that was not."""
+    others: list[Tensor | None] = field(default_factory=list)
+    """Second results of the steps."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters and buffers, whole, after training; in a parallel job of rank 0 alone."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def draws(case: Case) -> bool:
+    """Return whether the network takes random numbers."""
+    return any(BLOCKS[piece.kind].draws for piece in case.pieces)
+
+
+def crosses_rows(case: Case) -> bool:
+    """Return whether a row's result depends on the other rows of its micro batch."""
+    return any(BLOCKS[piece.kind].crosses_rows for piece in case.pieces)
+
+
+def use_dtype(case: Case) -> torch.dtype:
+    """Set and return the type of weights and data."""
+    dtype = torch.float32 if case.is_16_bit else torch.float64
+    torch.set_default_dtype(dtype)
+    return dtype
+
+
+def train_alone(case: Case) -> Trained:
+    """Train in this process: torch alone where nothing is drawn and nothing is computed in 16 bits.
+
+    The batch is divided only where that changes the result; its rows are then in the order in which the ranks' micro
+    batches take them.
+    """
+    dtype = use_dtype(case)
+    training = make_training(case)
+    habits.prepare(case, training.network)
+    called: Callable[..., Any] = wrap(case, training) if crosses_rows(case) else training
+    if draws(case) or case.is_16_bit:
+        called = AutoParallel(called)
+        if case.is_16_bit:
+            called.mixed_precision("bfloat16")
+    order = row_order(case, case.rows) if crosses_rows(case) else None
+
+    def feed(value: Tensor) -> Tensor:
+        return value if order is None else value[row_order(case, len(value))]
+
+    def put_back(value: Tensor) -> Tensor:
+        return value if order is None else value[row_order(case, len(value)).argsort()]
+
+    found = loop(case, training, called, dtype, feed)
+    found.others = [None if value is None else put_back(value) for value in found.others]
+    return found
+
+
+def row_order(case: Case, rows: int) -> Tensor:
+    """Return the rows of the global batch, micro batch by micro batch and in each rank by rank."""
+    return torch.arange(rows).view(case.data_ranks, case.parts, -1).transpose(0, 1).reshape(-1)
+
+
+def train_rank(case: Case, folder: Path) -> Trained:
+    """Train as one rank of the world that this process has joined; leaves it."""
+    rank = get_rank()
+    dtype = use_dtype(case)
+    if habits.has(case, "deferred"):
+        with no_init_parameters():
+            training = make_training(case)
+    else:
+        training = make_training(case)
+    habits.prepare(case, training.network)
+    for path, arguments in case.cuts:
+        shard(training.network.get_submodule(path), **shard_arguments(arguments))
+    whole = wrap(case, training)
+    if case.form == "step":
+        parameters = [parameter for parameter in training.parameters() if parameter.requires_grad]
+        gradients_of = value_and_grad(whole, None, parameters, has_aux=case.returns != "loss")
+        step = AutoParallel(lambda *batch, **named: gradients_of(*batch, **named))
+    else:
+        step = AutoParallel(whole)
+    step.dataset_strategy(case.dataset)
+    if case.hsdp is not None:
+        step.hsdp(**case.hsdp)
+    if case.pipeline is not None:
+        step.pipeline(case.pipeline["stages"], case.pipeline["scheduler"], case.pipeline["interleave"])
+    if case.is_16_bit:
+        step.mixed_precision("bfloat16")
+    for name, *values in case.settings:
+        if name == "recompute":
+            step.recompute("auto", memory_limit_mb=values[0])
+        else:
+            getattr(step, name)(*values)
+
+    index, count = rank % case.data_ranks, case.data_ranks
+
+    def feed(value: Tensor) -> Tensor:
+        return value.chunk(count)[index]
+
+    return loop(case, training, step, dtype, feed, folder)
+
+
+def shard_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `shard`: tuples, or Layouts where the case gives names."""
+    found = dict(arguments)
+    matrix = found.pop("matrix", None)
+    layout = Layout(tuple(matrix), ("dp", "mp")) if matrix else None
+
+    def entry(given: Sequence[Any]) -> Any:
+        return tuple(given) if layout is None else layout(*(tuple(n) if isinstance(n, list) else n for n in given))
+
+    return {name: tuple(entry(given) for given in value) for name, value in found.items()}
+
+
+def wrap(case: Case, training: Training) -> nn.Module:
+    """Return the network in the wrappers that divide its batch."""
+    whole: nn.Module = training
+    for kind, parts in reversed(case.wrappers):
+        whole = _WRAPPERS[kind](whole, parts)
+    return whole if case.pipeline is None else Pipeline(whole, case.pipeline["micro_size"])
+
+
+def loop(
+    case: Case,
+    training: Training,
+    called: Any,
+    dtype: torch.dtype,
+    feed: Callable[[Tensor], Tensor],
+    folder: Path | None = None,
+) -> Trained:
+    """Train.
+
+    Args:
+        feed: global batch -> what is passed.
+        folder: for the checkpoint from which the whole parameters are read; None: they are whole here.
+    """
+    found = Trained()
+    optimizers: list[torch.optim.Optimizer] = []
+    rates: list[Any] = []
+    averaged = None
+
+    def make_optimizers() -> None:
+        optimizers.extend(build_optimizers(case, training.named_parameters()))
+        if habits.has(case, "rates"):
+            rates.extend(torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers)
+
+    if case.optimizer_made == "before":
+        make_optimizers()
+    for step, (x, y) in enumerate(make_batches(case, dtype)):
+        habits.before_step(case, training.network, step)
+        named = habits.call_arguments(case, step)
+        if ("smaller", step) in case.habits:
+            x, y = x[: len(x) // 2], y[: len(y) // 2]
+        x, y = feed(x), feed(y)
+        if ("evaluate", step) in case.habits:
+            found.losses.append(evaluate(training, called, x, y))
+        for _ in range(2 if habits.has(case, "backward_twice") else 1):
+            if case.form == "step":
+                result, gradients = take_gradients(case, training, called, x, y, named)
+            else:
+                result, gradients = called(x, y, **named), None
+            loss, other = take_apart(result)
+            if not optimizers:
+                make_optimizers()
+            if gradients is None:
+                loss.backward()
+            else:
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+            found.losses.append(float(loss.detach()))
+            found.others.append(None if other is None else other.detach().clone())
+        found.losses += habits.take_seen(case, training.network)
+        if case.clip == "torch":
+            torch.nn.utils.clip_grad_norm_(training.parameters(), MAX_NORM)
+        elif case.clip == "msrun":
+            clip_grad_norm_(training.parameters(), MAX_NORM)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not habits.has(case, "keep_zeros"))
+        for rate in rates:
+            rate.step()
+        if case.finish == "averaged":
+            averaged = averaged or torch.optim.swa_utils.AveragedModel(training)
+            averaged.update_parameters(training)
+    saved: nn.Module = averaged.module if averaged is not None else training
+    if case.finish == "deepcopy":
+        saved = copy.deepcopy(training)
+    found.buffers = {name: value.detach().clone() for name, value in training.named_buffers()}
+    found.state = whole_state(case, saved, folder)
+    return found
+
+
+def take_apart(result: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the loss and what came with it."""
+    if isinstance(result, dict):
+        return result["loss"], result["scores"]
+    return result if isinstance(result, tuple) else (result, None)
+
+
+def evaluate(training: Training, called: Any, x: Tensor, y: Tensor) -> float:
+    """Return the loss in evaluation."""
+    training.eval()
+    with torch.no_grad():
+        loss, _ = take_apart(called(x, y))
+    training.train()
+    return float(loss)
+
+
+def take_gradients(
+    case: Case, training: Training, called: Any, x: Tensor, y: Tensor, named: dict[str, Any]
+) -> tuple[Any, list[tuple[nn.Parameter, Tensor | None]]]:
+    """Return the step function's result, and each parameter with its gradient."""
+    parameters = [parameter for parameter in training.parameters() if parameter.requires_grad]
+    if isinstance(called, AutoParallel) and not isinstance(called.network, nn.Module):
+        result, gradients = called(x, y, **named)
+    else:
+        run = value_and_grad(called, None, parameters, has_aux=case.returns != "loss")
+        result, gradients = run(x, y, **named)
+    return result, list(zip(parameters, gradients, strict=True))
+
+
+def whole_state(case: Case, saved: nn.Module, folder: Path | None) -> dict[str, Tensor]:
+    """Return every parameter and buffer; of a parallel network as its checkpoint, or its state_dict, has them."""
+    if case.finish == "state_dict":
+        state = saved.state_dict()
+        whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in state.items()}
+        return {name: value.detach().clone() for name, value in whole.items()}
+    if folder is None:
+        return {name: value.detach().clone() for name, value in (*saved.named_parameters(), *saved.named_buffers())}
+    save_checkpoint(saved, folder / "checkpoint")
+    rank = get_rank()
+    release()
+    if rank != 0:
+        return {}
+    read = load_checkpoint(folder / "checkpoint")
+    return {name: value for name, value in read.items() if isinstance(value, Tensor)}
+
+
+def build_optimizers(case: Case, named: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+    """Return the optimizer; Muon, which takes matrices alone, has SGD at its side."""
+    kind, options = case.optimizer
+    parameters = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    classes = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adagrad": torch.optim.Adagrad,
+        "rmsprop": torch.optim.RMSprop,
+        "adafactor": torch.optim.Adafactor,
+    }
+    if kind == "muon":
+        matrices = [p for _, p in parameters if p.dim() == 2]
+        rest = [p for _, p in parameters if p.dim() != 2]
+        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=1e-2)] if matrices else []
+        return found + ([torch.optim.SGD(rest, lr=1e-2)] if rest else [])
+    if habits.has(case, "groups"):
+        split = [[p for n, p in parameters if n.endswith("bias") is is_bias] for is_bias in (False, True)]
+        groups = [{"params": group, "lr": rate} for group, rate in zip(split, (1e-2, 2e-2), strict=True) if group]
+        return [classes[kind](groups, **options)]
+    return [classes[kind]([p for _, p in parameters], **options)]

@@ -22,12 +22,13 @@ class Fakes:
     """One for every tensor that the call is given, in order."""
     names: dict[int, str] = field(default_factory=dict)
     """id of a stand-in -> the parameter's or buffer's first name"""
-    kept: list[Any] = field(default_factory=list)
+    kept: dict[int, Any] = field(default_factory=dict)
+    """id of what is stood for -> its stand-in"""
 
     @property
     def ids(self) -> set[int]:
-        """Of all stand-ins, and of the lists that hold some."""
-        return {id(value) for value in (*self.inputs, *self.kept)}
+        """Of all stand-ins, of the lists that hold some, and of what they stand for, which references may reach."""
+        return {id(value) for value in (*self.inputs, *self.kept.values())} | self.kept.keys()
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def faked(
         if isinstance(module, nn.RNNBase) and flat_weights is not None:  # recurrent layers read this list instead
             undo.append((vars(module), "_flat_weights", flat_weights))
             stand_ins[id(flat_weights)] = [stand_ins.get(id(weight), weight) for weight in flat_weights]
-    fakes.kept = list(stand_ins.values())
+    fakes.kept = stand_ins
     for table, key, value in undo:
         table[key] = stand_ins[id(value)]
     try:

@@ -43,7 +43,7 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
             tensors = operator_call(node).tensors
             is_like = isinstance(find_rule(node.target), LikeInType)
             node.meta[_IS_MADE] = is_like or all(tensor.meta.get(_IS_MADE, False) for tensor in tensors)
-            dims = _of_results(node)
+            dims = [None] if is_like else _of_results(node)  # its values come from nothing
             if node.target in CAPTURED and all(tensor.meta.get(_IS_MADE, False) for tensor in tensors):
                 dims = [_place_by_size(tuple(result.shape), rows) for result in _tensors_of(node)]
             node.meta[BATCH_DIM] = dims[0]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 # Its functions keep the world group of the moment they are imported as a default argument. Imported later, as
-# torch.export does, they would hold the group, and its threads, beyond release().
+# dynamo does, they would hold the group, and its threads, beyond release().
 import torch.distributed.nn.functional
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # exported, not declared
 

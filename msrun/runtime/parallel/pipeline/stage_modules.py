@@ -12,8 +12,6 @@ from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 
-"""torch.export marks the second and further calls of a module."""
-
 
 def pin_modules(
     captured: CapturedGraph, root: nn.Module, pipeline: Pipeline, count: int

@@ -155,7 +155,7 @@ def weight_difference(network, step, right, rank):
 
 def state_bytes(optimizer):
     return {
-        index: sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, torch.Tensor) and v.dim())
+        index: sum(local(v).nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim())
         for index, state in enumerate(optimizer.state[p] for group in optimizer.param_groups for p in group["params"])
     }
 

@@ -85,7 +85,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
         whole = serial.values[index]
         part = whole[layout.slices(mesh, whole.shape, rank)].clone()
         tensors.append(part.requires_grad_(case.is_differentiable(index)))
-    output = compiled.run(tensors)
+    output = compiled.run(tensors)[0]
     wrong = []
     if (found := difference(output.detach(), serial.output.detach())) > TOLERANCE[dtype]:
         wrong.append(f"output by {found:.1e}")

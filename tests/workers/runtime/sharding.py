@@ -159,7 +159,7 @@ def out_strategies(rank):
         }
         compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
         mine = images.detach().clone().requires_grad_()
-        output = compiled.run([mine])
+        output = compiled.run([mine])[0]
         output.backward(gradient)
         found = [(output, right), (mine.grad, images.grad)]
         for name, item in stored.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from local_parts import local
 from training_cases import CASES, STEPS, batches, built
 
 from msrun.runtime import AutoParallel, get_group_size, get_rank, init, release
@@ -33,6 +34,7 @@ def whole(part, like):
     """Return a parameter or its gradient as one tensor; parts are rows of consecutive ranks."""
     if part.shape == like.shape:
         return part.detach()
+    part = local(part)
     if not part.numel():
         return None
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(get_group_size())]
@@ -77,7 +79,7 @@ def compare(case):
                 wrong.append(f"step {number}: {name}.grad differs")
     list(losses), list(rights)
     for name, parameter in network.named_parameters():
-        if parameter.numel() and far(case, whole(parameter, named[name]), named[name]):
+        if local(parameter).numel() and far(case, whole(parameter, named[name]), named[name]):
             wrong.append(f"{name} differs after {STEPS} steps")
     buffers = dict(serial.named_buffers())
     wrong += [f"{name} differs" for name, value in network.named_buffers() if far(case, value, buffers[name])]

@@ -15,6 +15,7 @@ from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import Box, Part, find_box, find_part
 from msrun.runtime.nn.put_value import holding
 from msrun.runtime.parallel.modes.fsdp import unsharded
+from msrun.runtime.parallel.parameters.part import PartParameter
 from msrun.runtime.progress import waiting_in
 
 
@@ -79,7 +80,7 @@ def whole_parameters(root: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         pairs = list(zip(parameters, join_parts(parts), strict=True))
     sharded = {id(p): nn.Parameter(whole, p.requires_grad) for p, whole in pairs if isinstance(p, DTensor)}
-    local = [(p, whole) for p, whole in pairs if not isinstance(p, DTensor) and whole.shape != p.shape]
+    local = [(p, whole) for p, whole in pairs if isinstance(p, PartParameter)]
     with ExitStack() as stack:
         stack.enter_context(holding(local))
         stack.enter_context(unsharded(root, sharded))

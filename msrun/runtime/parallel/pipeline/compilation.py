@@ -86,9 +86,11 @@ def compile_pipeline(
     text = compilation.describe(division.program, tensors, division.parts, division.recompute)
     compilation.check_ranks_agree(f"{text}\n{division.describe()}")
     with compilation.failing_together():
-        result = _build(compilation, division)
+        result, plan = _build(compilation, division)
     compilation.check_ranks_agree("built")
-    return result
+    assert plan.traffic is not None
+    stages_plan = build_pipeline_plan(result, division.assignment, gather(plan.traffic))
+    return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
 
 
 def _divide(
@@ -119,7 +121,7 @@ def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, Lo
         ) from error
 
 
-def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
+def _build(compilation: Compilation, division: _Division) -> tuple[PipelinedCall, ParallelPlan]:
     """Place the parameters and make the stages of this rank."""
     settings, program, schedule = compilation.settings, division.program, division.schedule
     line = _line(compilation.mesh, schedule.ranks)
@@ -170,9 +172,7 @@ def _build(compilation: Compilation, division: _Division) -> tuple[CapturedGraph
         rank=compilation.rank,
         layouts=compilation.layouts,
     )
-    assert plan.traffic is not None
-    pipeline = build_pipeline_plan(result, division.assignment, gather(plan.traffic))
-    return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
+    return result, plan
 
 
 def _tied_parameters(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime import world
+from msrun.runtime.parallel.parameters.part import Part
 from msrun.runtime.parallel.verification.report import Difference
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -52,7 +53,7 @@ def find_difference(
             return Difference(name, 0.0, 0.0, 0.0, rank)
         remark = "None, but not in one process" if found is None else "None in one process, but not here"
         return Difference(name, math.inf, math.inf, 0.0, rank, remark)
-    local = found.to_local() if isinstance(found, DTensor) else found
+    local = found.to_local() if isinstance(found, DTensor | Part) else found
     if local.shape != right.shape:
         remark = f"of shape {tuple(local.shape)}, in one process {tuple(right.shape)}"
         return Difference(name, math.inf, math.inf, 0.0, rank, remark)

@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from mode_networks import mine
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError, VerificationError
 from msrun.runtime import (
@@ -230,9 +229,8 @@ def traces(kind: str) -> Found:
             loss.backward()
             optimizer.step()
             values = [*network.parameters(), *network.buffers()]
-            local = [v.to_local() if isinstance(v, DTensor) else v for v in map(Tensor.detach, values)]
-            grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in network.parameters()]
-            seen += [float(loss), [v.tolist() for v in local], [g.tolist() for g in grads]]
+            grads = [p.grad for p in network.parameters()]
+            seen += [float(loss), [local(v).tolist() for v in values], [local(g).tolist() for g in grads]]
             seen += [float(torch.rand(())), stream_of(network).step, stream_of(network).seed, network.training]
         return [*seen, len(hooked)]
 

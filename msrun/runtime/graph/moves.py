@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+import torch
 from torch import fx
 
+from msrun.errors import CaptureError
 from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.operators.rule import LocalBuilder, operator_call
+from msrun.runtime.graph.operators.rule import LocalBuilder, operator_call, user_line
 from msrun.runtime.graph.strictness import Redistribution
 from msrun.runtime.layout import Axes, TensorLayout
 from msrun.runtime.redistribution import Move, plan_redistribution
@@ -88,3 +90,18 @@ def describe_operator(node: fx.Node) -> str:
     """Return what a captured operator is and where it was called."""
     name = str(node.target).removesuffix(".default")
     return f"{name} in module {operator_call(node).module_path or '(top)'}"
+
+
+def refuse_lists(node: fx.Node) -> None:
+    """Refuse an operator that reads all results of another as one list.
+
+    Raises:
+        CaptureError: names the operator and the user's line.
+    """
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            raise CaptureError(
+                f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
+                'themselves, or use parallel_mode="data_parallel", which needs no capture',
+                where=user_line(node),
+            )

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.graph.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
 from msrun.runtime.graph.decisions import Decisions, find_cut_draws, find_scatters
-from msrun.runtime.graph.moves import Moves, describe_operator
+from msrun.runtime.graph.moves import Moves, describe_operator, refuse_lists
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import (
     Form,
@@ -34,7 +33,6 @@ from msrun.runtime.graph.operators.rule import (
     apply_collective,
     operator_call,
     summed_axes,
-    user_line,
 )
 from msrun.runtime.graph.parameter_uses import ParameterUses, Use
 from msrun.runtime.graph.program import MODULE_PATH as MODULE_PATH
@@ -106,21 +104,6 @@ def partition(
 def _gives_tensors(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, list | tuple) and all(isinstance(result, torch.Tensor) for result in value)
-
-
-def _refuse_lists(node: fx.Node) -> None:
-    """Refuse an operator that reads all results of another as one list.
-
-    Raises:
-        CaptureError: names the operator and the user's line.
-    """
-    for source in node.all_input_nodes:
-        if not isinstance(source.meta.get("val"), torch.Tensor):
-            raise CaptureError(
-                f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
-                'themselves, or use parallel_mode="data_parallel", which needs no capture',
-                where=user_line(node),
-            )
 
 
 class _Partition:
@@ -228,7 +211,7 @@ class _Partition:
         if mark is not None:
             self._lay_out(node, mark)
             return
-        _refuse_lists(node)
+        refuse_lists(node)
         rule = find_rule(node.target)
         if not isinstance(node.meta.get("val"), torch.Tensor) and (rule is None or not _gives_tensors(node)):
             self._whole_operator(node)

@@ -43,7 +43,7 @@ def whole(part, like):
 
 
 def far(case, mine, right):
-    return mine is not None and not torch.allclose(mine, right, rtol=case.tolerance, atol=case.tolerance)
+    return mine is not None and not torch.allclose(local(mine), right, rtol=case.tolerance, atol=case.tolerance)
 
 
 def compare(case):
@@ -72,7 +72,7 @@ def compare(case):
         named = dict(serial.named_parameters())
         for name, parameter in network.named_parameters():
             like = named[name]
-            is_elsewhere = not parameter.numel()
+            is_elsewhere = not local(parameter).numel()
             if not is_elsewhere and (parameter.grad is None) != (like.grad is None):
                 wrong.append(f"step {number}: {name}.grad is {'' if parameter.grad is None else 'not '}None")
             elif parameter.grad is not None and not is_elsewhere and far(case, whole(parameter.grad, like), like.grad):

@@ -1,5 +1,5 @@
-# make demo: install into .venv and train on 8 workers.   make test: install the test extras and run every test.
-# make test-all: more random networks.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make demo: install into .venv and train on 8 workers.   make test: install the test extras and run the tests.
+# make test-all: also the zoo and more random networks.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
+$(VENV)/.zoo: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,zoo]'
+	@touch $@
+
 demo: $(VENV)/.demo
 	$(RUN) EPOCHS=5 bash examples/optimizer_parallel/run.sh
 	@echo
@@ -32,14 +36,14 @@ demo: $(VENV)/.demo
 	@tail -n 3 examples/optimizer_parallel/log_output/worker_0.log
 
 test: $(VENV)/.test
-	$(RUN) python -m pytest -n auto --dist loadfile
+	$(RUN) python -m pytest -n auto --dist loadfile --ignore=tests/zoo
 
-# The same with ten times as many random networks, others every day; MSRUN_FUZZ_SEED=... repeats a day.
+# Also models of other packages, and ten times as many random networks, others every day; MSRUN_FUZZ_SEED=... repeats a day.
 test-all: export MSRUN_FUZZ_CASES ?= 150
 test-all: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
-test-all: $(VENV)/.test
+test-all: test $(VENV)/.zoo
 	@echo "random networks: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES)"
-	$(RUN) python -m pytest -n auto --dist loadfile
+	$(RUN) python -m pytest -n auto --dist loadfile tests/zoo tests/e2e/test_runtime_random_networks.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

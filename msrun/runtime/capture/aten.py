@@ -24,7 +24,7 @@ from msrun.runtime.capture.custom_function import CustomFunction, hook_as_functi
 from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.graph.autocast import AUTOCAST_REGION
 from msrun.runtime.graph.operators.rule import user_line
-from msrun.runtime.graph.regions import CHECKPOINT
+from msrun.runtime.graph.program import CHECKPOINT
 
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""

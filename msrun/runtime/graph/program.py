@@ -14,6 +14,8 @@ from msrun.runtime.layout import Axes, Mesh, TensorLayout
 
 MODULE_PATH = "module_path"
 """Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
+CHECKPOINT = "checkpoint"
+"""Key in a captured node's meta: number of the block under torch.utils.checkpoint that it stands in."""
 ORIGIN = "captured"
 """Key in a local node's meta: the captured operator that it was made for."""
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msrun.runtime.graph.program import MODULE_PATH, ORIGIN, LocalProgram
+from msrun.runtime.graph.program import CHECKPOINT, MODULE_PATH, ORIGIN, LocalProgram
 
-CHECKPOINT = "checkpoint"
-"""Key in a captured node's meta: number of the block under torch.utils.checkpoint that it stands in."""
 SavePolicy = Callable[[object], bool]
 
 

@@ -32,7 +32,8 @@ class DeferredWeights:
         groups, self._groups = self._groups, []
         whole, self._whole = self._whole, []
         if groups:
-            stage_backward_weight(iter(self._weights), groups)  # type: ignore[arg-type]  # any leaf will do
+            # Groups of weights may share a part of the graph, as those of a module that is called twice do.
+            stage_backward_weight(iter(self._weights), groups, retain_graph=True)  # type: ignore[arg-type]
         if whole:
             torch.autograd.backward([result for result, _ in whole], [gradient for _, gradient in whole])
 

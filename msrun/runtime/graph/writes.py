@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError
 from msrun.runtime.graph.operators.rule import operator_call
+from msrun.runtime.graph.program import CHECKPOINT
 
 aten = torch.ops.aten
 BATCH_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
@@ -214,6 +215,11 @@ class _Writes:
                 self._alias[made] = source
                 anchor = made
             view, value = source, made
+        if owner.name in self._buffers and CHECKPOINT in node.meta:
+            raise CaptureError(
+                f"a block under torch.utils.checkpoint changes buffer {self._buffers[owner.name]}, which torch changes "
+                "again when it runs the block again: use msrun.runtime.recompute(module), which changes it once"
+            )
         self._value[owner] = value
         self._version[owner] = self._version.get(owner, 0) + 1
         if written is not owner:

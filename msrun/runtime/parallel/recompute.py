@@ -80,7 +80,7 @@ def checkpointed(root: nn.Module) -> Iterator[None]:
     modules = [root.get_submodule(path) for path in recomputed_in(root)] if torch.is_grad_enabled() else []
     for module in modules:
         vars(module)["forward"] = partial(
-            checkpoint, _call_of(module.forward), use_reentrant=False, context_fn=_same_masks_again
+            checkpoint, _call_of(module.forward), use_reentrant=False, context_fn=partial(_same_numbers_again, module)
         )
     try:
         yield
@@ -98,22 +98,34 @@ def _call_of(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _same_masks_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts in which a module runs first and again: its dropouts have the same masks both times."""
+def _same_numbers_again(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts in which a module runs first and again: the same masks, and its buffers change once."""
     draw = current_draw.get()
-    if draw is None:
-        return nullcontext(), nullcontext()
-    return nullcontext(), _drawing_again(replace(draw, stream=replace(draw.stream)))
+    return nullcontext(), _again(module, None if draw is None else replace(draw, stream=replace(draw.stream)))
 
 
 @contextmanager
-def _drawing_again(draw: Draw) -> Iterator[None]:
+def _again(module: nn.Module, draw: Draw | None) -> Iterator[None]:
     token = current_draw.set(draw)
+    before = [(holder, name, buffer, buffer.clone()) for holder, name, buffer in _buffers(module)]
     try:
-        with RandomCalls():
+        with RandomCalls() if draw is not None else nullcontext():
             yield
     finally:
         current_draw.reset(token)
+        with torch.no_grad():
+            for holder, name, buffer, value in before:
+                holder._buffers[name] = buffer
+                # what autograd has saved of them is not looked at: statistics are written by the forward pass alone
+                with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]
+                    buffer.copy_(value)
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    for holder in module.modules():
+        for name, buffer in holder._buffers.items():
+            if buffer is not None:
+                yield holder, name, buffer
 
 
 def recomputed_in(root: nn.Module) -> dict[str, RecomputeSpec]:

@@ -2,13 +2,14 @@
 
 Zero-bubble pipelines send the first part on at once and fill their pauses with the second. Where a weight joins the way
 from an input to a result, the gradient that arrives there in the first part is kept; the second part goes on from it.
-The search for those places and the second part are torch's (private: torch.distributed.pipelining._backward); results
-that depend on no input, which torch does not provide for, are left whole for the second part.
+The search for those places and the second part are torch's (private: torch.distributed.pipelining._backward). Torch
+does not provide for results that depend on no input, which are left whole for the second part, and for weights that are
+read in several places, whose segment is done whole in the first part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ class DeferredWeights:
         groups, self._groups = self._groups, []
         whole, self._whole = self._whole, []
         if groups:
-            # Groups of weights may share a part of the graph, as those of a module that is called twice do.
-            stage_backward_weight(iter(self._weights), groups, retain_graph=True)  # type: ignore[arg-type]
+            stage_backward_weight(iter(self._weights), groups)  # type: ignore[arg-type]  # any leaf will do
         if whole:
             torch.autograd.backward([result for result, _ in whole], [gradient for _, gradient in whole])
 
@@ -57,7 +57,11 @@ def start_backward(
         return deferred
     roots = [get_gradient_edge(result).node for result, _ in split]
     weight_nodes = [get_gradient_edge(leaf).node for leaf in weights]
-    groups = get_param_groups(input_nodes, weight_nodes, construct_reverse_graph(roots))
+    readers = construct_reverse_graph(roots)
+    if _is_any_shared(weight_nodes, input_nodes, readers):
+        torch.autograd.backward([result for result, _ in split], [gradient for _, gradient in split])
+        return deferred
+    groups = get_param_groups(input_nodes, weight_nodes, readers)
     handles = [
         place.register_prehook(_keep(group, index)) for group in groups for index, place in enumerate(_as_list(group))
     ]
@@ -73,6 +77,22 @@ def start_backward(
             leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
     deferred._groups = [group for group in groups if _drop_unreached(group)]
     return deferred
+
+
+def _is_any_shared(weights: Sequence[Any], inputs: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> bool:
+    """Return whether a weight, or what is computed of it alone, is read in several places."""
+    on_the_way: set[Any] = set()
+    waiting = list(inputs)
+    while waiting:
+        found = set(readers.get(waiting.pop(), ())) - on_the_way
+        on_the_way |= found
+        waiting += found
+    for node in weights:
+        while (above := readers.get(node, ())) and node not in on_the_way:
+            if len(above) > 1:
+                return True
+            (node,) = above
+    return False
 
 
 def _as_list(group: dict[str, Any]) -> list[Any]:

@@ -193,7 +193,7 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     for rank in range(2):
         last = done.log(rank).decode().splitlines()[-1]
         assert re.fullmatch(
-            rf"\[rank{rank}\]: msrun\.errors\.CheckpointError: checkpoint {disk}/checkpoints/net-3_2\.ckpt was not "
+            rf"uncaught CheckpointError at \S+: checkpoint {disk}/checkpoints/net-3_2\.ckpt was not "
             r"saved, earlier ones are untouched: rank [01]: No space left on device; free some space, or keep fewer "
             r"checkpoints \(keep_checkpoint_max\)",
             last,

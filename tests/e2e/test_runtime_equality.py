@@ -12,6 +12,8 @@ from job_runner import JobRunner
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+OF_WEIGHTS = {"float64": 1e-10, "float32": 3e-5}
+"""Sums in another order move a weight near 0 by more than the loss."""
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 RUNS = [(scenario, dtype) for scenario in SCENARIOS for dtype in scenario.dtypes]
 ITEMS = {"float64": 8, "float32": 4}
@@ -55,7 +57,7 @@ def test_weights_after_training_are_those_of_one_process(
     results: dict[str, Any], scenario: Scenario, dtype: str
 ) -> None:
     for rank in results[f"{scenario.name}/{dtype}"]["ranks"]:
-        assert rank["difference"] <= TOLERANCE[dtype]
+        assert rank["difference"] <= OF_WEIGHTS[dtype]
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if s.traffic is not None])

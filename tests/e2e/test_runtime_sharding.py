@@ -129,7 +129,7 @@ def test_explanation_lists_messages_with_bytes_forward_and_backward_and_the_tota
 REFUSED = {
     "strict": "strict: aten.gelu in module network gives (1, 6) and aten.linear in module network.fc2 reads (6, 1), "
     "which moves 640 bytes to each rank and step; give aten.gelu in module network out_strategy=((6, 1),)",
-    "strict-input": "strict: input tensors_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), "
+    "strict-input": "strict: input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), "
     "which moves 960 bytes to each rank and step; pass it so with dataset_strategy, as (1, 6)",
     "late": "the parameters are stored on a mesh of (3, 2) since an earlier call, which has no such axes",
     "contradiction": "device matrices (2, 3) ('dp', 'mp') and (3, 2) ('a', 'b') cut the ranks at places that",

@@ -29,6 +29,7 @@ from msrun.runtime.graph.program import CHECKPOINT
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
 _higher = torch.ops.higher_order
+_autocast = torch.amp.autocast_mode
 
 
 def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
@@ -49,6 +50,9 @@ def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
             pre_dispatch=True,
             _allow_non_fake_inputs=True,
         )(*samples)
+    for node in reversed(module.graph.nodes):  # regions of autocast are notes on operators
+        if node.target in (_autocast._enter_autocast, _autocast._exit_autocast):
+            module.graph.erase_node(node)
     module.meta["functions"] = interpreter.functions  # operators name them by number alone
     for node in module.graph.nodes:
         node.meta |= node.meta.pop(_NOTES, None) or {}
@@ -97,9 +101,9 @@ class _Interpreter(fx.Interpreter):
         if target is torch._C._set_grad_enabled:
             self._is_grad_enabled = args[0]
             return None
-        if target is torch.amp.autocast_mode._enter_autocast:
+        if target is _autocast._enter_autocast:
             return self._enter_autocast(*args)
-        if target is torch.amp.autocast_mode._exit_autocast:
+        if target is _autocast._exit_autocast:
             return self._exit_autocast()
         if target in (torch.autograd.grad, torch.autograd.backward):
             raise self._refusal("torch.autograd.grad", "takes gradients inside the forward pass")

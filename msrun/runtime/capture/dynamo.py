@@ -22,7 +22,6 @@ from typing import Any, cast
 from torch import Tensor, fx, nn
 from torch.nn.modules import transformer
 
-from msrun import errors
 from msrun.errors import CaptureError, ParallelError
 
 Call = Callable[..., Any]
@@ -280,9 +279,7 @@ def _own_error(error: BaseException) -> ParallelError | None:
         if isinstance(seen, ParallelError):
             return seen
         seen = seen.__cause__ or seen.__context__
-    raised = _RAISED.search(str(error))
-    kind = getattr(errors, raised[1], None) if raised else None
-    return kind(raised[3]) if raised and isinstance(kind, type) and issubclass(kind, ParallelError) else None
+    return None
 
 
 def explain(error: BaseException, function: Call) -> CaptureError:

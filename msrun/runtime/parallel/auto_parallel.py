@@ -101,7 +101,7 @@ class AutoParallel(FluentSettings, NetworkModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
         if marked_calls.MSRUN_CAPTURING:
-            raise CaptureError(
+            raise RuntimeError(
                 "AutoParallel is called inside a network that is captured: call the network itself there"
             )
         verify_first_step(self, args, kwargs)

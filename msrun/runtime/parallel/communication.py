@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from msrun.errors import CaptureError, StrategyError, near_miss
+from msrun.errors import StrategyError, near_miss
 from msrun.runtime import groups, world
 from msrun.runtime.graph import marked_calls
 from msrun.runtime.graph.all_reduce import start_all_reduce
@@ -117,7 +117,7 @@ def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | 
 def _members(name: str, group: str | None) -> dist.ProcessGroup | None:
     """Return torch's group; None where there is nobody to talk to."""
     if marked_calls.MSRUN_CAPTURING:
-        raise CaptureError(
+        raise RuntimeError(  # becomes a CaptureError with the user's line
             f"{name} is written by hand, but this mode makes the collectives itself: use "
             'parallel_mode="hybrid_parallel"'
         )

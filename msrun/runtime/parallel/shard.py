@@ -73,7 +73,7 @@ def shard(
             is checked at capture.
     """
     if marked_calls.MSRUN_CAPTURING:
-        raise StrategyError("shard is called while the network runs: call it once, before the first step")
+        raise RuntimeError("shard is called while the network runs: call it once, before the first step")
     if target is None:
         return lambda function: shard(function, in_strategy, out_strategy, parameter_plan)
     if not callable(target) or isinstance(target, type):

@@ -50,11 +50,6 @@ def test_hsdp_needs_ranks_that_are_alike() -> None:
         AutoParallel(nn.Linear(2, 2), "stand_alone").hsdp()
 
 
-def test_no_sync_is_for_modes_without_capture() -> None:
-    with pytest.raises(StrategyError, match="it is for data_parallel and"), AutoParallel(nn.Linear(2, 2)).no_sync():
-        pass
-
-
 @pytest.mark.parametrize(
     ("compat", "averages", "start", "own"),
     [

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all zoo lint bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -41,9 +41,12 @@ test: $(VENV)/.test
 # Also models of other packages, and ten times as many random networks, others every day; MSRUN_FUZZ_SEED=... repeats a day.
 test-all: export MSRUN_FUZZ_CASES ?= 150
 test-all: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
-test-all: test $(VENV)/.zoo
+test-all: test zoo
 	@echo "random networks: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES)"
-	$(RUN) python -m pytest -n auto --dist loadfile tests/zoo tests/e2e/test_runtime_random_networks.py
+	$(RUN) python -m pytest tests/e2e/test_runtime_random_networks.py
+
+zoo: $(VENV)/.zoo
+	$(RUN) python -m pytest tests/zoo
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -3,13 +3,13 @@
 Zero-bubble pipelines send the first part on at once and fill their pauses with the second. Where a weight joins the way
 from an input to a result, the gradient that arrives there in the first part is kept; the second part goes on from it.
 The search for those places and the second part are torch's (private: torch.distributed.pipelining._backward). Torch
-does not provide for results that depend on no input, which are left whole for the second part, and for weights that are
-read in several places, whose segment is done whole in the first part.
+does not provide for results that depend on no input, which are left whole for the second part, and for groups of
+weights whose ways cross, as those of a module that is called twice; such a segment is done whole in the first part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,10 +58,10 @@ def start_backward(
     roots = [get_gradient_edge(result).node for result, _ in split]
     weight_nodes = [get_gradient_edge(leaf).node for leaf in weights]
     readers = construct_reverse_graph(roots)
-    if _is_any_shared(weight_nodes, input_nodes, readers):
+    groups = get_param_groups(input_nodes, weight_nodes, readers)
+    if _share_nodes(groups, readers):
         torch.autograd.backward([result for result, _ in split], [gradient for _, gradient in split])
         return deferred
-    groups = get_param_groups(input_nodes, weight_nodes, readers)
     handles = [
         place.register_prehook(_keep(group, index)) for group in groups for index, place in enumerate(_as_list(group))
     ]
@@ -79,20 +79,26 @@ def start_backward(
     return deferred
 
 
-def _is_any_shared(weights: Sequence[Any], inputs: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> bool:
-    """Return whether a weight, or what is computed of it alone, is read in several places."""
-    on_the_way: set[Any] = set()
-    waiting = list(inputs)
-    while waiting:
-        found = set(readers.get(waiting.pop(), ())) - on_the_way
-        on_the_way |= found
-        waiting += found
-    for node in weights:
-        while (above := readers.get(node, ())) and node not in on_the_way:
-            if len(above) > 1:
-                return True
-            (node,) = above
+def _share_nodes(groups: Sequence[Mapping[str, Any]], readers: Mapping[Any, Sequence[Any]]) -> bool:
+    """Return whether the ways from their places to their weights of two groups have a node in common."""
+    seen: set[Any] = set()
+    for group in groups:
+        below = _closure(group["intermediates"], lambda node: [n for n, _ in node.next_functions if n is not None])
+        own = below & _closure(group["params"], lambda node: readers.get(node, ()))
+        if seen & own:
+            return True
+        seen |= own
     return False
+
+
+def _closure(nodes: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    found = set(nodes)
+    waiting = list(found)
+    while waiting:
+        more = set(following(waiting.pop())) - found
+        found |= more
+        waiting += more
+    return found
 
 
 def _as_list(group: dict[str, Any]) -> list[Any]:

@@ -56,8 +56,6 @@ class Stores:
     """The first so many outputs of the graph are what the call returns; it stores the others."""
     buffers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
     """output -> module and name of the buffer that it is assigned to"""
-    attributes: list[str] = field(default_factory=list)
-    """names of the attributes that it sets"""
 
 
 @dataclass
@@ -222,10 +220,7 @@ def _watching_stores(found: list[Stores]) -> Iterator[None]:
         original(self, cg, *rest, **named)
         index_of = {id(entry.variable): entry.index for entry in cg.graph_outputs.values()}
         slots = {index_of[id(value)]: slot for slot, value in assigned if id(value) in index_of}
-        # recurrent layers of torch note their own weights anew
-        own = [v for v in self._get_modified_vars() if not isinstance(getattr(v, "value", None), nn.RNNBase)]
-        changes = [self.store_attr_mutations.get(variable) or {} for variable in own]
-        found.append(Stores(results, slots, [name for names in changes for name in names if isinstance(name, str)]))
+        found.append(Stores(results, slots))
 
     SideEffects.codegen_update_mutated = watched  # type: ignore[method-assign]
     try:

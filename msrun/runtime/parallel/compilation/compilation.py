@@ -145,11 +145,10 @@ class Compilation:
                 strategies=strategies,
                 wrappers=wrappers,
             )
-        if (captured.stored or captured.traced.stores.attributes) and parts.total > 1:
-            names = ", ".join(captured.traced.stores.attributes) or "a list or dict"
+        if captured.stored and parts.total > 1:
             raise CaptureError(
-                f"the network sets attributes in its call ({names}), and {parts.total} parts of the batch would each "
-                "set them: use buffers, return the values, or do not divide the batch"
+                f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
+                "their own: register them as buffers, return them, or do not divide the batch"
             )
         refuse_lost_rows(captured.graph, parts.total)
         self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)

@@ -17,6 +17,8 @@ from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, tolerance
 PAGE = REPOSITORY / "docs" / "zoo.md"
 
 _FIGURE = re.compile(r"\b\d\.\de[+-]\d\d\b")
+_FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:\d)")
+"""Of a file that a refusal names: they are others on other machines."""
 _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 
 
@@ -106,6 +108,7 @@ def _cell(entry: Entry, mode: str, outcome: Outcome | None, reasons: list[str]) 
         return figure if _trains(outcome, entry) else f"differs: {figure}"
     if not outcome.refusal:
         return "fails"
-    if outcome.refusal not in reasons:
-        reasons.append(outcome.refusal)
-    return f"refused ({reasons.index(outcome.refusal) + 1})"
+    reason = _FOLDERS.sub("", outcome.refusal)
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"refused ({reasons.index(reason) + 1})"

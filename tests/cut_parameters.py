@@ -533,6 +533,16 @@ def deferred_network_loads_and_saves_wholes() -> None:
     refused(early.step, "Adagrad", "sum", "a.weight", "first call", kind=StrategyError)
 
 
+@case
+def state_made_before_whole_parameters_had_values_is_refused() -> None:
+    with no_init_parameters():
+        network = Net()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+    early = torch.optim.Adagrad(step.parameters(), 0.01)
+    backward(step, Net())
+    refused(early.step, "Adagrad", "sum", "first call", kind=StrategyError)
+
+
 # -- as a module ------------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,8 @@ class Habit:
     settings: dict[str, Any] = field(default_factory=dict)
     """hsdp level, pipeline stages, ..."""
     strategies: Callable[[Any], None] = lambda _net: None
+    refused: str = ""
+    """What the error of every rank says, where the numbers of one process cannot be had."""
 
 
 HABITS: dict[str, Habit] = {}
@@ -256,3 +258,52 @@ HABITS["function cut as the user says"] = Habit(
     lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))), settings={"threshold": 0}
 )
 _cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))
+
+# -- one run of the Python code for several parts of the batch ---------------------------------------------------------
+
+
+def _counted(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return self.head(self.layer(x)) / self.calls
+
+
+def _alternating(self: Any, x: Tensor) -> Tensor:
+    self.odd = not self.odd
+    return self.head(self.layer(x)) * (2.0 if self.odd else 1.0)
+
+
+def _listed(self: Any, x: Tensor) -> Tensor:
+    self.seen.append(1.0)
+    return self.head(self.layer(x)) / len(self.seen)
+
+
+_CHANGED = "every part of the batch"
+for _name, _forward, _parts in (
+    ("number counted by the call", _counted, {"calls": 0}),
+    ("flag turned by the call", _alternating, {"odd": False}),
+    ("list grown by the call", _listed, {"seen": list}),
+):
+    habit(_name, _forward, **_parts)
+    _make = HABITS[_name].make
+    HABITS[f"{_name}, in micro batches"] = Habit(
+        lambda make=_make: GradAccumulation(make(), 2),  # type: ignore[misc]
+        refused=_CHANGED,
+    )
+    HABITS[f"{_name}, in copies"] = Habit(
+        lambda make=_make: MicroBatchInterleaved(make(), 2),  # type: ignore[misc]
+        refused=_CHANGED,
+    )
+    HABITS[f"{_name}, in a pipeline"] = Habit(
+        lambda make=_make: Pipeline(make(), 2),  # type: ignore[misc]
+        settings={"stages": 2},
+        refused=_CHANGED,
+    )
+
+
+def _noted(self: Any, x: Tensor) -> Tensor:
+    self.width = x.shape[1]
+    self.is_called = True
+    return self.head(self.layer(x))
+
+
+HABITS["attributes set to the same, in micro batches"] = Habit(lambda: GradAccumulation(Net(_noted), 2))

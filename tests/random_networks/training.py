@@ -241,7 +241,10 @@ def evaluate(training: Training, called: Any, x: Tensor, y: Tensor) -> float:
     """Return the loss in evaluation."""
     training.eval()
     with torch.no_grad():
-        loss, _ = take_apart(called(x, y))
+        result = called(x, y)
+        if isinstance(called, AutoParallel) and not isinstance(called.network, nn.Module):
+            result, _ = result  # gradients
+        loss, _ = take_apart(result)
     training.train()
     return float(loss)
 

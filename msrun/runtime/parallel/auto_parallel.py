@@ -181,7 +181,11 @@ class AutoParallel(FluentSettings, NetworkModule):
         if known is not None:
             with contextlib.suppress(ParameterChanged):
                 return known.run(target.call, args, kwargs, tensors)
-        return self._capture(target, args, kwargs, tensors).run(target.call, args, kwargs, tensors)
+        call = self._capture(target, args, kwargs, tensors)
+        result = call.run(target.call, args, kwargs, tensors)
+        with autocast(self.settings.precision):
+            call.check_parts(target.call, args, kwargs)
+        return result
 
     def _warn_of_one_process(self) -> None:
         if self.settings.activation_limit_bytes is not None and not self._is_warned:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
 from msrun.runtime.graph.plain_tensors import plain_tensors
@@ -69,6 +70,23 @@ class CapturedCall:
         if self._kinds != kinds_of(tensors):
             return "tensors of other shapes or types"
         return self._captured.traced.why_not(function, args, kwargs)
+
+    def check_parts(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call that left other numbers than it found, where parts of the batch share one run of the code.
+
+        To be called once, after the captured call has run: whatever the call reads is guarded, so a guard that no
+        longer holds is something that it changed.
+
+        Raises:
+            CaptureError: names what changed.
+        """
+        total = self.compiled.parts.total
+        if total > 1 and (changed := self._captured.traced.why_not(function, args, kwargs)):
+            raise CaptureError(
+                f"the call reads and changes a Python value, so that `{changed}` holds no longer, and every part of "
+                f"the batch would find another: the code runs once for {total} parts. Make it a buffer, or do not "
+                "divide the batch"
+            )
 
     def run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]

@@ -37,7 +37,8 @@ _OF_WHOLES = tuple(
     getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam") if hasattr(torch.optim, name)
 )
 _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-"""optimizer -> how many parts it trained when its state was last looked at"""
+"""optimizer -> how many parts it trained when its state was last looked at; _LOADED: its state came in since"""
+_LOADED = -1
 
 
 @functools.cache
@@ -56,7 +57,11 @@ def settle(optimizer: Optimizer) -> None:
     """
     parts = _parts_of(optimizer)
     before = _settled.get(optimizer)
-    if before == len(parts) or not parts:
+    if before == len(parts):
+        return
+    _refuse_deferred(optimizer)
+    if not parts:
+        _settled[optimizer] = 0
         return
     if isinstance(optimizer, _OF_WHOLES):
         raise StrategyError(
@@ -67,20 +72,27 @@ def settle(optimizer: Optimizer) -> None:
         state = optimizer.state.get(part, {})
         placed = part.placement
         for key, value in state.items():
-            if isinstance(value, Tensor) and value.is_meta and not part.is_meta:
-                raise StrategyError(
-                    f"{type(optimizer).__name__} made its state {key} of {placed.name} before the parameter had "
-                    "values: make it after AutoParallel's first call, or after init_parameters(net)"
-                )
             is_whole = isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == placed.shape
             if is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:
                 state[key] = as_part(placed.cut(value).clone(), placed)
-    if before is None:
+    if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)
         optimizer.register_load_state_dict_post_hook(_forget)
         if inspect.unwrap(type(optimizer).step) in _elementwise_steps():
             _step_plainly(optimizer)
     _settled[optimizer] = len(parts)
+
+
+def _refuse_deferred(optimizer: Optimizer) -> None:
+    """Refuse state that has no values, because its parameter had none when it was made."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.is_meta and not parameter.is_meta:
+                name = f" of {parameter.placement.name}" if isinstance(parameter, Part) else ""
+                raise StrategyError(
+                    f"{type(optimizer).__name__} made its state {key}{name} before the parameter had values: make it "
+                    "after AutoParallel's first call, or after init_parameters(net)"
+                )
 
 
 def _parts_of(optimizer: Optimizer) -> list[Part]:
@@ -98,7 +110,7 @@ def _know_parts(optimizer: Optimizer) -> None:
 
 def _forget(optimizer: Optimizer) -> None:
     """Look at the state again: what was loaded may be whole."""
-    _settled[optimizer] = 0
+    _settled[optimizer] = _LOADED
 
 
 @functools.cache

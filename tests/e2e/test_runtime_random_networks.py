@@ -97,6 +97,8 @@ HUNG = Report("hung", error="waits for ever")
         ([refusal(), refusal("rank 0 cannot run this call")], "refused"),
         ([refusal(), LEFT], "refused by some ranks"),
         ([refusal(), HUNG], "refused by some ranks"),
+        ([refusal("torch.optim.Muon looks at whole tensors"), LEFT], "refused"),
+        ([refusal("torch.optim.Muon looks at whole tensors"), BROKEN], "internal error"),
         ([refusal("one\ntwo"), refusal("one\ntwo")], "several lines"),
         ([refusal("rank 0: tuple index out of range")] * 2, "internal error"),
         ([BROKEN, LEFT], "internal error"),

@@ -16,6 +16,8 @@ GOOD = ("equal", "refused", "invalid")
 _PEER_LEFT = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I
 )
+_ONE_RANKS_OWN = re.compile(r"torch\.optim\.|so a norm here")
+"""Refusals outside of calls that all ranks make together: others may have nothing to refuse, and msrun ends them."""
 _INTERNAL = re.compile(r"out of range|object is not|has no attribute|KeyError|IndexError|AssertionError|NoneType")
 """Words of Python's own errors: a refusal that quotes one hides it."""
 
@@ -70,6 +72,8 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
             if report.kind == kind:
                 text = f"rank {rank}: {report.error}"
                 return Verdict("died" if kind == "died" else "internal error", text, report.trace)
+    if refused and _ONE_RANKS_OWN.search(first_reason(refused)) and not own:
+        return Verdict("refused", first_reason(refused))
     if refused and len(refused) < len(ranks):
         return Verdict(
             "refused by some ranks",

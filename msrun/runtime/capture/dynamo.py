@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import transformer
 
@@ -39,7 +40,7 @@ _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
-_OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask")
+_OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask", "_is_fastpath_enabled")
 """Names whose value differs between a capture and a step: no guards of them."""
 
 
@@ -113,7 +114,7 @@ def trace_call(
         dynamo_timed("msrun_capture"),
         config.patch(_config()),
         _watching_stores(found),
-        _without_looks(),
+        _without_shortcuts(),
     ):
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
@@ -244,18 +245,23 @@ def _untimed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_looks() -> Iterator[None]:
-    """Let nn.Transformer take its masks as they are: it looks into them for faster kernels, not for other results."""
-    before = transformer._detect_is_causal_mask
+def _without_shortcuts() -> Iterator[None]:
+    """Let nn.Transformer take its masks as they are, and call its layers one by one.
+
+    It looks into masks, and in evaluation calls one kernel for a whole layer, for speed and not for other results.
+    """
+    before, fast = transformer._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
 
     def said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
         return is_causal is True
 
     transformer._detect_is_causal_mask = said
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         transformer._detect_is_causal_mask = before
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:

@@ -21,7 +21,7 @@ from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.graph.buffers import plan_buffers
 from msrun.runtime.graph.gradients import GradientGroup, GradientSum, PendingGradients, StepParameters
 from msrun.runtime.graph.issue_order import plan_issue_order
-from msrun.runtime.graph.late_weights import compute_late_weights, forget_late_weights
+from msrun.runtime.graph.late_weights import LateWeight, compute_late_weights, forget_late_weights, take_late_weights
 from msrun.runtime.graph.operators.rule import DRAW, PLACE
 from msrun.runtime.graph.parameters import ParameterGroup
 from msrun.runtime.graph.partition import LocalProgram
@@ -224,13 +224,19 @@ class Executor:
     # -- backward -----------------------------------------------------------------------------------------------
 
     def backward(
-        self, step: Step, gradients: Sequence[Mapping[Name, Tensor]], *, reduces: bool = True
+        self,
+        step: Step,
+        gradients: Sequence[Mapping[Name, Tensor]],
+        *,
+        reduces: bool = True,
+        late: list[LateWeight] | None = None,
     ) -> dict[str, Tensor]:
         """Run the backward pass; `gradients` holds per copy the gradient of every result that has one.
 
         Args:
             reduces: False when more micro batches of this step follow: gradients are added up, at level2 and level3
                 those of the stored part only; the last one, or `reduce`, gives them.
+            late: gets what gradients of weights are left for the caller to add, before `reduce`; None: none are.
 
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`.
@@ -250,7 +256,10 @@ class Executor:
                     self._give_to_parameters(step, copy, self._segments[index])
                     if index:
                         self._start_crossings(copy, index - 1)
-                    compute_late_weights()
+                    if late is None:
+                        compute_late_weights()
+                    else:
+                        late += take_late_weights()
                     if copy is step.copies[-1]:
                         self._give_back(step, index, leaving, reduces=reduces)
         return _arrived(leaving)

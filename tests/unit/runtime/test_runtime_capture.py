@@ -186,6 +186,14 @@ def test_tensors_made_inside_are_on_the_device_of_the_inputs() -> None:
     assert not any("meta" in str(node.kwargs) for node in graph.graph.nodes)
 
 
+def test_layers_of_torch_are_captured_as_their_operators_also_in_evaluation() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad():
+        found = captured(layer, torch.ones(2, 3, 8))
+    assert "linear.default" in operators(found)
+    assert not [name for name in operators(found) if "_fwd" in name]
+
+
 def test_losses_leave_no_broadcast_behind() -> None:
     network = Calls(lambda s, x, y: F.mse_loss(s.layer(x), y), layer=nn.Linear(4, 2))
     assert operators(captured(network, torch.ones(3, 4), torch.ones(3, 2))) == ["linear.default", "mse_loss.default"]

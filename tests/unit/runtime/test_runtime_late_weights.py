@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from msrun.runtime.graph.late_weights import compute_late_weights, forget_late_weights, late_linear
+from msrun.runtime.graph.late_weights import (
+    add_late_weights,
+    compute_late_weights,
+    forget_late_weights,
+    late_addmm,
+    late_linear,
+    late_matmul,
+    take_late_weights,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +96,32 @@ def test_what_a_failed_backward_pass_left_is_not_added_later() -> None:
     forget_late_weights()
     compute_late_weights()
     assert weight.grad is None
+
+
+@pytest.mark.parametrize("form", ["matmul", "addmm"])
+def test_weights_that_lie_the_other_way_round(form: str) -> None:
+    found = []
+    for is_late in (False, True):
+        x, weight, bias = leaves = _leaves((5, 4), (4, 6), (6,))
+        if form == "matmul":
+            result = late_matmul(x, weight) if is_late else x @ weight
+        else:
+            result = late_addmm(bias, x, weight) if is_late else torch.addmm(bias, x, weight)
+        result.square().sum().backward()
+        compute_late_weights()
+        found.append([leaf.grad for leaf in leaves])
+    for late, right in zip(found[1], found[0], strict=True):
+        assert (late is None) == (right is None)
+        if late is not None:
+            torch.testing.assert_close(late, right)
+
+
+def test_what_is_taken_is_the_callers_to_add_once() -> None:
+    x, weight = _leaves((5, 4), (6, 4))
+    late_linear(x, weight).sum().backward()
+    taken = take_late_weights()
+    compute_late_weights()
+    assert weight.grad is None
+    add_late_weights(taken)
+    right = x.detach().sum(0).expand(6, 4)
+    torch.testing.assert_close(weight.grad, right)

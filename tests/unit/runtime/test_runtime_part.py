@@ -132,10 +132,11 @@ def test_parts_do_not_leave_the_process() -> None:
 
 
 def test_elements_of_other_stages_count_and_are_named() -> None:
-    made = nn.Parameter(torch.empty(0))
+    made = nn.Parameter(torch.empty(0, 6))
     become_part(made, placement(stages=(1,), holders=(1,), is_held=False))
     assert made.numel() == 24
-    assert torch.equal((made * torch.ones(4, 6)).to_local(), torch.empty(0))
+    assert made.dim() == 2
+    assert torch.equal((made * torch.ones(4, 6)).to_local(), torch.empty(0, 6))
     with pytest.raises(ParallelError, match=r"fc.weight: this rank holds nothing of \(4, 6\), which is in stage 1"):
         made.sum()
     with pytest.raises(ParallelError, match=r"leaves out the other stages' parameters: use .*clip_grad_norm_"):

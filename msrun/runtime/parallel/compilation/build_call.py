@@ -33,10 +33,9 @@ def build_compiled_call(
     mesh: Mesh,
     rank: int,
     spec: RunSpec,
-    executor_class: type[Executor] = Executor,
     memory_of: Mapping[str, str] | None = None,
 ) -> CompiledCall:
-    """Group the parameters, cut the program into segments and make its executor, which is an `executor_class`.
+    """Group the parameters, cut the program into segments and make its executor.
 
     Args:
         memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
@@ -57,11 +56,12 @@ def build_compiled_call(
     freed = {name for group in groups if group.regathers for name in group.placeholders}
     memory_of = {value: parameter for value, parameter in (memory_of or {}).items() if parameter in freed}
     segments = cut_segments(program, group_of, region_of, memory_of)
-    if spec.overlaps_weights:
-        delay_weights(segments, group_of, regions)
+    if spec.overlaps_weights or spec.defers_weights:
+        dimensions = {use.placeholder: len(use.stored.shape) for use in used}
+        delay_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
-    executor = executor_class(
+    executor = Executor(
         program,
         segments,
         groups,

@@ -31,6 +31,8 @@ class RunSpec:
     """Gradients of 16 bits travel and are added up in float32."""
     overlaps_weights: bool = False
     """Weights' gradients are computed while inputs' gradients travel."""
+    defers_weights: bool = False
+    """Weights' gradients are computed when the schedule of a pipeline says."""
 
     @classmethod
     def of(cls, settings: ParallelSettings, parts: BatchParts, recompute: Mapping[str, RecomputeSpec]) -> RunSpec:

@@ -47,8 +47,8 @@ class Placement:
 
     @cached_property
     def local_shape(self) -> tuple[int, ...]:
-        """Of this rank's part."""
-        return tuple(part.stop - part.start for part in self.slices) if self.is_held else (0,)
+        """Of this rank's part; without rows, but of as many dimensions, where another stage holds it."""
+        return tuple(part.stop - part.start for part in self.slices) if self.is_held else (0, *self.shape[1:])
 
     @property
     def is_cut(self) -> bool:
@@ -91,7 +91,7 @@ class Placement:
 
     def cut(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor, which shares its memory; none on the ranks of other stages."""
-        return whole[self.slices] if self.is_held else whole.new_empty(0)
+        return whole[self.slices] if self.is_held else whole.new_empty(self.local_shape)
 
 
 placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -18,7 +18,6 @@ from msrun.runtime.graph.parameters import StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
-from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Mesh
@@ -129,9 +128,10 @@ def _build(compilation: Compilation, division: _Division) -> tuple[PipelinedCall
     program.notes += settings.notes
     program.notes += compilation.storage.place(program, StageHolders(division.holders, own, schedule.holder))
     spec = RunSpec.of(settings, division.parts, division.recompute)
-    if spec.overlaps_weights and schedule.splits_backward:
-        program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
-        spec = replace(spec, overlaps_weights=False)
+    if schedule.splits_backward:
+        if spec.overlaps_weights:
+            program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
+        spec = replace(spec, overlaps_weights=False, defers_weights=True)
     buffers, memory_of = dict(compilation.target.root.named_buffers()), parameter_memory(division.values)
     compiled = {
         stage: build_compiled_call(
@@ -142,7 +142,6 @@ def _build(compilation: Compilation, division: _Division) -> tuple[PipelinedCall
             mesh=compilation.mesh,
             rank=compilation.rank,
             spec=spec,
-            executor_class=StageExecutor,
             memory_of=memory_of,
         )
         for stage in own

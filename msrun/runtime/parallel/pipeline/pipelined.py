@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.graph.partition import LocalProgram
 from msrun.runtime.graph.pending import traffic
 from msrun.runtime.graph.segments import Segment
-from msrun.runtime.graph.stage_execution import StageExecutor
 from msrun.runtime.graph.stages import StageProgram
 from msrun.runtime.graph.step import arrived
 from msrun.runtime.groups import ranks_group
@@ -122,7 +121,7 @@ class PipelinedCall:
             self.schedule,
             self.line,
             self.actions,
-            {stage: (self.stages[stage], cast(StageExecutor, call.executor)) for stage, call in self.own.items()},
+            {stage: (self.stages[stage], call.executor) for stage, call in self.own.items()},
             self.parts.split(tensors),
             self.parts,
             needs_grad=needs_grad,

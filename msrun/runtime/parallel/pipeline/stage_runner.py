@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.runtime.graph.execute import Executor
+from msrun.runtime.graph.late_weights import LateWeight, add_late_weights
 from msrun.runtime.graph.messages import start_receive, start_send
 from msrun.runtime.graph.pending import Pending
-from msrun.runtime.graph.stage_execution import DeferredStep, StageExecutor
 from msrun.runtime.graph.stages import BorderValue, StageProgram
 from msrun.runtime.graph.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
@@ -81,7 +82,7 @@ class StepRun:
         schedule: Schedule,
         line: Line,
         actions: Sequence[Action],
-        stages: Mapping[int, tuple[StageProgram, StageExecutor]],
+        stages: Mapping[int, tuple[StageProgram, Executor]],
         micro_batches: Sequence[Sequence[Batch]],
         parts: BatchParts,
         *,
@@ -107,7 +108,7 @@ class StepRun:
         """what a stage is going to read, per copy and border value"""
         self._leaving: dict[tuple[Direction, int, int], list[list[Tensor]]] = {}
         self._forwarded: dict[Place, _Forwarded] = {}
-        self._deferred: dict[Place, DeferredStep] = {}
+        self._late: dict[Place, list[LateWeight]] = {}
         self._sends: list[Pending] = []
 
     def run(self) -> None:
@@ -127,7 +128,7 @@ class StepRun:
             case "B" | "I":
                 self._backward(stage, micro_batch, defers=action.kind == "I")
             case "W":
-                self._deferred.pop((stage, micro_batch)).run()
+                add_late_weights(self._late.pop((stage, micro_batch)))
             case "SEND_F":
                 self._send("F", stage, stage + 1, micro_batch)
             case "SEND_B":
@@ -177,10 +178,8 @@ class StepRun:
         passed = [{name: given.pop(name) for name in kept.passed if name in given} for given in gradients]
         self._add_seed(program, gradients)
         with torch.enable_grad():
-            if defers:
-                self._deferred[stage, micro_batch] = executor.backward_input(kept.step, gradients)
-            else:
-                executor.backward(kept.step, gradients, reduces=False)
+            late = self._late.setdefault((stage, micro_batch), []) if defers else None
+            executor.backward(kept.step, gradients, reduces=False, late=late)
         per_copy = executor.input_gradients(kept.step)
         self._note_input_gradients(program, micro_batch, per_copy)
         reads = [value.name for value in program.reads]

@@ -3,18 +3,21 @@
 A captured graph holds operators, not the casts that autocast makes inside the dispatcher; operators that the network
 itself has put under `torch.autocast` hold a note. Each operator is asked, on fake tensors, what torch's own autocast
 does with it: compute in the lower precision, in float32, or as the inputs come. So the rules are torch's, for every
-device and version. A parameter that operators read in the lower precision alone is gathered in it
-(`ParameterUse.dtype`); the parameter itself stays as it is.
+device and version. What torch makes of several operators (`gru`), with casts between them, runs under autocast itself.
+A parameter that operators read in the lower precision alone is gathered in it (`ParameterUse.dtype`); the parameter
+itself stays as it is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _KEYS = {"npu": "AutocastPrivateUse1"}
 """torch's dispatch key of autocast, where it is not called like the device"""
@@ -22,7 +25,7 @@ AUTOCAST_REGION = "autocast_region"
 """node.meta key: dtype of the network's own autocast around an operator, None where it is switched off."""
 IS_CAST = "autocast_cast"
 """node.meta key: the operator is a cast that autocast makes; it keeps its input's layout."""
-Policy = Literal["lower", "float32", "widest", "as it comes"]
+Policy = Literal["lower", "float32", "widest", "inside", "as it comes"]
 
 
 def apply_autocast(graph: fx.Graph, parameters: Mapping[str, str], device: str, dtype: torch.dtype | None) -> None:
@@ -41,14 +44,28 @@ def apply_autocast(graph: fx.Graph, parameters: Mapping[str, str], device: str, 
             continue
         lower = node.meta.get(AUTOCAST_REGION, dtype)
         if lower is not None and isinstance(node.target, torch._ops.OpOverload):
-            _cast_inputs(graph, node, _wanted(node, device, lower), casts)
+            policy = _policy(node, device, lower)
+            if policy == "inside":
+                node.target = _under_autocast(node.target, device, lower)
+            _cast_inputs(graph, node, _wanted(node, policy, lower), casts)
         node.meta["val"] = _run(node.target, node)
     _fold(graph, parameters)
 
 
-def _wanted(node: fx.Node, device: str, lower: torch.dtype) -> torch.dtype | None:
+@functools.cache
+def _under_autocast(target: Callable[..., Any], device: str, lower: torch.dtype) -> Callable[..., Any]:
+    """Return the operator with the casts that autocast makes between the operators that torch makes of it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, lower):
+            return target(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = str(target).replace(".", "_")
+    return call
+
+
+def _wanted(node: fx.Node, policy: Policy, lower: torch.dtype) -> torch.dtype | None:
     """Return the type in which autocast hands an operator its inputs; None where it leaves them alone."""
-    policy = _policy(node, device, lower)
     if policy == "lower":
         return lower
     if policy == "float32":
@@ -75,8 +92,34 @@ def _policy(node: fx.Node, device: str, lower: torch.dtype) -> Policy:
         has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(
             target.name(), _KEYS.get(device, f"Autocast{device.upper()}")
         )
+        if not has_rule and _casts_inside(target, args, device, lower):
+            return "inside"
         with torch.autocast(device, enabled=False):
             return "widest" if has_rule or _try(target, args) is None else "as it comes"
+
+
+class _Casts(TorchDispatchMode):
+    """Notices whether something is cast to a type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.seen = False
+        self._dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen |= func is torch.ops.aten._to_copy.default and result.dtype == self._dtype
+        return result
+
+
+def _casts_inside(target: torch._ops.OpOverload, args: Any, device: str, lower: torch.dtype) -> bool:
+    """Return whether an operator is made of others, of which autocast casts some."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+        return False
+    of_float32 = pytree.tree_map_only(Tensor, lambda x: x.float() if _is_float(x) else x, args)
+    with torch.autocast(device, lower), _Casts(lower) as casts:
+        _try(target, of_float32)
+    return casts.seen
 
 
 def _try(target: Callable[..., Any], args: Any) -> Any:

@@ -25,20 +25,21 @@ from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
 
 
 class Mixture(nn.Module):
-    """Operators of every kind: computed in 16 bits, in float32, in the widest of their inputs, and as they come."""
+    """Operators in 16 bits, in float32, in the widest of their inputs, as they come, and mixed inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(10, 16)
         self.layer1 = nn.Linear(16, 16)
         self.norm = nn.LayerNorm(16)
+        self.recurrent = nn.GRU(16, 16, batch_first=True)
         self.head = nn.Linear(16, 10, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, target: Tensor) -> Tensor:
         x = self.embedding(tokens)
         h = self.norm(F.gelu(self.layer1(x)))
-        h = torch.cat([h, self.layer1(h)], 1)
+        h = torch.cat([h, self.recurrent(self.layer1(h))[0]], 1)
         h = h.softmax(-1) @ h.transpose(1, 2) @ h
         logits = self.head(h.mean(1))
         return F.cross_entropy(logits, target) + F.mse_loss(logits.double().float(), logits * 0.5)

@@ -66,11 +66,12 @@ MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
+MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 """1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 """1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""
 
-WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_DEBUG})
+WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG})
 """What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset({RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE})

@@ -64,6 +64,11 @@ class ProgressRecord:
         """Count a collective."""
         self._counts[_COLLECTIVES] += 1
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has said that it waits."""
+        return bool(self._counts[_IS_WAITING])
+
     def begin_wait(self, name: str) -> None:
         """Say that the worker waits in a collective."""
         text = name.encode()[: contract.PROGRESS_NAME_BYTES - 1]
@@ -131,8 +136,8 @@ def begin_collective() -> None:
 
 @contextmanager
 def waiting_in(describe: Callable[[], str]) -> Iterator[None]:
-    """Say that this worker waits in a collective for as long as the context lasts."""
-    if _record is None:
+    """Say that this worker waits in a collective for as long as the context lasts; in one that lasts, nothing new."""
+    if _record is None or _record.is_waiting:
         yield
         return
     _record.begin_wait(describe())

@@ -35,6 +35,8 @@ from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.shared_host import tell_host
+from msrun.runtime.shm.futex import why_not
+from msrun.runtime.shm.process_group import register
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 2.0
@@ -53,7 +55,8 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     MS_ROLE=MS_SCHED, the scheduler of workers that were started by hand, serves them here, and ends here.
 
     Args:
-        backend_name: gloo, nccl or hccl; None takes the one of the device (nccl on CUDA, hccl on Ascend, else gloo).
+        backend_name: shm, gloo, nccl or hccl; None takes the one of the device: nccl on CUDA, hccl on Ascend, on the
+            CPU shm where all ranks are on one host, else gloo. MSRUN_CPU_BACKEND names another one for the CPU.
         timeout_s: how long joining, and any collective, may take; for joining by hand MS_TOPO_TIMEOUT comes first.
 
     Raises:
@@ -70,7 +73,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     progress.open_record(spec.global_rank)
     if spec.world_size > 1 or spec.rendezvous or spec.meeting:
         progress.enter_phase(contract.PHASE_JOINING)
-        spec = _join(spec, backend_name or _default_backend(), timeout_s)
+        spec = _join(spec, backend_name, timeout_s)
         tell_host(spec.global_rank)
         uncaught.install()  # torch has put its own hook around, with the world
         atexit.unregister(_leave_at_exit)
@@ -79,7 +82,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     _spec = spec
 
 
-def _join(spec: WorldSpec, backend: str, timeout_s: float) -> WorldSpec:
+def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
     """Join, and return the place, which the scheduler of MS_ROLE may have assigned."""
     global _lifeline
     if dist.is_initialized():  # the script made the default group itself
@@ -95,12 +98,14 @@ def _join(spec: WorldSpec, backend: str, timeout_s: float) -> WorldSpec:
         _export(spec)
         if spec.meeting is None:
             keep_to_interface(os.environ, LOOPBACK)
-    _init_process_group(spec, store, backend, timedelta(seconds=timeout_s))
+    _init_process_group(spec, store, backend or _default_backend(spec), timedelta(seconds=timeout_s))
     return spec
 
 
 def _init_process_group(spec: WorldSpec, store: Store | None, backend: str, timeout: timedelta) -> None:
     rank, size = spec.global_rank, spec.world_size
+    if backend == "shm":
+        register()
     try:
         if store is not None:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -120,11 +125,14 @@ def _export(spec: WorldSpec) -> None:
     os.environ[contract.DEVICE_ID] = str(spec.device_id)
 
 
-def _default_backend() -> str:
+def _default_backend(spec: WorldSpec) -> str:
     target = os.environ.get(contract.MSRUN_DEVICE_TARGET)
     if target == "ascend":
         return "hccl"
-    return "nccl" if target != "cpu" and torch.cuda.is_available() else "gloo"
+    if target != "cpu" and torch.cuda.is_available():
+        return "nccl"
+    is_one_host = spec.world_size > 1 and spec.local_world_size == spec.world_size
+    return os.environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_one_host and not why_not() else "gloo")
 
 
 def _leave_at_exit() -> None:

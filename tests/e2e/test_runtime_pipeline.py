@@ -155,7 +155,7 @@ def test_explanation_says_which_stage_holds_what_and_what_leaves_it(results: dic
     (tied,) = [line for line in text.splitlines() if line.split()[:1] == ["first.weight"]]
     assert "stage 0,3, message" in tied
     (foreign,) = [line for line in text.splitlines() if line.split()[:1] == ["blocks.1.2.weight"]]
-    assert f"{WIDTH}x{WIDTH} -> 0 " in foreign
+    assert f"{WIDTH}x{WIDTH} -> 0x{WIDTH} " in foreign
     assert "elsewhere" in foreign
     assert "512 B per micro batch, and its gradient back" in text
     assert sum(line.startswith("  stage ") for line in text.splitlines()) == 4

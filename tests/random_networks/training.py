@@ -186,6 +186,7 @@ def loop(
 
     if case.optimizer_made == "before":
         make_optimizers()
+    trained = [parameter for parameter in training.parameters() if parameter.requires_grad]
     for step, (x, y) in enumerate(make_batches(case, dtype)):
         habits.before_step(case, training.network, step)
         named = habits.call_arguments(case, step)
@@ -196,7 +197,7 @@ def loop(
             found.losses.append(evaluate(training, called, x, y))
         for _ in range(2 if habits.has(case, "backward_twice") else 1):
             if case.form == "step":
-                result, gradients = take_gradients(case, training, called, x, y, named)
+                result, gradients = take_gradients(case, trained, called, x, y, named)
             else:
                 result, gradients = called(x, y, **named), None
             loss, other = take_apart(result)
@@ -250,10 +251,13 @@ def evaluate(training: Training, called: Any, x: Tensor, y: Tensor) -> float:
 
 
 def take_gradients(
-    case: Case, training: Training, called: Any, x: Tensor, y: Tensor, named: dict[str, Any]
+    case: Case, parameters: list[nn.Parameter], called: Any, x: Tensor, y: Tensor, named: dict[str, Any]
 ) -> tuple[Any, list[tuple[nn.Parameter, Tensor | None]]]:
-    """Return the step function's result, and each parameter with its gradient."""
-    parameters = [parameter for parameter in training.parameters() if parameter.requires_grad]
+    """Return the step function's result, and each parameter with its gradient.
+
+    Args:
+        parameters: those of the first step; a step function goes on with them when the network changes.
+    """
     if isinstance(called, AutoParallel) and not isinstance(called.network, nn.Module):
         result, gradients = called(x, y, **named)
     else:

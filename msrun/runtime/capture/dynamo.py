@@ -82,7 +82,7 @@ class TracedCall:
         """Return the first guard that does not hold, as text; empty when all hold."""
         failed = self._guards.check_verbose({"function": function, "args": args, "kwargs": kwargs})
         parts = [] if failed.result else failed.verbose_code_parts
-        return parts[0].partition("  #")[0].strip() if parts else ""
+        return _in_words(parts[0].partition("  #")[0].strip()) if parts else ""
 
     def bind(self, run: Call) -> Call:
         """Return the call's own Python code around `run`, which is called in place of the graph."""
@@ -202,6 +202,12 @@ def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]
         ]
 
     return keep
+
+
+def _in_words(guard: str) -> str:
+    """Return a guard as its reader would write it: `net.layer.scale == 2` for `L['function']._modules['layer']...`."""
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", guard)
+    return re.sub(r"L\['(\w+)'\]", lambda found: {"function": "net"}.get(found[1], found[1]), text)
 
 
 def _is_part(name: str, of: str) -> bool:

@@ -1,0 +1,99 @@
+"""Words of shared memory that processes count in and sleep on: Linux's futex, without a thread or a descriptor.
+
+A word is an unsigned 32-bit number. `add` is atomic and comes after everything that this process has written before;
+what a process reads after it has seen a word's new value and called `fence` is at least as new (see futex(2): the
+kernel's operations on a word are full barriers; x86 needs no fence).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+
+_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+"""futex's number among the system calls"""
+_WAIT, _WAKE, _WAKE_OP = 0, 1, 5
+_EVERYONE = 0x7FFFFFFF
+_NEVER_LESS_THAN_0 = 2 << 24
+"""FUTEX_OP_CMP_LT against 0: nobody who sleeps on the counted word is woken by the count"""
+_WRAP = 1 << 32
+_libc = ctypes.CDLL(None, use_errno=True)
+_futex = _libc.syscall
+_futex.restype = ctypes.c_long
+_futex.argtypes = (
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+)  # fmt: skip
+_number = _NUMBERS.get(platform.machine(), 0)
+_is_strong = platform.machine() == "x86_64"
+"""Whether loads, and stores, come in the order of the program."""
+
+
+def why_not() -> str:
+    """Return why words of shared memory cannot be had here; empty if they can."""
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
+        return "it needs Linux"
+    if sys.byteorder != "little" or not _number:
+        return f"no futex is known for {platform.machine()}"
+    return ""
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Words:
+    """Counters at the beginning of a shared memory; numbered from 0.
+
+    Args:
+        memory: 4 bytes a word, of a mapping that outlives this object.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._values = memory.cast("I")
+        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._unused = ctypes.c_uint32()
+        self._unused_at = ctypes.addressof(self._unused)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self._values[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        """Write a word that only this process writes; with `fence` before it, after all that was written before."""
+        self._values[index] = value % _WRAP
+
+    def has_reached(self, index: int, value: int) -> bool:
+        """Return whether a counter that may have wrapped is at a value or beyond it."""
+        return (int(self._values[index]) - value) % _WRAP < _WRAP >> 1
+
+    def any(self, index: int, count: int) -> bool:
+        """Return whether one of some words is not 0."""
+        return any(self._values[index : index + count])
+
+    def add(self, index: int, count: int = 1) -> None:
+        """Add atomically, after everything that was written before."""
+        operation = 1 << 28 | _NEVER_LESS_THAN_0 | count << 12
+        _futex(_number, self._unused_at, _WAKE_OP, 1, 0, self._begin + 4 * index, operation)
+
+    def wake(self, index: int) -> None:
+        """Wake every process that sleeps on a word."""
+        _futex(_number, self._begin + 4 * index, _WAKE, _EVERYONE, 0, 0, 0)
+
+    def sleep(self, index: int, seen: int, most_s: float) -> None:
+        """Sleep while a word has the value that was seen, until it is woken, at most so long."""
+        nanoseconds = int(most_s * 1e9)
+        limit = _Time(nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000)
+        failed = _futex(_number, self._begin + 4 * index, _WAIT, seen, ctypes.addressof(limit), 0, 0)
+        if failed and ctypes.get_errno() not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
+            raise OSError(ctypes.get_errno(), f"futex: {os.strerror(ctypes.get_errno())}")
+
+    def fence(self) -> None:
+        """Let no later read, or write, come before this."""
+        if not _is_strong:
+            _futex(_number, self._unused_at, _WAKE_OP, 1, 0, self._unused_at, 1 << 28 | _NEVER_LESS_THAN_0)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._values.release()

@@ -1,0 +1,68 @@
+"""How the parts of several ranks become one: in rank order, so that all ranks and all runs get the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_ReduceOp: Any = dist.ReduceOp.RedOpType
+_STEPS: dict[Any, Callable[..., Tensor]] = {
+    _ReduceOp.SUM: torch.add,
+    _ReduceOp.AVG: torch.add,
+    _ReduceOp.PREMUL_SUM: torch.add,
+    _ReduceOp.PRODUCT: torch.mul,
+    _ReduceOp.MIN: torch.minimum,
+    _ReduceOp.MAX: torch.maximum,
+    _ReduceOp.BAND: torch.bitwise_and,
+    _ReduceOp.BOR: torch.bitwise_or,
+    _ReduceOp.BXOR: torch.bitwise_xor,
+}
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class Reduction:
+    """One of torch's reduce operations.
+
+    Raises:
+        ValueError: an operation that the numbers' type does not have.
+    """
+
+    def __init__(self, op: Any, dtype: torch.dtype) -> None:
+        kind = getattr(op, "op", op)
+        self.number = int(kind)
+        self._is_mean = kind == _ReduceOp.AVG
+        self._step = _STEPS[kind]
+        self._factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
+        self._is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
+        if self._step in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor) and dtype.is_floating_point:
+            raise ValueError(f"{kind.name} works on integers and booleans, not on {dtype}")
+        if dtype.is_complex and self._step in (torch.minimum, torch.maximum):
+            raise ValueError(f"{kind.name} has no sense for {dtype}")
+
+    def prepare(self, value: Tensor) -> Tensor:
+        """Return what a rank contributes."""
+        return value if self._factor is None else value * self._factor
+
+    def reduce(self, parts: Sequence[Tensor], result: Tensor) -> None:
+        """Write the reduction of the ranks' parts; 16-bit sums are rounded once, at the end."""
+        total = parts[0].float() if self._is_narrow else result
+        if len(parts) == 1:
+            total.copy_(parts[0])
+        elif self._is_narrow:
+            for part in parts[1:]:
+                self._step(total, part, out=total)
+        else:
+            self._step(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                self._step(total, part, out=total)
+        if self._is_mean:
+            if total.dtype.is_floating_point or total.dtype.is_complex:
+                total /= len(parts)
+            else:
+                total.copy_(torch.div(total, len(parts), rounding_mode="trunc"))
+        if total is not result:
+            result.copy_(total)

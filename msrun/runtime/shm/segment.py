@@ -1,0 +1,171 @@
+"""The memory that the ranks of one group share: words, notes, a slot per rank and step, and mailboxes.
+
+It is a memfd: it has no name, so that nothing can be left behind, needs no room in /dev/shm, and is readable by nobody
+who may not look into this user's processes. Pages exist once they are written.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import select
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.shm.futex import Words, why_not
+
+SLOTS = 8
+"""Steps that a rank may be ahead of the slowest."""
+SLOT_BYTES = 1 << 20
+NOTE = 4
+"""Numbers of a note."""
+_PAGE = 4096
+_MAGIC = b"msrun shm 1\n"
+_MOST_MAIL_BYTES, _LEAST_MAIL_BYTES, _ALL_MAIL_BYTES = 16 << 20, 1 << 12, 1 << 30
+
+
+class Segment:
+    """One group's shared memory, as one of its ranks sees it. Made by all of them together.
+
+    Args:
+        store: where the first rank says how the memory is found; of this group alone.
+        most_s: how long the others may take to come.
+
+    Raises:
+        RuntimeError: the ranks do not share a machine, may not share memory, or did not come.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, most_s: float) -> None:
+        if reason := why_not():
+            raise RuntimeError(f"the backend shm cannot run here: {reason}; use gloo")
+        self.rank, self.size = rank, size
+        self.mail_bytes = max(_LEAST_MAIL_BYTES, min(_MOST_MAIL_BYTES, _ALL_MAIL_BYTES // size**2 & -_PAGE))
+        self._place(size)
+        secret = secrets.token_hex(16)
+        if rank == 0:
+            descriptor = os.memfd_create("msrun-shm", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, self._bytes)
+            os.pwrite(descriptor, _MAGIC + secret.encode(), 0)
+            store.set("memory", json.dumps([_host(), os.getpid(), descriptor, secret]))
+        else:
+            descriptor = _open(*json.loads(store.get("memory")))
+        self._map = mmap.mmap(descriptor, self._bytes)
+        if rank:
+            os.close(descriptor)
+        memory = memoryview(self._map)
+        self.words = Words(memory[_PAGE : _PAGE + 4 * self._words])
+        self.notes = memory[self._notes_at : self._notes_at + 8 * NOTE * SLOTS * size].cast("q")
+        self.mail_counts = memory[self._mail_counts_at : self._mail_counts_at + 16 * size**2].cast("Q")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._slots = data[self._slots_at : self._mail_at].view(size, SLOTS, SLOT_BYTES)
+        self.mail = data[self._mail_at :].view(size, size, self.mail_bytes)
+        self._views: dict[torch.dtype, list[list[Tensor]]] = {}
+        self.words[self._pid + rank] = os.getpid()
+        self._watched: dict[int, int] = {}
+        """rank -> descriptor of its process: readable when it has ended"""
+        self._meet(most_s)
+        if rank == 0:
+            os.close(descriptor)  # everybody has opened it
+
+    def _place(self, size: int) -> None:
+        """Say where everything lies."""
+        self.arrived = 0
+        """Per slot: how many ranks have written there, over all rounds."""
+        self.summed = SLOTS
+        """Per slot: how many have left sums there, over all rounds."""
+        self.posted, self.added, self.finished, self.left, self.bell, self.blocked, self._pid = (
+            2 * SLOTS + size * number for number in range(7)
+        )
+        """Per rank: steps written, steps added up, steps done with; whether it has left; the bell of its mailboxes;
+        whether it waits for others to be done; its process"""
+        self._joined = 2 * SLOTS + 7 * size
+        self._words = self._joined + 1
+        self._notes_at = _page(_PAGE + 4 * self._words)
+        self._mail_counts_at = _page(self._notes_at + 8 * NOTE * SLOTS * size)
+        self._slots_at = _page(self._mail_counts_at + 16 * size**2)
+        self._mail_at = self._slots_at + size * SLOTS * SLOT_BYTES
+        self._bytes = self._mail_at + size**2 * self.mail_bytes
+
+    def _meet(self, most_s: float) -> None:
+        """Wait for all ranks, and keep an eye on their processes from then on."""
+        self.words.add(self._joined)
+        end = time.monotonic() + most_s
+        while not self.words.has_reached(self._joined, self.size):
+            seen = self.words[self._joined]
+            if seen < self.size:
+                self.words.sleep(self._joined, seen, 0.05)
+            if time.monotonic() > end:
+                raise RuntimeError(f"{seen} of {self.size} ranks came to share memory within {most_s:g} s")
+        self.words.wake(self._joined)
+        for other in range(self.size):
+            if other != self.rank:
+                self._watched[other] = _watch(self.words[self._pid + other])
+
+    def slots(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        """Return [rank][slot] -> its memory as numbers of a type."""
+        if dtype not in self._views:
+            self._views[dtype] = [[slot.view(dtype) for slot in of_rank.unbind(0)] for of_rank in self._slots.unbind(0)]
+        return self._views[dtype]
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether the process of a rank has ended."""
+        if rank not in self._watched:
+            return False
+        poll = select.poll()
+        poll.register(self._watched[rank], select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Let go of the memory; it is gone when all have."""
+        for watched in self._watched.values():
+            os.close(watched)
+        self._watched.clear()
+        self._views.clear()
+
+
+def _watch(pid: int) -> int:
+    """Return a descriptor that is readable when a process has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        reader, writer = os.pipe()  # it has ended already: a pipe that nobody writes to is readable
+        os.close(writer)
+        return reader
+
+
+def _host() -> list[str]:
+    """Return what tells this machine, and this view of its processes, from others."""
+    return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]
+
+
+def _open(host: list[str], pid: int, descriptor: int, secret: str) -> int:
+    """Open the first rank's memory.
+
+    Raises:
+        RuntimeError: it is on another machine, or may not be opened.
+    """
+    if host != _host():
+        raise RuntimeError("the backend shm needs all ranks on one machine, and rank 0 is on another: use gloo")
+    try:
+        found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise RuntimeError(
+            f"the backend shm may not open the memory of rank 0 (process {pid}: {error.strerror}): use gloo"
+        ) from error
+    if os.pread(found, len(_MAGIC) + len(secret), 0) != _MAGIC + secret.encode():
+        os.close(found)
+        raise RuntimeError(f"process {pid} shares other memory than that of rank 0 of this group: use gloo")
+    return found
+
+
+def _page(offset: int) -> int:
+    return offset + _PAGE - 1 & -_PAGE

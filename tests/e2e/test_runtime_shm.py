@@ -1,0 +1,63 @@
+"""The backend shm: random programs give what they must, and nobody waits for a rank that is gone.
+
+MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 6 and 1) say how many programs and which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
+SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
+DEADLINE_S = 60.0 + 5 * PROGRAMS
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_random_programs_give_what_every_rank_must_get(
+    msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int
+) -> None:
+    worker = workers / "runtime" / "shm_programs.py"
+    msrun.run_world(
+        world_size, worker, tmp_path / "result.json", str(SEED), str(PROGRAMS), cwd=tmp_path, deadline_s=DEADLINE_S
+    )
+    assert json.loads((tmp_path / "result.json").read_text()) == []
+
+
+def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
+    """Let ranks meet a failure; each writes what it was told."""
+    command = [sys.executable, str(workers / "runtime" / "shm_failures.py"), str(folder), what, str(ranks)]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environ, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("killed", "rank 2 of the group has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
+        ("killed_before_pending", "rank 2 of the group has ended while rank {rank} waits for it in all_reduce of 3"),
+        ("killed_before_message", "rank 2 of the group has ended while rank {rank} waits for it in"),
+        ("left", "rank 2 of the group has left it while rank {rank} waits for it in barrier"),
+        ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
+        ("late", "Timed out after 0.2 s in all_reduce of 3 ranks, 4 x float32: waits for rank 2"),
+    ],
+)
+def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:
+    run_failure(workers, tmp_path, what, ranks=3)
+    for rank in (0, 1):
+        texts, took = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told.format(rank=rank) in texts[0]
+        assert took < 3 if what != "late" else len(texts) == 1
+
+
+def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
+    run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
+    assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()

@@ -1,0 +1,122 @@
+"""What the others are told when something goes wrong on the backend shm.
+
+usage: shm_failures.py FOLDER WHAT RANKS     each rank writes what it was told to FOLDER/RANK.json
+
+The ranks are children of this process: msrun would end the others when one of them dies.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from msrun.runtime import init
+from msrun.runtime.graph.all_reduce import start_all_reduce
+
+FOLDER, WHAT, SIZE = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+LAST = SIZE - 1
+
+
+def fork_ranks() -> int:
+    """Return the rank of a child; the parent waits for all and ends."""
+    children = []
+    for rank in range(SIZE):
+        pid = os.fork()
+        if not pid:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SIZE, "LOCAL_WORLD_SIZE": SIZE}
+            os.environ.update({name: str(value) for name, value in place.items()})
+            os.environ |= {"MSRUN_JOB_ID": "failures", "MSRUN_RENDEZVOUS": f"file://{FOLDER}/store"}
+            return rank
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    sys.exit()
+
+
+RANK = fork_ranks()
+init(timeout_s=30)
+assert dist.get_backend() == "shm"
+dist.all_reduce(torch.ones(3))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed() -> None:
+    """In the middle of a message of many steps."""
+    if RANK == LAST:
+        dist.all_reduce(torch.ones(4_000_000), async_op=True)
+        die()
+    dist.all_reduce(torch.ones(4_000_000))
+
+
+def killed_before_pending() -> None:
+    if RANK == LAST:
+        die()
+    start_all_reduce(torch.ones(5), dist.group.WORLD).wait()
+
+
+def killed_before_message() -> None:
+    if RANK == LAST:
+        die()
+    if RANK == 0:
+        dist.recv(torch.ones(4), LAST)
+    else:
+        dist.send(torch.ones(4_000_000), LAST)
+
+
+def left() -> None:
+    if RANK == LAST:
+        dist.destroy_process_group()
+        time.sleep(5)
+    else:
+        dist.barrier()
+
+
+def other_operation() -> None:
+    if RANK == LAST:
+        dist.all_reduce(torch.ones(4))
+    else:
+        dist.all_reduce(torch.ones(3))
+
+
+def other_size_of_message() -> None:
+    if RANK == 0:
+        dist.recv(torch.ones(3), LAST)
+    elif RANK == LAST:
+        dist.send(torch.ones(4), 0)
+
+
+def late() -> None:
+    """A wait that is over may be taken up again."""
+    if RANK == LAST:
+        time.sleep(1.0)
+    value = torch.ones(4)
+    work = dist.all_reduce(value, async_op=True)
+    if RANK != LAST:
+        try:
+            work.wait(timedelta(seconds=0.2))
+        except RuntimeError as error:
+            told.append(str(error))
+    work.wait()
+    assert value.tolist() == [SIZE] * 4
+
+
+told: list[str] = []
+began = time.monotonic()
+try:
+    globals()[WHAT]()
+except RuntimeError as error:
+    told.append(str(error))
+took = time.monotonic() - began
+(FOLDER / f"{RANK}.json").write_text(json.dumps([told, took]))
+os._exit(0)

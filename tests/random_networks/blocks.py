@@ -147,6 +147,8 @@ class InPlace(Block):
 
 
 class OnShapes(Block):
+    crosses_rows = True  # its branch depends on their number
+
     def __init__(self, family: str) -> None:
         super().__init__(family)
         self.layer = layer(family)

@@ -148,6 +148,12 @@ class AgentLink:
         self._outbox.put(None)
         self._break()
 
+    def give_up(self, reason: str) -> None:
+        """End the connection to an agent that cannot be worked with."""
+        if not self.is_over:
+            self._end(reason, None)
+            self.close()
+
     def join(self, deadline: float) -> None:
         """Wait for the threads until a moment of `time.monotonic`."""
         for thread in (self._reader, self._writer):
@@ -288,6 +294,7 @@ class AgentLink:
                     self._send_again()
                     self._post("resumed")
         elif self._ledger.take(message) and not self._take_first(message):
+            self._inbox.await_room()
             self._inbox.post({**message, "node": self.node_rank})
 
     def _send_again(self) -> None:

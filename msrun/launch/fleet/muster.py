@@ -247,7 +247,7 @@ class Muster:
         """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
         entries, links = self._spec.host_entries, self._crew.links
         handlers = {
-            "listening": lambda _, m: self._listening.update(m),
+            "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
             "error": lambda node, m: self._lose(node, _error_of(m)),

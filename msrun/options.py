@@ -12,6 +12,7 @@ from msrun.errors import UsageError
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, NO_CONFIG, WINDOW, SshSettings
 from msrun.planning.log_size import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
+from msrun.planning.private_file import check_private
 from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
@@ -366,6 +367,7 @@ def _read_token(path: Path | None, caller: dict[str, str]) -> str:
     if path is None:
         return caller.get(TOKEN_VARIABLE, "").strip()
     token = _read_text("--token_file", path).strip()
+    check_private(path.stat().st_mode, f"--token_file {path}", path)
     if not token:
         raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
     return token

@@ -70,6 +70,10 @@ WRONG = {
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir cannot be made": (["--log_dir=/proc/logs/x", "train.py"], r"--log_dir /proc/logs/x: .*give a directory"),
+    "token for all": (
+        ["--token_file=plain", "train.py"],
+        r"--token_file plain: others may read it \(mode 0644\); chmod 600",
+    ),
     "env name": (["--env=1X=2", "train.py"], r"--env 1X: not a variable name"),
     "env rank": (["--env=RANK=3", "train.py"], r"--env RANK: msrun sets it"),
     "env port": (["--env=MASTER_PORT=3", "train.py"], r"--env MASTER_PORT: msrun sets it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -102,3 +103,23 @@ def test_flood_of_silent_connections_leaves_descriptors_and_the_port(net: HostNe
         wait_until(lambda: len(list(descriptors.iterdir())) < 200, "most of the silent ones are sent away", 10)
         with net.inside(1), socket.create_connection((net.address(0), PORT), timeout=5) as stream:
             assert b'"hello"' in stream.recv(4096), "somebody new is still heard"
+
+
+def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    """torch's store takes memory for a value as soon as its length has come, and asks nobody who he is."""
+    job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0")
+    scheduler = job.pid_of("scheduler")
+    plan = tmp_path / "log_output" / "plan.json"
+    port = int(json.loads(plan.read_text())["hosts"][0]["env"]["MASTER_PORT"])
+    hello, set_value = b"\0" + struct.pack("<I", 0x3C85F7CE), b"\1"
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as stream:
+        stream.sendall(hello + set_value + struct.pack("<Q", 1) + b"k" + struct.pack("<Q", 3 << 30))
+        with contextlib.suppress(ConnectionResetError):
+            assert stream.recv(1) == b"", "it is sent away"
+    peak = next(line for line in Path(f"/proc/{scheduler}/status").read_text().splitlines() if "VmHWM" in line)
+    assert int(peak.split()[1]) < 2 << 20
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143

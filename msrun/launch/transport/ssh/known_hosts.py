@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import hmac
@@ -82,7 +81,7 @@ def _matches_hash(hashed: str, name: str) -> bool:
         return False
     try:
         salt, digest = (base64.b64decode(part, validate=True) for part in parts[2:])
-    except binascii.Error:
+    except ValueError:
         return False
     return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 
@@ -105,7 +104,7 @@ def parse_known_hosts(text: str, path: Path) -> Iterator[KnownKey]:
             continue
         try:
             blob = base64.b64decode(words[2], validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
         is_authority = marker == "@cert-authority"
         yield KnownKey(words[0], HostKey(words[1], blob), marker == "@revoked", f"{path}:{number}", path, is_authority)

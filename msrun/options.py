@@ -352,14 +352,21 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
 def _ssh_settings(options: dict[str, Any]) -> SshSettings:
     config = options["ssh_config"]
     return SshSettings(
-        config_file=config if config is None or str(config) == NO_CONFIG else config.expanduser().absolute(),
+        config_file=config if config is None or str(config) == NO_CONFIG else _home("--ssh_config", config),
         user=options["ssh_user"],
         port=options["ssh_port"],
-        identity_files=tuple(path.expanduser().absolute() for path in options["ssh_identity"]),
+        identity_files=tuple(_home("--ssh_identity", path) for path in options["ssh_identity"]),
         host_keys=options["ssh_host_keys"],
         connect_time_out_s=options["ssh_connect_time_out"],
         window=options["ssh_window"],
     )
+
+
+def _home(name: str, path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{name} {path}: there is no user {path.parts[0].removeprefix('~')!r}") from None
 
 
 def _read_token(path: Path | None, caller: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from msrun import contract
 from msrun.cluster.connection import Connection
@@ -294,7 +295,8 @@ class Coordinator(threading.Thread):
             return
         node_rank = guest.seat.node_rank
         if kind == "failed":
-            self._order(self._fleet.failed(attempt, Verdict.from_json(message.get("verdict"))))
+            verdict = replace(Verdict.from_json(message.get("verdict")), node_rank=node_rank)
+            self._order(self._fleet.failed(attempt, verdict))
         elif kind == "done" and message.get("rank") in guest.seat.ranks:
             self._fleet.done(node_rank, attempt, message["rank"])
         elif kind == "ended":

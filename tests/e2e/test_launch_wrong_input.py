@@ -70,6 +70,7 @@ WRONG = {
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir cannot be made": (["--log_dir=/proc/logs/x", "train.py"], r"--log_dir /proc/logs/x: .*give a directory"),
+    "home of nobody": (["--ssh_config=~nobody-here/x", "train.py"], r"--ssh_config ~nobody-here/x: there is no user"),
     "token for all": (
         ["--token_file=plain", "train.py"],
         r"--token_file plain: others may read it \(mode 0644\); chmod 600",

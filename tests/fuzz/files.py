@@ -48,10 +48,12 @@ Match final all
   RequiredRSASize 2048
   RevokedHostKeys /none
   HostKeyAlias x
+Include conf.d/*.conf
 """
 SSH_WORDS = (
     *("%h", "%%", "%z", "${HOME}", "${NO}", "yes", "none", "*", "!", '"', "Match", "Host", "all", "final", "Port", "0"),
     *("99999", "ProxyJump", "h1,h1", "ssh://a@b:1", "User", "canonical", "-oX", "$(id)", "=", "IdentityAgent"),
+    *("~nobody-here/x", "conf**", "**", "[", "..", "none,yes", "+", "1h", "${"),
 )
 HOSTFILE = """\
 # hosts

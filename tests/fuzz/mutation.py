@@ -69,7 +69,8 @@ def change_value(rng: Random, value: Any) -> Any:
         elif kind < 0.75 and holder is not changed:
             del holder[key]
         elif kind < 0.9 and isinstance(holder, dict):
-            holder[rng.choice(["type", "seq", "node", "kind", "self", "x" * 99, "", str(key)[::-1]])] = rng.choice(ODD)
+            name = rng.choice(["type", "seq", "node", "kind", "self", "x" * 99, "", str(key)[::-1]])
+            holder[name] = copy.deepcopy(rng.choice(ODD))
         elif isinstance(holder[key], int):
             holder[key] += rng.choice([-1, 1, 1 << 16, 1 << 40])
     return changed[0]

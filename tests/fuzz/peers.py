@@ -133,6 +133,8 @@ def strangers(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
         good = [Peer(meeting, node_rank) for node_rank in range(2)]
         for peer in good:
             peer.hear("seated")
+        meeting.is_over = True
+        for peer in good:
             peer.stream.close()
 
 
@@ -239,7 +241,7 @@ def joiners(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """Noise at the port of the runtime's own meeting (MS_SCHED_PORT)."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    registrar = Registrar(listener, JoiningRegistry("job", 1 << 20), "scheduler", 30)
+    registrar = Registrar(listener, JoiningRegistry("job", 1000), "scheduler", 30)
     registrar._refusals_left = 0
     failed: list[BaseException] = []
     over = threading.Event()
@@ -253,7 +255,7 @@ def joiners(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
 
     thread = threading.Thread(target=gather)
     thread.start()
-    asked = {"key": "job", "world_size": 1 << 20, "global_rank": -1, "name": "n", "protocol": 1}
+    asked = {"key": "job", "world_size": 1000, "global_rank": -1, "name": "n", "protocol": 1}
     try:
         for rng in rng_of:
             body = encode_any(rng, change_value(rng, asked))

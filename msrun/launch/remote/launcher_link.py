@@ -135,7 +135,7 @@ class LauncherLink(threading.Thread):
             self._stream.flush()
             try:
                 self._receive(self._stream)
-            except (ValueError, TypeError, LookupError, OSError) as error:  # no launcher of this version says that
+            except (ValueError, TypeError, LookupError, OverflowError, OSError) as error:  # no launcher says that
                 sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
                 self._part()
             self._send_logs()

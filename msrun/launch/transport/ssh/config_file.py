@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msrun.errors import UsageError
 from msrun.launch.transport.ssh.algorithms import OLD_NAMES
+from msrun.launch.transport.ssh.tokens import expand_home
 
 MAX_FILE_BYTES = 1 << 20
 MAX_INCLUDES = 16
@@ -185,6 +186,8 @@ def _parse(text: str, path: Path) -> Iterator[ConfigLine]:
         if not line or line.startswith("#"):
             continue
         match = _LINE.match(line)
+        if "\0" in line:
+            raise UsageError(f"{path}, line {number}: holds a NUL byte; give a file of ssh_config")
         if not match:
             raise UsageError(f"{path}, line {number}: {line.split()[0]!r} has no value; write Keyword value")
         keyword = OLD_NAMES.get(match[1].lower(), match[1].lower())
@@ -194,9 +197,12 @@ def _parse(text: str, path: Path) -> Iterator[ConfigLine]:
 def _included(line: ConfigLine, path: Path) -> Iterator[Path]:
     base = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path("~/.ssh").expanduser()
     for word in line.words():
-        pattern = Path(word).expanduser()
+        pattern = expand_home(word, f"{line.place}: Include")
         whole = pattern if pattern.is_absolute() else base / pattern
-        yield from sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+        try:
+            yield from sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+        except (ValueError, NotImplementedError, IndexError):
+            raise UsageError(f"{line.place}: Include {word}: no pattern of files; correct it") from None
 
 
 def _note(line: ConfigLine, options: HostOptions) -> None:

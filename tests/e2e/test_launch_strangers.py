@@ -105,6 +105,37 @@ def test_flood_of_silent_connections_leaves_descriptors_and_the_port(net: HostNe
             assert b'"hello"' in stream.recv(4096), "somebody new is still heard"
 
 
+STORE_HELLO, SET = b"\0" + struct.pack("<I", 0x3C85F7CE), b"\1"
+"""How a client of torch's TCPStore begins, and how it begins to set a key."""
+
+
+def store_port(job: Running) -> int:
+    plan = json.loads((job.log_dir / "plan.json").read_text())
+    return int(plan["hosts"][0]["env"]["MASTER_PORT"])
+
+
+def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
+    msrun: JobRunner, tmp_path: Path
+) -> None:
+    """Another user of the host holds the store up with half a message; he has no way into the folder."""
+    (tmp_path / "train.py").write_text(
+        "import os, stat, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
+        "from msrun.runtime import init\nPath('ready_' + os.environ['RANK']).touch()\n"
+        "while not Path('go').exists():\n    time.sleep(0.01)\n"
+        "init()\nvalue = torch.ones(1)\ndist.all_reduce(value)\n"
+        "store = Path(os.environ['MSRUN_RENDEZVOUS'].removeprefix('file://'))\n"
+        "print(value.item(), oct(stat.S_IMODE(store.parent.stat().st_mode)), flush=True)\n"
+    )
+    job = msrun.start("--worker_num=2", "train.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
+        stream.sendall(STORE_HELLO + SET + struct.pack("<Q", 8))
+        (tmp_path / "go").touch()
+        ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert ended.log(0).endswith(b"2.0 0o700\n")
+
+
 def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -112,11 +143,8 @@ def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
     job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
     scheduler = job.pid_of("scheduler")
-    plan = tmp_path / "log_output" / "plan.json"
-    port = int(json.loads(plan.read_text())["hosts"][0]["env"]["MASTER_PORT"])
-    hello, set_value = b"\0" + struct.pack("<I", 0x3C85F7CE), b"\1"
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as stream:
-        stream.sendall(hello + set_value + struct.pack("<Q", 1) + b"k" + struct.pack("<Q", 3 << 30))
+    with socket.create_connection(("127.0.0.1", store_port(job)), timeout=30) as stream:
+        stream.sendall(STORE_HELLO + SET + struct.pack("<Q", 1) + b"k" + struct.pack("<Q", 3 << 30))
         with contextlib.suppress(ConnectionResetError):
             assert stream.recv(1) == b"", "it is sent away"
     peak = next(line for line in Path(f"/proc/{scheduler}/status").read_text().splitlines() if "VmHWM" in line)

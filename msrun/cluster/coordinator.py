@@ -20,6 +20,7 @@ in front (`cluster.proof`):
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
@@ -42,6 +43,7 @@ MAX_STRANGERS = 128
 """Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
 MAX_STRANGERS_OF_ONE = 16
 """Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 MAX_NOTES = 100
 """Refusals that are told; a flood of them must not fill a disk."""
 WAITING_LINE_S = 5.0
@@ -175,9 +177,10 @@ class Coordinator(threading.Thread):
     def _welcome(self) -> None:
         try:
             stream, address = self._listener.accept()
-        except OSError:  # gone again, or no descriptor left: then whoever waits has to wait for the next beat
-            self._selector.unregister(self._listener)
-            self._is_listening = False
+        except OSError as error:
+            if error.errno in NO_ROOM:  # whoever waits has to wait for the next beat
+                self._selector.unregister(self._listener)
+                self._is_listening = False
             return
         self._make_room(address[0])
         tls = self._terms.tls.open_session() if self._terms.tls else None

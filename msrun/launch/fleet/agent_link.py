@@ -23,6 +23,8 @@ from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
+OF_LINKS = ("opened", "cut", "resumed", "lost")
+"""What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a killed agent may take to let somebody else in."""
@@ -293,6 +295,8 @@ class AgentLink:
                 if kind == "attached":
                     self._send_again()
                     self._post("resumed")
+        elif kind in OF_LINKS:
+            raise ValueError(f"its agent says {kind}, which is not for it to say")
         elif self._ledger.take(message) and not self._take_first(message):
             self._inbox.await_room()
             self._inbox.post({**message, "node": self.node_rank})

@@ -43,6 +43,8 @@ MAX_STRANGERS = 128
 """Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
 MAX_STRANGERS_OF_ONE = 16
 """Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
+PRESSED_S = 1.0
+"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 MAX_NOTES = 100
 """Refusals that are told; a flood of them must not fill a disk."""
@@ -141,9 +143,7 @@ class Coordinator(threading.Thread):
         if now >= self._next_beat:
             self._next_beat = now + self._terms.beat_s
             self._beat(now)
-            if not self._is_listening:
-                self._selector.register(self._listener, selectors.EVENT_READ)
-                self._is_listening = True
+            self._listen(is_wanted=True)
         if self._fleet is not None or self._ends_at is not None:
             return
         if now >= self._next_line:
@@ -175,12 +175,17 @@ class Coordinator(threading.Thread):
     # -- guests ---------------------------------------------------------------------------------------------------
 
     def _welcome(self) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if time.monotonic() - oldest.since < PRESSED_S:
+                self._listen(is_wanted=False)
+                return
+            self._forget(oldest)
         try:
             stream, address = self._listener.accept()
         except OSError as error:
             if error.errno in NO_ROOM:  # whoever waits has to wait for the next beat
-                self._selector.unregister(self._listener)
-                self._is_listening = False
+                self._listen(is_wanted=False)
             return
         self._make_room(address[0])
         tls = self._terms.tls.open_session() if self._terms.tls else None
@@ -190,12 +195,23 @@ class Coordinator(threading.Thread):
         guest.greet()
 
     def _make_room(self, host: str) -> None:
-        """Close the oldest of those who hold a connection and say nothing, where they are too many."""
+        """Close the oldest of those of one address who hold a connection and say nothing, where they are too many."""
         same = [guest for guest in self._strangers.values() if guest.host == host]
         if len(same) >= MAX_STRANGERS_OF_ONE:
             self._forget(same[0])
-        elif len(self._strangers) >= MAX_STRANGERS:
-            self._forget(next(iter(self._strangers.values())))
+
+    def _listen(self, *, is_wanted: bool) -> None:
+        """Take connections, or leave those who come in the listener's queue."""
+        if is_wanted and not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif not is_wanted and self._is_listening:
+            self._selector.unregister(self._listener)
+        self._is_listening = is_wanted
+
+    def _settle(self, guest: Guest) -> None:
+        """Somebody is no stranger any more, or has gone."""
+        if self._strangers.pop(id(guest), None) is not None and len(self._strangers) < MAX_STRANGERS:
+            self._listen(is_wanted=True)
 
     def _serve(self, guest: Guest) -> None:
         if id(guest) not in self._guests:  # parted from a moment ago
@@ -237,7 +253,7 @@ class Coordinator(threading.Thread):
     def _register(self, guest: Guest, body: bytes) -> None:
         request = guest.read_request(body)
         self._registry.add(id(guest), request)
-        del self._strangers[id(guest)]
+        self._settle(guest)
         guest.accept(request, self._terms)
         self._note(f"{request.describe()} registered with {request.local_worker_num} workers")
         if self._registry.is_complete:
@@ -272,7 +288,7 @@ class Coordinator(threading.Thread):
 
     def _forget(self, guest: Guest) -> None:
         if self._guests.pop(id(guest), None) is not None:
-            self._strangers.pop(id(guest), None)
+            self._settle(guest)
             self._selector.unregister(guest.connection)
             guest.connection.close()
 

@@ -236,6 +236,19 @@ def test_one_address_cannot_hold_more_than_a_few_connections(meeting: Meeting) -
         hear("seated")
 
 
+def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(module, "PRESSED_S", 0.2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(meeting.stranger())
+        (_, hear), _ = meeting.join(0), meeting.join(1)
+        hear("seated")
+        assert len(meeting.coordinator._strangers) <= 4
+
+
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
     _, hear = meeting.join(0, b"left")
     assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]

@@ -50,14 +50,14 @@ def request(node_rank: int, worker_num: int = 2) -> HostRequest:
 class Meeting:
     """A coordinator on loopback; leaving the context proves that it has lived until then, and serves two good hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_num: int = 2) -> None:
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         self.notes: list[str] = []
         self.is_over = False
         """The job has ended, and with it the coordinator may."""
         terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, 30.0, 1)
-        self.coordinator = Coordinator(listener, Registry(2, 1), terms, self.notes.append)
+        self.coordinator = Coordinator(listener, Registry(worker_num, 1), terms, self.notes.append)
 
     def __enter__(self) -> Self:
         self.coordinator.start()
@@ -128,6 +128,7 @@ def strangers(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
                 stream.sendall(b"".join(rng.sample(pieces, rng.randint(1, len(pieces)))))
                 if rng.random() < 0.3:
                     stream.recv(1 << 12)
+            assert meeting.coordinator.is_alive()
             yield
         assert not [note for note in meeting.notes if "Error: " in note], meeting.notes
         good = [Peer(meeting, node_rank) for node_rank in range(2)]
@@ -148,18 +149,22 @@ REPORTS = (
 
 
 def registrations(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
-    """Hosts with the token that register as something odd, or end at once."""
-    with Meeting() as meeting:
+    """Hosts with the token that register as something odd, or end at once, for a job that is never complete."""
+    with Meeting(1000) as meeting:
         for rng in rng_of:
             with contextlib.suppress(OSError), meeting.connect() as stream:
                 (greeting,) = FrameBuffer(1 << 10).feed(stream.recv(1 << 10))
                 said, own = read_hello(greeting), new_nonce()
                 assert said is not None
                 seal = Seal(TOKEN, said[1], own, is_scheduler=False)
-                asked = {"type": "register", "request": request(rng.randint(-1, 3), rng.randint(1, 3)).to_json()}
+                asked = {
+                    "type": "register",
+                    "request": request(rng.randint(-1, 3), rng.choice([1000, 1000, 2])).to_json(),
+                }
                 body = encode_any(rng, change_value(rng, asked))
                 stream.sendall(frame(hello(own)) + frame(seal.close(body)))
                 stream.recv(1 << 12)
+            assert meeting.coordinator.is_alive()
             yield
         assert not [note for note in meeting.notes if "Error: " in note], meeting.notes
 

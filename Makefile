@@ -38,12 +38,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(RUN) python -m pytest -n auto --dist loadfile --ignore=tests/zoo
 
-# Also models of other packages, and ten times as many random networks, others every day; MSRUN_FUZZ_SEED=... repeats a day.
+# Also models of other packages, and more random networks and noise, others every day; MSRUN_FUZZ_SEED=... repeats a day.
 test-all: export MSRUN_FUZZ_CASES ?= 150
+test-all: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-all: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
 test-all: test zoo
-	@echo "random networks: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES)"
-	$(RUN) python -m pytest tests/e2e/test_runtime_random_networks.py
+	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"
+	$(RUN) python -m pytest tests/e2e/test_runtime_random_networks.py tests/e2e/test_launch_fuzz.py
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -23,6 +24,8 @@ from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
 from msrun.sources import Sources, apply_sources, option_shapes
 
+MAX_SHOWN = 80
+"""Of a path that is too long."""
 EPILOG = """\b
 Examples:
   msrun --worker_num 8 train.py --lr 0.1
@@ -256,6 +259,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = error.exit_code
     except click.ClickException as error:
         _print_error(_usage_text(error))
+        status = contract.EXIT_USAGE
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _print_error(f"{str(error.filename)[:MAX_SHOWN]}...: the path is too long for this system; give a shorter one")
         status = contract.EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2

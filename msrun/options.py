@@ -12,6 +12,7 @@ from msrun.errors import UsageError
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, NO_CONFIG, WINDOW, SshSettings
 from msrun.planning.log_size import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
+from msrun.planning.private_file import check_private
 from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
@@ -351,14 +352,21 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
 def _ssh_settings(options: dict[str, Any]) -> SshSettings:
     config = options["ssh_config"]
     return SshSettings(
-        config_file=config if config is None or str(config) == NO_CONFIG else config.expanduser().absolute(),
+        config_file=config if config is None or str(config) == NO_CONFIG else _home("--ssh_config", config),
         user=options["ssh_user"],
         port=options["ssh_port"],
-        identity_files=tuple(path.expanduser().absolute() for path in options["ssh_identity"]),
+        identity_files=tuple(_home("--ssh_identity", path) for path in options["ssh_identity"]),
         host_keys=options["ssh_host_keys"],
         connect_time_out_s=options["ssh_connect_time_out"],
         window=options["ssh_window"],
     )
+
+
+def _home(name: str, path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{name} {path}: there is no user {path.parts[0].removeprefix('~')!r}") from None
 
 
 def _read_token(path: Path | None, caller: dict[str, str]) -> str:
@@ -366,6 +374,7 @@ def _read_token(path: Path | None, caller: dict[str, str]) -> str:
     if path is None:
         return caller.get(TOKEN_VARIABLE, "").strip()
     token = _read_text("--token_file", path).strip()
+    check_private(path.stat().st_mode, f"--token_file {path}", path)
     if not token:
         raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
     return token

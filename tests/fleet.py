@@ -27,11 +27,14 @@ class FleetRunner:
     def start(
         self, hosts: str | Sequence[int], *words: str | bytes | Path, log_dir: Path | str = "log_output", **env: str
     ) -> Running:
-        """Start a job; `log_dir`, on a disk of `control` too, is where msrun is told to put its logs."""
+        """Start a job; `log_dir`, on a disk of `control` too, is where msrun is told to put its logs.
+
+        `hosts`: empty where another option names them.
+        """
         listed = hosts if isinstance(hosts, str) else self.hosts(*hosts)
         at = self.net.path(self.net.control, Path(log_dir)) if Path(log_dir).is_absolute() else log_dir
         return self.runner.start(
-            f"--hosts={listed}",
+            *([f"--hosts={listed}"] if listed else []),
             f"--forward_env={MARK}",
             f"--log_dir={log_dir}",
             *words,

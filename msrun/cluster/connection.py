@@ -1,4 +1,7 @@
-"""One connection between a host and the scheduler: messages over TCP, and nobody ever waits for the other side."""
+"""One connection between a host and the scheduler: messages over TCP, and nobody ever waits for the other side.
+
+The first words of each side, and a refusal, are plain bytes; all messages come after them and are sealed (`proof`).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,24 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, NotUnderstood, encode_message
+from msrun.cluster.messages import (
+    MAX_MESSAGE_BYTES,
+    FrameBuffer,
+    Message,
+    NotUnderstood,
+    decode_body,
+    encode_body,
+    frame,
+)
+from msrun.cluster.proof import PROOF_BYTES, Seal
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.session import TlsSession
 
-MAX_GREETING_BYTES = 16 * 1024
-"""Of a message from somebody who has not proved anything."""
+MAX_GREETING_BYTES = 8 * 1024
+"""Of what somebody says who has not proved anything."""
+MAX_UNSENT_BYTES = 4 * MAX_MESSAGE_BYTES
+"""The other side reads nothing: it is given up."""
 READ_BYTES = 1 << 16
 TLS_RECORDS = range(20, 25)
 """First byte of what a side that speaks TLS says (RFC 8446, 5.1); a message of ours would be far too long."""
@@ -23,19 +37,14 @@ SAME_EVERYWHERE = "give --tls_config on all hosts, or on none"
 class Connection:
     """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
 
-    def __init__(
-        self, stream: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES, tls: TlsSession | None = None
-    ) -> None:
-        """
-        Args:
-            max_bytes: of a message from the other side, as long as it is not trusted.
-            tls: what everything goes through; None = as it is.
-        """
+    def __init__(self, stream: socket.socket, tls: TlsSession | None = None) -> None:
+        """`tls`: what everything goes through; None = as it is."""
         stream.settimeout(0.0)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = stream
-        self._buffer = MessageBuffer(max_bytes)
+        self._buffer = FrameBuffer(MAX_GREETING_BYTES)
+        self._seal: Seal | None = None
         self._unsent = bytearray()
         self._tls = tls
         self._is_first = True
@@ -59,21 +68,45 @@ class Connection:
         """What protects the connection, e.g. TLSv1.3; empty for nothing."""
         return self._tls.version if self._tls else ""
 
-    def trust(self) -> None:
+    def agree(self, seal: Seal) -> None:
+        """Prove every message from now on, and open no other."""
+        self._seal = seal
+
+    def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """Take long messages from now on: the other side has proved who it is."""
-        self._buffer.max_bytes = MAX_MESSAGE_BYTES
+        self._buffer.max_bytes = max_bytes + PROOF_BYTES
+
+    def send_plain(self, body: bytes) -> None:
+        """Send words that prove nothing."""
+        self._send(frame(body))
 
     def send(self, message: Message) -> None:
         """Send a message, or as much of it as can be sent now."""
-        self.send_bytes(encode_message(message))
+        self.send_body(encode_body(message))
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_body(self, body: bytes) -> None:
         """Send a message that was encoded before, for many."""
+        assert self._seal is not None, "nothing is said before the other side's nonce is known"
+        self._send(frame(self._seal.close(body)))
+
+    def open(self, body: bytes) -> Message:
+        """Return the message in a body that has come; it is looked at once its proof holds.
+
+        Raises:
+            NotProved: it is not from one who knows the token.
+            ValueError: it is no message.
+        """
+        assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
+        return decode_body(self._seal.open(body))
+
+    def _send(self, data: bytes) -> None:
         if self._tls is None:
             self._unsent += data
         else:
             self._tls.send(data)
         self.flush()
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            self.is_closed = True
 
     def flush(self) -> None:
         """Send what is left, as far as it goes."""
@@ -89,11 +122,11 @@ class Connection:
                 return
             del self._unsent[:count]
 
-    def receive(self) -> list[Message]:
-        """Return whole messages that have come; sets `is_closed` at the end of the stream.
+    def receive(self) -> list[bytes]:
+        """Return whole bodies that have come; sets `is_closed` at the end of the stream.
 
         Raises:
-            ValueError: what came is no message, or too long.
+            ValueError: what came is too long.
             NotUnderstood: the other side speaks TLS and this one does not, the reverse, or it is not let in.
         """
         try:

@@ -2,15 +2,17 @@
 
 A thread of the launcher whose host has the master address. It decides nothing itself: `hosts.Registry` says who may
 take part, `fleet.Fleet` what becomes of the job. Its socket is bound to the master address alone, nothing that a
-stranger sends is more than a refused greeting, and it waits for no host: a slow one holds up nobody.
+stranger sends is more than a refused greeting, and it waits for no host: a slow one holds up nobody. Whatever goes
+wrong with one of them ends that connection alone.
 
-Messages, JSON with a length in front (`cluster.messages`):
-    scheduler -> host   hello {protocol, nonce}     accepted {proof, beat_s, silence_s}     refused {reason}
+First each side says hello with its nonce; a refusal is plain text. All else is messages, JSON with a length and a proof
+in front (`cluster.proof`):
+    scheduler -> host   accepted {beat_s, silence_s}
                         waiting {text}              called_off {reason, exit_code}
                         fleet {hosts}               seated {job_id, store_port, node_rank}
                         stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
                         over {verdict}              beat {}
-    host -> scheduler   hi {}                       register {request, nonce, proof}
+    host -> scheduler   register {request}
                         failed {attempt, verdict}   ended {attempt, can_continue}
                         done {attempt, rank}
                         ready {attempt}             beat {}
@@ -18,25 +20,32 @@ Messages, JSON with a length in front (`cluster.messages`):
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from msrun import contract
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection
+from msrun.cluster.connection import Connection
 from msrun.cluster.fleet import Fleet, Verdict
 from msrun.cluster.guest import Guest, MeetingTerms
 from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import Message, NotUnderstood, encode_message
+from msrun.cluster.messages import Message, NotUnderstood, encode_body
 from msrun.cluster.restart import RestartPolicy
 
-GREETING_S = 10.0
+GREETING_S = 5.0
 """How long somebody who has connected may take to register."""
-MAX_STRANGERS = 4096
-"""Connections of which nobody has registered yet; more are closed at once."""
+MAX_STRANGERS = 128
+"""Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
+MAX_STRANGERS_OF_ONE = 16
+"""Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
+PRESSED_S = 1.0
+"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 MAX_NOTES = 100
 """Refusals that are told; a flood of them must not fill a disk."""
 WAITING_LINE_S = 5.0
@@ -62,7 +71,8 @@ class Coordinator(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._guests: dict[int, Guest] = {}
         """By id of the guest, in the order of their coming."""
-        self._strangers = 0
+        self._strangers: dict[int, Guest] = {}
+        """Those among them who have not registered."""
         self._fleet: Fleet | None = None
         self._begin = time.monotonic()
         self._next_beat = self._next_line = 0.0
@@ -133,9 +143,7 @@ class Coordinator(threading.Thread):
         if now >= self._next_beat:
             self._next_beat = now + self._terms.beat_s
             self._beat(now)
-            if not self._is_listening:
-                self._selector.register(self._listener, selectors.EVENT_READ)
-                self._is_listening = True
+            self._listen(is_wanted=True)
         if self._fleet is not None or self._ends_at is not None:
             return
         if now >= self._next_line:
@@ -153,87 +161,111 @@ class Coordinator(threading.Thread):
         self._ends_at = time.monotonic() + LEAVE_S
 
     def _beat(self, now: float) -> None:
-        beat = encode_message({"type": "beat"})
+        beat = encode_body({"type": "beat"})
         for guest in list(self._guests.values()):
             silent_s = now - guest.connection.heard_at
             if guest.request is None and now - guest.since > GREETING_S:
-                self._refuse(guest, f"nothing that makes it a host of this job within {GREETING_S:g} s")
+                self._forget(guest)  # without a word: a host that was only slow tries again
+                self._note_refusal(guest, f"nothing that makes it a host of this job within {GREETING_S:g} s")
             elif guest.request is not None and silent_s > self._terms.silence_s:
                 self._part(guest, f"has given no sign of life for {silent_s:.0f} s: the host or the network is down")
             elif guest.request is not None:
-                guest.connection.send_bytes(beat)
-                self._watch(guest)
+                self._tell(guest, beat)
 
     # -- guests ---------------------------------------------------------------------------------------------------
 
     def _welcome(self) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if time.monotonic() - oldest.since < PRESSED_S:
+                self._listen(is_wanted=False)
+                return
+            self._forget(oldest)
         try:
             stream, address = self._listener.accept()
-        except OSError:  # gone again, or no descriptor left: then whoever waits has to wait for the next beat
-            self._selector.unregister(self._listener)
-            self._is_listening = False
+        except OSError as error:
+            if error.errno in NO_ROOM:  # whoever waits has to wait for the next beat
+                self._listen(is_wanted=False)
             return
-        if self._strangers >= MAX_STRANGERS:
-            stream.close()
-            return
+        self._make_room(address[0])
         tls = self._terms.tls.open_session() if self._terms.tls else None
-        guest = Guest(Connection(stream, MAX_GREETING_BYTES, tls), f"{address[0]}:{address[1]}")
-        self._guests[id(guest)] = guest
-        self._strangers += 1
+        guest = Guest(Connection(stream, tls), f"{address[0]}:{address[1]}", address[0])
+        self._guests[id(guest)] = self._strangers[id(guest)] = guest
         self._selector.register(guest.connection, selectors.EVENT_READ, guest)
         guest.greet()
+
+    def _make_room(self, host: str) -> None:
+        """Close the oldest of those of one address who hold a connection and say nothing, where they are too many."""
+        same = [guest for guest in self._strangers.values() if guest.host == host]
+        if len(same) >= MAX_STRANGERS_OF_ONE:
+            self._forget(same[0])
+
+    def _listen(self, *, is_wanted: bool) -> None:
+        """Take connections, or leave those who come in the listener's queue."""
+        if is_wanted and not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif not is_wanted and self._is_listening:
+            self._selector.unregister(self._listener)
+        self._is_listening = is_wanted
+
+    def _settle(self, guest: Guest) -> None:
+        """Somebody is no stranger any more, or has gone."""
+        if self._strangers.pop(id(guest), None) is not None and len(self._strangers) < MAX_STRANGERS:
+            self._listen(is_wanted=True)
 
     def _serve(self, guest: Guest) -> None:
         if id(guest) not in self._guests:  # parted from a moment ago
             return
-        guest.connection.flush()
         try:
-            messages = guest.connection.receive()
-        except ValueError as error:
+            guest.connection.flush()
+            for body in guest.connection.receive():
+                if id(guest) not in self._guests:
+                    return
+                self._take(guest, body)
+        except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
             self._misunderstand(guest, error)
             return
-        for message in messages:
-            if id(guest) not in self._guests:
-                return
-            if guest.request is None:
-                self._register(guest, message)
-            else:
-                self._hear(guest, message)
         if guest.connection.is_closed:
             self._part(guest, "has closed its connection: msrun was killed there, or the host went down")
         else:
             self._watch(guest)
 
-    def _misunderstand(self, guest: Guest, error: ValueError) -> None:
-        if guest.request is not None:  # its connection is of no use any more
-            self._part(guest, f"has sent what cannot be read ({error}): something between the hosts changes it")
+    def _take(self, guest: Guest, body: bytes) -> None:
+        if guest.request is not None:
+            self._hear(guest, guest.connection.open(body))
+        elif guest.is_greeted:
+            self._register(guest, body)
         else:
-            self._refuse(guest, str(error) if isinstance(error, NotUnderstood) else f"no msrun host: {error}")
+            guest.hear_greeting(body, self._terms.token)
+
+    def _misunderstand(self, guest: Guest, error: Exception) -> None:
+        said = str(error) if isinstance(error, ValueError | Refused) else f"{type(error).__name__}: {error}"
+        if guest.request is not None:  # its connection is of no use any more
+            self._part(guest, f"has sent what cannot be read ({said}): something between the hosts changes it")
+        else:
+            self._refuse(guest, said if isinstance(error, NotUnderstood | Refused) else f"no msrun host: {said}")
 
     def _watch(self, guest: Guest) -> None:
         if id(guest) in self._guests:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.connection.has_unsent else 0)
             self._selector.modify(guest.connection, wanted, guest)
 
-    def _register(self, guest: Guest, message: Message) -> None:
-        if message.get("type") == "hi":
-            return
-        try:
-            request = guest.read_request(message, self._terms.token)
-            self._registry.add(id(guest), request)
-        except Refused as refusal:
-            self._refuse(guest, str(refusal))
-            return
-        self._strangers -= 1
-        guest.accept(request, message, self._terms)
+    def _register(self, guest: Guest, body: bytes) -> None:
+        request = guest.read_request(body)
+        self._registry.add(id(guest), request)
+        self._settle(guest)
+        guest.accept(request, self._terms)
         self._note(f"{request.describe()} registered with {request.local_worker_num} workers")
         if self._registry.is_complete:
             self._seat_all()
 
     def _refuse(self, guest: Guest, reason: str) -> None:
         """Send somebody away, and say so."""
-        guest.connection.send({"type": "refused", "reason": reason})
+        guest.refuse(reason)
         self._forget(guest)
+        self._note_refusal(guest, reason)
+
+    def _note_refusal(self, guest: Guest, reason: str) -> None:
         self._notes_left -= 1
         if self._notes_left >= 0:
             self._note(f"refused {guest.address}: {reason}")
@@ -256,7 +288,7 @@ class Coordinator(threading.Thread):
 
     def _forget(self, guest: Guest) -> None:
         if self._guests.pop(id(guest), None) is not None:
-            self._strangers -= guest.request is None
+            self._settle(guest)
             self._selector.unregister(guest.connection)
             guest.connection.close()
 
@@ -267,13 +299,12 @@ class Coordinator(threading.Thread):
         hosts = [seat.to_json() for seat in sorted(seats.values(), key=lambda seat: seat.node_rank)]
         self._fleet = Fleet((seat.node_rank for seat in seats.values()), RestartPolicy(self._terms.max_restarts))
         common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
-        fleet = encode_message({"type": "fleet", "hosts": hosts})  # long, and the same for all
+        fleet = encode_body({"type": "fleet", "hosts": hosts})  # long, and the same for all
         for guest in list(self._guests.values()):
             if guest.request is not None:
                 guest.seat = seats[id(guest)]
-                guest.connection.send_bytes(fleet)
-                guest.connection.send({**common, "node_rank": guest.seat.node_rank})
-                self._watch(guest)
+                self._tell(guest, fleet)
+                self._tell(guest, encode_body({**common, "node_rank": guest.seat.node_rank}))
 
     def _hear(self, guest: Guest, message: Message) -> None:
         if self._fleet is None or guest.seat is None:
@@ -283,7 +314,8 @@ class Coordinator(threading.Thread):
             return
         node_rank = guest.seat.node_rank
         if kind == "failed":
-            self._order(self._fleet.failed(attempt, Verdict.from_json(message.get("verdict"))))
+            verdict = replace(Verdict.from_json(message.get("verdict")), node_rank=node_rank)
+            self._order(self._fleet.failed(attempt, verdict))
         elif kind == "done" and message.get("rank") in guest.seat.ranks:
             self._fleet.done(node_rank, attempt, message["rank"])
         elif kind == "ended":
@@ -299,8 +331,11 @@ class Coordinator(threading.Thread):
                 self._ends_at = time.monotonic() + LEAVE_S
 
     def _tell_all(self, message: Message) -> None:
-        data = encode_message(message)
+        body = encode_body(message)
         for guest in list(self._guests.values()):
             if guest.request is not None:
-                guest.connection.send_bytes(data)
-                self._watch(guest)
+                self._tell(guest, body)
+
+    def _tell(self, guest: Guest, body: bytes) -> None:
+        guest.connection.send_body(body)
+        self._watch(guest)

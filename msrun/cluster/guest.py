@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
-from msrun.cluster.hosts import HostRequest, Refused
-from msrun.cluster.messages import Message
-from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
+from msrun.cluster.hosts import HostRequest, Refused, other_protocol
+from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.planning.host_seat import HostSeat
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
+
+
+REFUSED = b"refused "
+"""Before the reason; sent in the clear."""
+MAX_REPORT_BYTES = 1 << 20
+"""Of a message from a host; the longest has the last lines of a log."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,11 @@ class Guest:
 
     connection: Connection
     address: str
+    host: str
+    """Its address without the port."""
     nonce: str = field(default_factory=new_nonce)
+    is_greeted: bool = False
+    """Its first words have come; what it says now has to be proved."""
     request: HostRequest | None = None
     """None until it has registered."""
     seat: HostSeat | None = None
@@ -51,28 +60,42 @@ class Guest:
     since: float = field(default_factory=time.monotonic)
 
     def greet(self) -> None:
-        """Ask who it is."""
-        self.connection.send({"type": "hello", "protocol": PROTOCOL, "nonce": self.nonce})
+        """Say the first words."""
+        self.connection.send_plain(hello(self.nonce))
 
-    def read_request(self, message: Message, token: bytes) -> HostRequest:
-        """Return what it asks for, once it has proved that it knows the token.
+    def hear_greeting(self, body: bytes, token: bytes) -> None:
+        """Take its first words.
+
+        Raises:
+            Refused: they are no host's of this version.
+        """
+        said = read_hello(body)
+        if said is None:
+            raise Refused("no msrun host: it did not say hello")
+        protocol, nonce = said
+        if protocol != PROTOCOL:
+            raise Refused(other_protocol(protocol))
+        self.connection.agree(Seal(token, self.nonce, nonce, is_scheduler=True))
+        self.is_greeted = True
+
+    def read_request(self, body: bytes) -> HostRequest:
+        """Return what it asks for, which proves that it knows the token.
 
         Raises:
             Refused: it is no host of this job.
         """
-        nonce, said = message.get("nonce"), message.get("request")
-        if message.get("type") != "register" or not isinstance(nonce, str) or not isinstance(said, dict):
-            raise Refused("no msrun host: it did not register")
-        if said.get("protocol") == PROTOCOL and not is_same_proof(
-            host_proof(token, self.nonce, nonce, said), message.get("proof")
-        ):
-            raise Refused("wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or none")
-        return HostRequest.from_json(said)
+        try:
+            message = self.connection.open(body)
+        except NotProved:
+            raise Refused("wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or none") from None
+        return HostRequest.from_json(message.get("request"))
 
-    def accept(self, request: HostRequest, message: Message, terms: MeetingTerms) -> None:
-        """Take it for a host from now on, and prove to it in turn who we are."""
+    def accept(self, request: HostRequest, terms: MeetingTerms) -> None:
+        """Take it for a host from now on."""
         self.request = request
-        self.connection.trust()
-        proof = scheduler_proof(terms.token, self.nonce, message["nonce"])
-        times = {"beat_s": terms.beat_s, "silence_s": terms.silence_s}
-        self.connection.send({"type": "accepted", "proof": proof, **times})
+        self.connection.trust(MAX_REPORT_BYTES)
+        self.connection.send({"type": "accepted", "beat_s": terms.beat_s, "silence_s": terms.silence_s})
+
+    def refuse(self, reason: str) -> None:
+        """Send it away, and say why, as plainly as it has to be said to one who knows no token."""
+        self.connection.send_plain(REFUSED + reason.encode("utf-8", "replace"))

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
+from msrun.cluster.guest import REFUSED
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood
-from msrun.cluster.proof import PROTOCOL, host_proof, is_same_proof, new_nonce, scheduler_proof
+from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
@@ -65,8 +66,10 @@ class HostLink(threading.Thread):
         self._limit_s = limit_s
         self._tls = tls
         self._outbox = Inbox()
-        self._nonce = new_nonce()
-        self._scheduler_nonce = ""
+        self._nonce = ""
+        """Of this connection; another has another."""
+        self._is_greeted = False
+        """The scheduler's first words have come."""
         self._is_registered = False
         self._is_over = False
         """Nothing more will come, and nobody has to be told so."""
@@ -117,10 +120,9 @@ class HostLink(threading.Thread):
         except OSError as error:
             return error.strerror or str(error) or type(error).__name__
         connection = Connection(stream, tls=self._tls.open_session() if self._tls else None)
+        self._nonce, self._is_greeted = new_nonce(), False
         try:
-            if self._tls is None:  # a scheduler that wants TLS waits for our first word
-                connection.send({"type": "hi"})
-            connection.flush()
+            connection.send_plain(hello(self._nonce))
             self._serve(connection, stream.getsockname()[0].partition("%")[0])
         finally:
             connection.close()
@@ -163,56 +165,62 @@ class HostLink(threading.Thread):
             connection.flush()
 
     def _receive(self, connection: Connection, own_address: str) -> None:
+        where = f"{self._place[0]}:{self._place[1]}"
         try:
-            messages = connection.receive()
+            for body in connection.receive():
+                if self._is_over:
+                    return
+                self._take(connection, own_address, body)
         except NotUnderstood as error:
             kind = "lost" if self._is_registered else "refused"
-            self._finish(kind, f"no connection with the scheduler at {self._place[0]}:{self._place[1]}: {error}")
-            return
-        except ValueError as error:
-            self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler: {error}")
-            return
-        for message in messages:
-            if self._is_over:
-                return
+            self._finish(kind, f"no connection with the scheduler at {where}: {error}")
+        except (ValueError, TypeError, KeyError) as error:
             if self._is_registered:
-                self._hear(message)
+                self._lose(f"has sent what cannot be read ({error}): something between the hosts changes it")
             else:
-                self._greet(connection, own_address, message)
+                self._finish("refused", f"what answers at {where} is no msrun scheduler: {error}")
+
+    def _take(self, connection: Connection, own_address: str, body: bytes) -> None:
+        if self._is_registered:
+            self._hear(connection.open(body))
+        elif body.startswith(REFUSED):
+            reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
+            self._finish("refused", f"the scheduler has refused this host: {_plain(reason)}")
+        elif self._is_greeted:
+            self._begin(connection, body)
+        else:
+            self._greet(connection, own_address, body)
 
     def _hear(self, message: Message) -> None:
-        if message.get("type") == "beat":
+        if message["type"] == "beat":
             return
-        if message.get("type") in ("over", "called_off"):
+        if message["type"] in ("over", "called_off"):
             self._is_over = True
         self._inbox.post(message)
 
-    def _greet(self, connection: Connection, own_address: str, message: Message) -> None:
-        kind = message.get("type")
-        if kind == "hello":
-            if message.get("protocol") != PROTOCOL:
-                spoken = str(message.get("protocol"))[:20]
-                remedy = "install the same version on all hosts"
-                self._finish(
-                    "refused", f"the scheduler's msrun speaks protocol {spoken}, this one {PROTOCOL}: {remedy}"
-                )
-                return
-            self._scheduler_nonce = str(message.get("nonce"))
-            said = self._request(own_address).to_json()
-            proof = host_proof(self._token, self._scheduler_nonce, self._nonce, said)
-            connection.send({"type": "register", "request": said, "nonce": self._nonce, "proof": proof})
-        elif kind == "refused":
-            self._finish("refused", f"the scheduler has refused this host: {_plain(message.get('reason'))}")
-        elif kind == "accepted":
-            expected = scheduler_proof(self._token, self._scheduler_nonce, self._nonce)
-            if not is_same_proof(expected, message.get("proof")):
-                self._finish("refused", "the scheduler does not know this job's token: is it another job's?")
-                return
-            self._beat_s, self._silence_s = float(message["beat_s"]), float(message["silence_s"])
-            self._is_registered = True
-            self._inbox.post({"type": "registered", "tls": connection.tls_version})
-        else:
-            self._finish("refused", f"what answers at {self._place[0]}:{self._place[1]} is no msrun scheduler")
+    def _greet(self, connection: Connection, own_address: str, body: bytes) -> None:
+        said = read_hello(body)
+        if said is None:
+            raise ValueError("it does not say hello")
+        protocol, nonce = said
+        if protocol != PROTOCOL:
+            remedy = "install the same version on all hosts"
+            self._finish("refused", f"the scheduler's msrun speaks protocol {protocol}, this one {PROTOCOL}: {remedy}")
+            return
+        self._is_greeted = True
+        connection.agree(Seal(self._token, nonce, self._nonce, is_scheduler=False))
+        connection.send({"type": "register", "request": self._request(own_address).to_json()})
+
+    def _begin(self, connection: Connection, body: bytes) -> None:
+        try:
+            message = connection.open(body)
+        except NotProved:
+            self._finish("refused", "the scheduler does not know this job's token: is it another job's?")
+            return
+        connection.trust()
+        self._beat_s, self._silence_s = float(message["beat_s"]), float(message["silence_s"])
+        self._is_registered = True
+        self._inbox.post({"type": "registered", "tls": connection.tls_version})
 
     def _lose(self, reason: str) -> None:
         where = f"the scheduler at {self._place[0]}:{self._place[1]}"

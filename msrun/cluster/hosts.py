@@ -21,6 +21,12 @@ class Refused(Exception):
     """A host cannot take part. The message is for the refused host and for the record."""
 
 
+def other_protocol(spoken: object) -> str:
+    """Return why one of another version cannot take part."""
+    text = spoken if isinstance(spoken, int) else "?"
+    return f"its msrun speaks protocol {text}, this one {PROTOCOL}: install the same version on all hosts"
+
+
 @dataclass(frozen=True)
 class HostRequest:
     """What a host says of itself when it registers."""
@@ -51,10 +57,7 @@ class HostRequest:
         if not isinstance(value, Mapping):
             raise Refused("it does not say who it is")
         if value.get("protocol") != PROTOCOL:
-            raise Refused(
-                f"its msrun speaks protocol {str(value.get('protocol'))[:20]}, this one {PROTOCOL}: "
-                "install the same version on all hosts"
-            )
+            raise Refused(other_protocol(value.get("protocol")))
         numbers = [value.get(name) for name in ("worker_num", "local_worker_num", "node_rank", "max_restarts")]
         texts = [value.get(name) for name in ("name", "address", "table")]
         if not all(type(number) is int and -1 <= number <= MAX_WORKERS for number in numbers):

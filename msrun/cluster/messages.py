@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from itertools import chain
 from typing import Any
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """A plan for thousands of workers with a large environment fits; anything above is a mistake."""
+MAX_DEPTH = 32
+"""Of lists and objects in each other; what is encoded again, or decoded by hints, must not run out of stack."""
 
 Message = dict[str, Any]
 
@@ -18,34 +21,69 @@ class NotUnderstood(ValueError):
     """What has come is no speech of ours at all; the message says why."""
 
 
+def encode_body(message: Message) -> bytes:
+    """Return a message as JSON text.
+
+    Raises:
+        ValueError: it is larger than MAX_MESSAGE_BYTES.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
+    return body
+
+
+def decode_body(body: bytes) -> Message:
+    """Return the message in JSON text.
+
+    Raises:
+        ValueError: it is not a JSON object, or is nested deeper than MAX_DEPTH.
+    """
+    try:
+        message = json.loads(body.decode("utf-8", "surrogateescape"))
+    except RecursionError:
+        raise ValueError("message is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError(f"message is a JSON {type(message).__name__}: an object is expected")
+    level: list[Any] = [message]
+    for _ in range(MAX_DEPTH):
+        values = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return message
+    raise ValueError("message is nested too deeply")
+
+
+def frame(body: bytes) -> bytes:
+    """Return a body with its length in front, as it goes over the wire."""
+    return HEADER.pack(len(body)) + body
+
+
 def encode_message(message: Message) -> bytes:
     """Return the bytes of one message: four bytes of length, then JSON.
 
     Raises:
         ValueError: the message is larger than MAX_MESSAGE_BYTES.
     """
-    body = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"message of {len(body)} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
-    return HEADER.pack(len(body)) + body
+    return frame(encode_body(message))
 
 
-class MessageBuffer:
-    """Collects received bytes and gives back whole messages. Owned by one reader."""
+class FrameBuffer:
+    """Collects received bytes and gives back whole bodies, at which it does not look. Owned by one reader."""
 
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """`max_bytes`: of one message; may be raised once the other side is known."""
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of one body; may be raised once the other side is known."""
         self.max_bytes = max_bytes
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
-        """Add bytes and return every message that is now complete.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes and return every body that is now complete.
 
         Raises:
-            ValueError: a length above the limit, or a body that is not a JSON object.
+            ValueError: a length above the limit.
         """
         self._bytes += data
-        messages: list[Message] = []
+        bodies: list[bytes] = []
         while len(self._bytes) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._bytes)
             if length > self.max_bytes:
@@ -53,16 +91,24 @@ class MessageBuffer:
             end = HEADER.size + length
             if len(self._bytes) < end:
                 break
-            body = bytes(self._bytes[HEADER.size : end])
+            bodies.append(bytes(self._bytes[HEADER.size : end]))
             del self._bytes[:end]
-            try:
-                message = json.loads(body.decode("utf-8", "surrogateescape"))
-            except RecursionError:
-                raise ValueError("message is nested too deeply") from None
-            if not isinstance(message, dict):
-                raise ValueError(f"message is a JSON {type(message).__name__}: an object is expected")
-            messages.append(message)
-        return messages
+        return bodies
+
+
+class MessageBuffer:
+    """Collects received bytes and gives back whole messages. Owned by one reader."""
+
+    def __init__(self) -> None:
+        self._frames = FrameBuffer(MAX_MESSAGE_BYTES)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add bytes and return every message that is now complete.
+
+        Raises:
+            ValueError: a length above the limit, or a body that is no message.
+        """
+        return [decode_body(body) for body in self._frames.feed(data)]
 
 
 class Channel:

@@ -1,7 +1,8 @@
-"""How a host and the scheduler prove to each other that they know the job's token, without sending it.
+"""How a host and the scheduler prove with every message that they know the job's token, without sending it.
 
-Challenge and response: each side makes a random nonce, and answers the other's with an HMAC-SHA256 of both nonces and
-of what it says, keyed with the token. A proof is good for one connection and for one side only.
+Each side begins with a random nonce. Token and both nonces make two keys, one for each direction, and from then on
+every message carries an HMAC-SHA256 of its number and its bytes. So nothing is looked at that was not proved first, and
+a message is good for one connection, one direction and one place in the order.
 
 A token that the user gives (`--token_file`, MSRUN_TOKEN) keeps strangers out. Without one the token follows from what
 every host was told, the port: that keeps out mistakes, such as another program that uses the port, and nobody who
@@ -12,14 +13,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
+import re
 import secrets
-from collections.abc import Mapping
-from typing import Any
+import struct
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when hosts of an older msrun could not take part any more."""
+PROOF_BYTES = hashlib.sha256().digest_size
 _CLIENT, _SERVER = b"msrun host", b"msrun scheduler"
+_NUMBER = struct.Struct("!Q")
+_HELLO = re.compile(rb'\{"type":"hello","protocol":([0-9]{1,9}),"nonce":"([0-9a-f]{64})"\}')
+"""JSON, which an older msrun reads; here it is not parsed, for it comes from anybody."""
+
+
+class NotProved(ValueError):
+    """A message is not from one who knows the token, or is not the next of this connection."""
 
 
 def derived_token(master_port: int) -> bytes:
@@ -32,21 +40,43 @@ def new_nonce() -> str:
     return secrets.token_hex(32)
 
 
-def host_proof(token: bytes, scheduler_nonce: str, host_nonce: str, request: Mapping[str, Any]) -> str:
-    """Return a host's proof; it covers what the host asks for."""
-    return _proof(token, _CLIENT, scheduler_nonce, host_nonce, request)
+def hello(nonce: str) -> bytes:
+    """Return the first words of either side."""
+    return f'{{"type":"hello","protocol":{PROTOCOL},"nonce":"{nonce}"}}'.encode()
 
 
-def scheduler_proof(token: bytes, scheduler_nonce: str, host_nonce: str) -> str:
-    """Return the scheduler's proof."""
-    return _proof(token, _SERVER, scheduler_nonce, host_nonce, {})
+def read_hello(body: bytes) -> tuple[int, str] | None:
+    """Return protocol and nonce of the other side's first words; None when they are something else."""
+    match = _HELLO.fullmatch(body)
+    return (int(match[1]), match[2].decode()) if match else None
 
 
-def is_same_proof(expected: str, given: object) -> bool:
-    """Compare without telling, by the time it takes, how much is right."""
-    return isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
+class Seal:
+    """Closes what one side of one connection says, and opens what it hears."""
+
+    def __init__(self, token: bytes, scheduler_nonce: str, host_nonce: str, *, is_scheduler: bool) -> None:
+        nonces = f"{scheduler_nonce}{host_nonce}".encode()
+        keys = [hmac.digest(token, side + b"\0" + nonces, "sha256") for side in (_CLIENT, _SERVER)]
+        self._in_key, self._out_key = keys if is_scheduler else reversed(keys)
+        self._sent = self._received = 0
+
+    def close(self, body: bytes) -> bytes:
+        """Return the next message with its proof in front."""
+        self._sent += 1
+        return _proof(self._out_key, self._sent, body) + body
+
+    def open(self, data: bytes) -> bytes:
+        """Return the next message of the other side without its proof.
+
+        Raises:
+            NotProved: it is not from there.
+        """
+        proof, body = data[:PROOF_BYTES], data[PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._in_key, self._received + 1, body)):
+            raise NotProved("a message without the proof that it is the next of this connection")
+        self._received += 1
+        return body
 
 
-def _proof(token: bytes, side: bytes, scheduler_nonce: str, host_nonce: str, said: Mapping[str, Any]) -> str:
-    text = json.dumps([scheduler_nonce, host_nonce, said], sort_keys=True, separators=(",", ":"))
-    return hmac.new(token, side + b"\0" + text.encode(), hashlib.sha256).hexdigest()
+def _proof(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, _NUMBER.pack(number) + body, "sha256")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
@@ -34,7 +36,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     """
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
-    host = StoreHost(socket.socket(fileno=listener_fd), record)
+    host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)
     has_store = True
     while not channel.is_closed:
         for message in channel.receive():
@@ -51,12 +53,18 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
 
+STORE_BYTES = 1 << 30
+"""For what workers, and strangers who reach the store, put into it: a rendezvous needs a few kilobytes for a rank."""
+
+
 class StoreHost:
     """Hosts the store for the rest of this process's life; without it the scheduler is of no use and ends."""
 
-    def __init__(self, listener: socket.socket, record: Record) -> None:
+    def __init__(self, listener: socket.socket, record: Record, max_bytes: int = 0) -> None:
+        """`max_bytes`: of memory, beside what the process has when the store begins; 0 = no limit."""
         self._listener = listener
         self._record = record
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
         self.is_wanted_late = False
@@ -70,6 +78,8 @@ class StoreHost:
                 select.select([self._listener], [], [])
             import torch.distributed  # noqa: F401 - the long part, outside the lock
 
+            if self._max_bytes:
+                limit_memory(self._max_bytes)
             with self._lock:
                 self._store = serve_tcp_store(self._listener.dup())
             self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
@@ -83,6 +93,18 @@ class StoreHost:
             if self._store is not None:
                 self._store = None
                 self._store = serve_tcp_store(self._listener.dup())
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process have so much more memory than it has now, and no more.
+
+    torch's store takes memory for a value when its length has come; it has no limit, and nobody proves who he is.
+    """
+    status = Path("/proc/self/status").read_bytes()
+    now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(b"VmData:"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [now + more_bytes, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
 
 
 class Record:

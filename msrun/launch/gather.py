@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.key_pair import Side
 
 REGISTERED = "registered with the scheduler"
+WEAK_KEY = (
+    "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
+    "could join or end the job"
+)
 UNKNOWN = "?"
 """Name and address of a host that a dry run cannot know."""
 NAME_RETRY_S = 1.0
@@ -130,6 +134,8 @@ class Gathering:
         token = spec.token.encode() or derived_token(spec.meeting_port)
         if has_scheduler(spec, master_addr):
             self._serve(master_addr, token)
+            if not (spec.token or spec.tls):
+                self._say(WEAK_KEY.format(port=spec.meeting_port))
             self._say(
                 f"waiting for {spec.worker_num - spec.local_worker_num} of {spec.worker_num} workers from other hosts "
                 f"at {master_addr}:{spec.meeting_port}"

@@ -79,14 +79,16 @@ def read_table_hosts(path: Path) -> list[TableHost]:
     servers = [server for server in table.servers_by_rank if server.devices]
     if not servers:
         raise UsageError(f"--rank_table_file {path}: no server of it has devices; see ranktable validate")
+    if not all(map(_names, servers)):
+        raise UsageError(f"--rank_table_file {path}: a server of it has an empty server_id; see ranktable validate")
     return [TableHost(_seat(node_rank, server), tuple(_names(server))) for node_rank, server in enumerate(servers)]
 
 
 def read_host_list(path: Path) -> HostList | None:
     """Return the hosts of a rank table: its servers with devices.
 
-    None when it cannot be read, or one server's ranks are wrong: that is found, and refused, with the other checks. One
-    server alone is this host, whatever its server_id.
+    None when it cannot be read, a server has no name, or one server's ranks are wrong: that is found, and refused, with
+    the other checks. One server alone is this host, whatever its server_id.
 
     The ranks are those of the table; node 0, which runs the scheduler, is the server of rank 0.
     Source: the table's `rank_id` decides, as in MindSpore, which re-orders ranks by a table with `pod_ip`.
@@ -99,7 +101,7 @@ def read_host_list(path: Path) -> HostList | None:
     except UsageError:
         return None
     servers = [server for server in table.servers_by_rank if server.devices]
-    if not servers:
+    if not servers or not all(map(_names, servers)):
         return None
     hosts = tuple(_seat(node_rank, server) for node_rank, server in enumerate(servers))
     if len(servers) == 1:

@@ -17,6 +17,9 @@ from host_net import HostNetError
 from job_runner import JobRunner, Running, wait_until
 from ssh_net import SshNet
 
+from msrun.launch.remote.log_sender import pack_piece
+from msrun.launch.transport.pipe import MARKER
+
 LIMIT = "--heartbeat_time_out=12"  # of a busy machine, too, nobody is to be given up by mistake
 
 
@@ -233,4 +236,62 @@ def test_killed_scheduler_ends_the_job_on_every_host(fleet: FleetRunner, job: Ru
     ended = job.finish()
     assert ended.code == 3
     assert "scheduler" in ended.errors[0] and "host0" in ended.errors[0]
+    fleet.prove_nothing_left()
+
+
+HOSTILE = """\
+#!{python}
+# Stands between an agent and the launcher: what the agent says goes through, and once a worker runs, more.
+import json, struct, subprocess, sys
+agent = subprocess.Popen([{python!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+out, said = sys.stdout.buffer, {said!r}
+begun = b""
+while not begun.endswith({marker!r}):
+    begun += agent.stdout.read(1)
+out.write(begun)
+while header := agent.stdout.read(4):
+    body = agent.stdout.read(struct.unpack("!I", header)[0])
+    out.write(header + body)
+    if json.loads(body).get("moment") == "started":
+        out.write(struct.pack("!I", len(said)) + said)
+    out.flush()
+sys.exit(agent.wait())
+"""
+
+
+def hostile_fleet(fleet: FleetRunner, said: bytes, tmp_path: Path) -> Path:
+    """Return a hostfile whose second host has such an agent."""
+    program = tmp_path / "hostile_python"
+    program.write_text(HOSTILE.format(python=sys.executable, said=said, marker=MARKER))
+    program.chmod(0o755)
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"host0 slots=1 python={sys.executable}\nhost1 slots=1 python={program}\n")
+    return hostfile
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", "message is nested too deeply"),
+        (b'{"type":["event"]}', "TypeError"),
+    ],
+)
+def test_host_whose_agent_says_what_cannot_be_understood_is_given_up(
+    fleet: FleetRunner, said: bytes, reason: str, workers: Path, tmp_path: Path
+) -> None:
+    hostfile = hostile_fleet(fleet, said, tmp_path)
+    job = fleet.start("", f"--hostfile={hostfile}", workers / "wait.py").finish()
+    assert job.code == 3, job.stderr
+    assert job.errors[0].startswith("msrun: error: host1: ") and reason in job.errors[0], job.errors
+    assert "Traceback" not in job.stderr
+    fleet.prove_nothing_left()
+
+
+def test_host_that_writes_the_log_of_another_is_not_heeded(fleet: FleetRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    piece = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()
+    hostfile = hostile_fleet(fleet, piece, tmp_path)
+    job = fleet.start("", f"--hostfile={hostfile}", "train.py").finish()
+    assert job.code == 0, job.stderr
+    assert [job.log(rank) for rank in range(2)] == [b"rank 0\n", b"rank 1\n"]
     fleet.prove_nothing_left()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from fleet import FleetRunner
 from host_net import HostNetError
 from job_runner import JobRunner, wait_until
 from ssh_net import SshNet
+
+from msrun.cluster.messages import FrameBuffer, frame
+from msrun.cluster.proof import Seal, derived_token, hello, read_hello
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,30 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
         *(f"worker_{rank}.log" for rank in range(4)),
         *("scheduler.log", "rank_table.json", "plan.json", "events.jsonl", "job.lock"),
     }
+
+
+def test_key_of_a_job_is_none_that_follows_from_the_port(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    """Nobody has to give a token where msrun starts the agents; what a stranger could work out is refused."""
+    job = fleet.start([1, 1], workers / "wait.py")
+    job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    (master,) = [
+        json.loads(line)["master"]
+        for line in (job.log_dir / "events.jsonl").read_text().splitlines()
+        if '"agents_started"' in line
+    ]
+    address, _, port = master.rpartition(":")
+    with fleet.net.inside(fleet.net.control), socket.create_connection((address, int(port)), timeout=20) as stream:
+        bodies = FrameBuffer(1 << 20)
+        (greeting,) = bodies.feed(stream.recv(1 << 10))
+        said = read_hello(greeting)
+        assert said is not None
+        seal = Seal(derived_token(int(port)), said[1], "0" * 64, is_scheduler=False)
+        stream.sendall(frame(hello("0" * 64)) + frame(seal.close(b'{"type":"register"}')))
+        (answer,) = bodies.feed(stream.recv(1 << 10))
+    assert answer.startswith(b"refused wrong token")
+    assert "weak key" not in job.stderr
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 143
 
 
 PARENT = """

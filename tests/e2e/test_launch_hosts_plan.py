@@ -19,7 +19,15 @@ h1        slots=3 user=me port=2222
 10.0.0.7  devices=5 python=/opt/py/bin/python
 """
 ENV = {"HF_TOKEN": "hidden", "NCCL_DEBUG": "INFO", "MY_OWN": 'it\'s = "a\nb"', "HOME_GROWN": "x"}
-OPTIONS = ["--hostfile=hosts.txt", "--env", "API_KEY=hidden", "--env", "A=b\nc", "--forward_env=MY_*"]
+OPTIONS = [
+    "--hostfile=hosts.txt",
+    "--env",
+    "API_KEY=hidden",
+    "--env",
+    "A=b\nc",
+    "--forward_env=MY_*",
+    "--forward_env=HF_TOKEN",
+]
 
 HOOK = """
 import sys

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from host_net import HostNetError
 from job_runner import wait_until
+from ssh_certificates import SshAuthority
 from ssh_net import SshNet, make_key
 
 from msrun.errors import ClusterError
@@ -92,6 +93,41 @@ def launcher(net: SshNet, tmp_path: Path) -> Iterator[Launcher]:
     servers = {net.server(host) for host in range(net.count)}
     everything = lambda: set(net.processes(*range(net.count))) - servers  # noqa: E731
     wait_until(lambda: not everything(), "what was started on the hosts has ended")
+
+
+def test_host_is_known_by_the_certificate_of_an_authority(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+    authority = SshAuthority()
+    public = next(line for line in (net.client / "known_hosts").read_text().splitlines() if line.startswith("host2"))
+    certificate = net.folder / "host_key_2-cert.pub"
+    certificate.write_text(authority.sign(public.partition(" ")[2], "host2") + "\n")
+    with (net.folder / "sshd_config_2").open("a") as file:
+        file.write(f"HostCertificate {certificate}\n")
+    os.kill(net.server(2), signal.SIGHUP)
+    wait_until(lambda: "listening on 0.0.0.0" in net.server_log(2).partition("SIGHUP")[2], "it has read that")
+    known = tmp_path / "known"
+    alone = f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none"
+    known.write_text(f"@cert-authority host* {authority.public}\n")
+    assert launcher.says("host2", f"{alone}\nHostKeyAlias host2") == "host2"
+    assert "its certificate does not count: it is for host2" in launcher.refused(
+        "host2", f"{alone}\nHostKeyAlias host3"
+    )
+    known.write_text(f"@cert-authority host* {SshAuthority().public}\n")
+    assert "another authority has signed" in launcher.refused("host2", f"{alone}\nHostKeyAlias host2")
+    assert "it has no certificate" in launcher.refused("host0", f"{alone}\nHostKeyAlias host0")
+
+
+def test_algorithms_and_revoked_keys_of_ssh_config_are_heeded(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
+    lists = "Ciphers aes256-gcm@openssh.com\nKexAlgorithms curve25519-sha256\nMACs -*md5*,*sha1*\n"
+    assert (
+        launcher.says("host0", f"{lists}HostKeyAlgorithms ssh-ed25519\nPubkeyAcceptedAlgorithms ssh-ed25519") == "host0"
+    )
+    text = launcher.refused("host0", "Ciphers chacha20-poly1305@openssh.com")
+    assert "ssh_config: Ciphers chacha20-poly1305@openssh.com: leaves none of those that msrun has: aes128-ctr" in text
+    assert "no algorithm in common" in launcher.refused("host0", "HostKeyAlgorithms rsa-sha2-512")
+    revoked = tmp_path / "revoked"
+    known = (net.client / "known_hosts").read_text().splitlines()
+    revoked.write_text("\n".join(line.partition(" ")[2] for line in known))
+    assert f"is revoked ({revoked})" in launcher.refused("host0", f"RevokedHostKeys {revoked}")
 
 
 def test_host_is_reached_by_alias_address_port_and_user(net: SshNet, launcher: Launcher) -> None:

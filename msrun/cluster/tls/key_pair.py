@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from msrun.errors import UsageError
+from msrun.planning.private_file import check_private
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec
 
 Side = Literal["server", "client"]
@@ -98,9 +98,7 @@ def _password(spec: TlsSpec, side: Side) -> bytes:
         return str(given).encode()
     place = spec.place(f"{side}_password_file")
     try:
-        mode = Path(path).stat().st_mode
-        if stat.S_IMODE(mode) & 0o077:
-            raise UsageError(f"{place}: others may read it (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}")
+        check_private(Path(path).stat().st_mode, place, path)
         return Path(path).read_bytes().partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
         raise UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there") from None

@@ -73,7 +73,10 @@ class TlsSession:
         if not self._is_open:
             self._early += data
         elif data and not self._is_broken:
-            self._object.write(data)
+            try:
+                self._object.write(data)
+            except ssl.SSLError:  # what comes next, or its end, says why
+                self._is_broken = True
 
     def take(self) -> bytes:
         """Return what is to go over the wire now."""

@@ -23,6 +23,8 @@ from msrun.errors import ClusterError
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
+OF_LINKS = ("opened", "cut", "resumed", "lost")
+"""What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a killed agent may take to let somebody else in."""
@@ -147,6 +149,12 @@ class AgentLink:
         self._closed.set()
         self._outbox.put(None)
         self._break()
+
+    def give_up(self, reason: str) -> None:
+        """End the connection to an agent that cannot be worked with."""
+        if not self.is_over:
+            self._end(reason, None)
+            self.close()
 
     def join(self, deadline: float) -> None:
         """Wait for the threads until a moment of `time.monotonic`."""
@@ -287,7 +295,10 @@ class AgentLink:
                 if kind == "attached":
                     self._send_again()
                     self._post("resumed")
+        elif kind in OF_LINKS:
+            raise ValueError(f"its agent says {kind}, which is not for it to say")
         elif self._ledger.take(message) and not self._take_first(message):
+            self._inbox.await_room()
             self._inbox.post({**message, "node": self.node_rank})
 
     def _send_again(self) -> None:

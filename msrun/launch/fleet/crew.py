@@ -6,8 +6,7 @@ import contextlib
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
@@ -100,8 +99,8 @@ class Crew:
                     return False
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
-                for message in self._messages():
-                    handlers.get(message["type"], _ignore)(message["node"], message)
+                for message in self._inbox.take():
+                    self._deliver(message, handlers)
                 self._heed_signals()
                 now = time.monotonic()
                 if now >= self._next_beat:
@@ -113,8 +112,14 @@ class Crew:
                     tick()
         return True
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        yield from self._inbox.take()
+    def _deliver(self, message: Message, handlers: Mapping[str, Callable[[int, Message], None]]) -> None:
+        """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
+        try:
+            handlers.get(message["type"], _ignore)(message["node"], message)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            link = self.links[message["node"]]
+            why = f"its agent says what cannot be understood ({type(error).__name__}: {error})"
+            link.give_up(f"{link.entry.name}: {why}; install the same msrun there")
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():

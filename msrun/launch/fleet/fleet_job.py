@@ -22,7 +22,7 @@ from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import JobFailure, write_failure
 from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_plan import assemble_plan
-from msrun.launch.fleet.home_logs import HomeLogs
+from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.launch.fleet.record import FleetRecord
@@ -63,7 +63,8 @@ def run_fleet_job(
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
-        logs = HomeLogs(spec.log_dir, rotation)
+        own = own_logs(spec.worker_log_name, _ranks_of_hosts(spec))
+        logs = HomeLogs(spec.log_dir, rotation, own, spec.max_restarts)
         stack.callback(logs.close)
         events = EventLog(_clear_directory(spec.log_dir))
         stack.callback(events.close)
@@ -132,8 +133,8 @@ class FleetRun:
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
-        ranks = {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
-        self._record = FleetRecord(ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
+        self._ranks = _ranks_of_hosts(spec)
+        self._record = FleetRecord(self._ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
 
     @property
     def console(self) -> Console | None:
@@ -177,11 +178,22 @@ class FleetRun:
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
     def _on_planned(self, node_rank: int, message: Message) -> None:
-        self._hosts[node_rank] = decode_record(HostPlan, message["host"])
+        host = decode_record(HostPlan, message["host"])
+        self._check_own(node_rank, host)
+        self._hosts[node_rank] = host
         self._notes[node_rank] = [str(note) for note in message["notes"]]
         self._target = self._target or str(message["target"])
         if len(self._hosts) == len(self._crew.links):
             self._write_plan()
+
+    def _check_own(self, node_rank: int, host: HostPlan) -> None:
+        """A host speaks of its own workers and logs; of others it is not believed."""
+        ranks = tuple(worker.global_rank for worker in host.workers)
+        names = [Path(worker.log_path).name for worker in host.workers]
+        if host.node_rank != node_rank or ranks != self._ranks[node_rank]:
+            raise ValueError("its plan is that of another host")
+        if not all(self._logs.is_own(node_rank, name) for name in names):
+            raise ValueError("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
@@ -311,6 +323,10 @@ class _ConsoleOnceItIsThere:
 
     def tick(self, membership: object) -> None:
         """Nothing regular to pass on."""
+
+
+def _ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
+    return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
 
 
 def _hosts_in_words(plan: LaunchPlan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,8 +15,24 @@ from msrun.cluster.messages import Message
 from msrun.launch.directory.log_directory import create_file
 from msrun.launch.remote.log_sender import unpack_piece
 
-_NAME = re.compile(r"[A-Za-z0-9._-]+\.log\Z")
-MAX_ATTEMPT = 1 << 20
+_FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
+"""What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
+
+
+def own_logs(stem: str, ranks: Mapping[int, Iterable[int]]) -> dict[int, re.Pattern[str]]:
+    """Return what logs each host may write are called.
+
+    Args:
+        stem: of --worker_log_name.
+        ranks: node_rank -> global ranks there.
+    """
+    words = re.split(r"\{ip\}|\{hostname\}", stem)
+    start = _FILLED_IN.join(re.escape(word) for word in words)
+    found = {}
+    for node_rank, own in ranks.items():
+        names = f"{start}_(?:{'|'.join(map(str, own))})\\.log"
+        found[node_rank] = re.compile(names if node_rank else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
+    return found
 
 
 class _Log(Protocol):
@@ -47,9 +63,17 @@ class PlainLog:
 class HomeLogs:
     """Called by the threads of many hosts; each log comes from one of them."""
 
-    def __init__(self, folder: Path, rotation: LogRotation | None) -> None:
-        """`rotation`: None = logs are not rotated."""
+    def __init__(
+        self, folder: Path, rotation: LogRotation | None, own: Mapping[int, re.Pattern[str]], max_restarts: int = 0
+    ) -> None:
+        """
+        Args:
+            rotation: None = logs are not rotated.
+            own: from `own_logs`.
+        """
         self._folder = folder
+        self._own = own
+        self._max_attempt = max_restarts
         self._rotation = rotation
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[int, _Log]] = {}
@@ -59,14 +83,20 @@ class HomeLogs:
         self.fault = ""
         """Why logs are not complete: the first error of the disk; empty when they are."""
 
+    def is_own(self, node_rank: int, name: str) -> bool:
+        """Return whether a host may write, and speak of, a log of this name."""
+        return self._own[node_rank].fullmatch(name) is not None
+
     def expect(self, node_rank: int, names: Collection[str]) -> None:
-        """Make empty logs of these names, which only this host may write.
+        """Make empty logs of these names, as far as they are of this host; what it names later does not count.
 
         Raises:
             OSError: a file cannot be made.
         """
         with self._lock:
-            self._names[node_rank] = frozenset(name for name in names if _NAME.match(name))
+            if node_rank in self._names:
+                return
+            self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
             for name in self._names[node_rank]:
                 self._logs[name], self._sizes[name] = (0, self._open(name)), 0
 
@@ -88,7 +118,7 @@ class HomeLogs:
         if name not in self._names.get(node_rank, ()):
             return
         attempt = self._logs[name][0] if attempt is None else attempt
-        if type(attempt) is not int or not 0 <= attempt < MAX_ATTEMPT:
+        if type(attempt) is not int or not 0 <= attempt <= self._max_attempt:
             return
         try:
             data = bytearray(unpack_piece(message))

@@ -30,7 +30,7 @@ from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import PROTOCOL, HostJob
 from msrun.planning.hosts.brackets import fold
-from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
@@ -153,6 +153,8 @@ class Muster:
         spec, token = self._spec, secrets.token_hex(32)
         seats = seat_hosts(spec.host_entries, spec.table_hosts)
         environment = forwarded_environment(self._caller, spec.forward_env)
+        if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
+            self._say(kept)
         table = spec.rank_table_file.read_text(encoding="utf-8") if spec.rank_table_file else ""
         links = []
         for node, entry in enumerate(spec.host_entries):
@@ -247,7 +249,7 @@ class Muster:
         """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
         entries, links = self._spec.host_entries, self._crew.links
         handlers = {
-            "listening": lambda _, m: self._listening.update(m),
+            "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
             "error": lambda node, m: self._lose(node, _error_of(m)),

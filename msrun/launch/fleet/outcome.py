@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msrun import contract
 from msrun.errors import ClusterError, Interrupted, MsrunError
 from msrun.launch.failure import JobFailure, WorkerFailure
 from msrun.planning.masking import hide_values
@@ -25,9 +26,12 @@ def read_failure(value: Any, log_dir: Path) -> JobFailure | None:
         failure = decode_record(JobFailure, value)
     except ValueError as error:
         raise ClusterError(f"a host's result cannot be read ({error}): install the same msrun on all hosts") from None
+    if not all(type(other.get("global_rank")) is int for other in failure.others):
+        raise ClusterError("a host's result names a worker without a rank: install the same msrun on all hosts")
     first = failure.first_failure
     return replace(
         failure,
+        exit_code=failure.exit_code if 0 < failure.exit_code < 256 else contract.EXIT_CLUSTER,
         first_failure=_at_home(first, log_dir) if first else None,
         lagging=[_at_home(worker, log_dir) for worker in failure.lagging],
     )

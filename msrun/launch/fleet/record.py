@@ -12,11 +12,15 @@ from typing import Any
 
 from msrun.agent.observer import Observers
 from msrun.cluster.membership import Membership, WorkerState
+from msrun.launch.fleet.moments import FIELDS, read_moment
 
 _OF_WORKERS = frozenset({"started", "exited"})
 _ONCE = frozenset({"stopping", "hang", "waiting"})
 """Told by every host; the first one is the job's."""
 _AS_THEY_ARE = frozenset({"signal", "log_lost", "note"})
+MAX_AHEAD = 1000
+"""So many moments, and a few for each of its workers, a host may tell before the others have told of a restart."""
+MOMENTS_OF_A_WORKER = 8
 
 
 class FleetRecord:
@@ -35,26 +39,36 @@ class FleetRecord:
     def _new_membership(self) -> Membership:
         return Membership(rank for ranks in self._ranks.values() for rank in ranks)
 
-    def note(self, node_rank: int, kind: str, fields: dict[str, Any]) -> None:
-        """Take a moment of one host."""
-        if node_rank in self._ahead:
-            self._ahead[node_rank].append((kind, fields))
+    def note(self, node_rank: int, kind: str, value: object) -> None:
+        """Take a moment of one host; one of a kind that is not known is left out.
+
+        Raises:
+            ValueError: a host that speaks as it should does not say this.
+        """
+        if node_rank not in self._ranks or kind not in FIELDS:
             return
-        if kind == "restarting":
+        fields = read_moment(kind, value)
+        if node_rank in self._ahead:
+            ahead = self._ahead[node_rank]
+            if len(ahead) > MAX_AHEAD + MOMENTS_OF_A_WORKER * len(self._ranks[node_rank]):
+                raise ValueError(f"{len(ahead)} moments of an attempt that has not begun")
+            ahead.append((kind, fields))
+        elif kind == "restarting":
             self._ahead[node_rank] = deque()
             self._restart = fields
             self._begin_again()
-        elif kind in _OF_WORKERS and fields.get("global_rank") in self._ranks[node_rank]:
-            self._note_worker(kind, fields)
-            self._observers.tell(kind, **fields)
-            self._note_running(kind)
+        elif kind in _OF_WORKERS:
+            if fields["global_rank"] in self._ranks[node_rank]:
+                self._note_worker(kind, fields)
+                self._observers.tell(kind, **fields)
+                self._note_running(kind)
         elif kind in _ONCE:
             if kind not in self._told:
                 self._told.add(kind)
                 self._observers.tell(kind, **fields)
         elif kind in _AS_THEY_ARE:
             self._observers.tell(kind, **fields)
-        elif kind not in ("running", "started", "exited"):
+        elif kind != "running":
             self._observers.tell(f"host_{kind}", node_rank=node_rank, **fields)
 
     def lost(self, node_rank: int) -> None:

@@ -15,6 +15,7 @@ import queue
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -132,7 +133,11 @@ class LauncherLink(threading.Thread):
         self._take_wishes()
         if self._stream is not None:
             self._stream.flush()
-            self._receive(self._stream)
+            try:
+                self._receive(self._stream)
+            except (ValueError, TypeError, LookupError, OverflowError, OSError) as error:  # no launcher says that
+                sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
+                self._part()
             self._send_logs()
         self._look_at_clock()
 

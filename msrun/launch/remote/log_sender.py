@@ -123,9 +123,13 @@ def unpack_piece(message: Message) -> bytes:
     """Return the bytes of a `log` message.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: they are damaged, or more than PIECE_BYTES.
     """
+    inflate = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.b64decode(str(message["data"]), validate=True))
+        data = inflate.decompress(base64.b64decode(str(message["data"]), validate=True), PIECE_BYTES + 1)
     except (zlib.error, KeyError) as error:
         raise ValueError(f"a piece of a log is damaged: {error}") from None
+    if len(data) > PIECE_BYTES or not inflate.eof:
+        raise ValueError(f"a piece of a log is cut off, or has more than {PIECE_BYTES} bytes")
+    return data

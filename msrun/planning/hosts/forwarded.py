@@ -1,18 +1,19 @@
 """Which variables of the launcher's environment go to the hosts of a job. Pure.
 
 An SSH server starts an agent with a bare environment. What decides how a program runs, and is the same on all hosts,
-goes there from here; what describes this login, this host, its devices or another launcher's job never does. Values
-are not looked at: they arrive byte for byte.
+goes there from here; what describes this login, this host, its devices or another launcher's job never does, and
+secrets only when somebody names them. Values arrive byte for byte.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from fnmatch import translate
 
 from msrun import contract
 from msrun.errors import UsageError
+from msrun.planning.masking import is_secret_name, mask_url
 
 NO_FAMILIES = "none"
 """The word that turns the list below off."""
@@ -32,7 +33,7 @@ FAMILIES = (
     # devices: CUDA, ROCm, Ascend
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "CUBLASLT_*", "HIP_*", "HSA_*", "ROCM_*", "MIOPEN_*"),
     *("ASCEND_*", "ACL_*", "ACLNN_*", "TASK_QUEUE_ENABLE", "CPU_AFFINITY_CONF", "COMBINED_ENABLE", "INF_NAN_MODE_*"),
-    # data, models and records of experiments; with their tokens, which SSH keeps secret
+    # data, models and records of experiments, but for their tokens
     *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DIFFUSERS_*", "TOKENIZERS_PARALLELISM", "WANDB_*", "MLFLOW_*"),
     # time and language
     *("TZ", "LANG", "LANGUAGE", "LC_*"),
@@ -84,15 +85,36 @@ def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = (
         caller: the launcher's environment; bytes that are no UTF-8 as surrogates, as os.environ has them.
         patterns: globs of further names; the word `none` among them turns `FAMILIES` off.
     """
-    wanted = [pattern for pattern in patterns if pattern != NO_FAMILIES]
-    if NO_FAMILIES not in patterns:
-        wanted += FAMILIES
-    is_wanted, is_refused = _matcher(wanted), _matcher(NEVER)
+    is_asked = _matcher([pattern for pattern in patterns if pattern != NO_FAMILIES])
+    is_usual, is_refused = _matcher(_usual(patterns)), _matcher(NEVER)
     return {
         name: value
         for name, value in sorted(caller.items())
-        if _NAME.match(name) and is_wanted(name) and not is_refused(name)
+        if _NAME.match(name)
+        and (is_asked(name) or (is_usual(name) and not _is_secret(name, value)))
+        and not is_refused(name)
     }
+
+
+def explain_kept_secrets(
+    caller: Mapping[str, str], patterns: Sequence[str] = (), given: Container[str] = frozenset()
+) -> str:
+    """Return which secrets would go to the hosts if they were none, in one line; empty when there are none.
+
+    Args:
+        given: names that workers get by --env.
+    """
+    would_go = forwarded_environment(dict.fromkeys(caller, ""), [*patterns, *_usual(patterns)])
+    kept = [name for name in would_go if name not in {*forwarded_environment(caller, patterns)} and name not in given]
+    return f"secrets stay here: {', '.join(kept)}; --env {kept[0]} gives it to all workers" if kept else ""
+
+
+def _usual(patterns: Sequence[str]) -> Sequence[str]:
+    return () if NO_FAMILIES in patterns else FAMILIES
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return is_secret_name(name) or mask_url(value) != value
 
 
 def check_patterns(patterns: Sequence[str]) -> None:

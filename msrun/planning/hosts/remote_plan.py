@@ -13,7 +13,7 @@ from msrun import contract
 from msrun.planning.build import choose_start_method, environment_notes, preloaded_modules
 from msrun.planning.environment import common_environment, rank_environment
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.seats import UNKNOWN, seat_hosts
 from msrun.planning.placement.threads import THREADS_VARIABLE
@@ -70,7 +70,7 @@ def build_remote_plan(
         rank_table_file=str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON),
         hosts=hosts,
         settings=spec.settings,
-        notes=tuple(_notes(spec, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env})),
+        notes=tuple(_notes(spec, caller, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env})),
         fleet=seats if len(seats) > 1 else (),
         forwarded=forwarded,
     )
@@ -157,11 +157,15 @@ def _worker(spec: LaunchSpec, seat: HostSeat, local_rank: int) -> WorkerPlan:
     )
 
 
-def _notes(spec: LaunchSpec, forwarded: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
+def _notes(
+    spec: LaunchSpec, caller: Mapping[str, str], forwarded: Mapping[str, str], planned: Mapping[str, str]
+) -> list[str]:
     names = (contract.MASTER_ADDR, *DECIDED_THERE, THREADS_VARIABLE)
     open_names = [name for name in names if name not in {**planned, **forwarded}]
+    kept = explain_kept_secrets(caller, spec.forward_env, dict(spec.env))
     return [
         *settings_note(spec.settings),
+        *([kept] if kept else []),
         *environment_notes(spec, forwarded, planned),
         f"decided on the hosts: whether the devices are there, cores, network interfaces, {', '.join(open_names)}",
     ]

@@ -45,7 +45,7 @@ def parse_bind_core(text: str) -> CoreBinding | None:
         return None
     try:
         value = json.loads(text, object_pairs_hook=_without_repeats)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = str(error) if isinstance(error, _RepeatedKey) else "neither True, False nor a JSON object"
         raise UsageError(f"--bind_core {text}: {what}; give e.g. --bind_core='{_EXAMPLE}'") from None
     if not isinstance(value, dict) or not value:

@@ -17,6 +17,12 @@ from msrun.runtime.joining.spec import join_place
 REPORT_EVERY_S = 5.0
 PATIENCE_S = 10.0
 """For one that connects to say who it is, and for one that does not read."""
+MAX_STRANGERS = 128
+"""Those who have not said who they are, well under the usual limit of 1024 descriptors."""
+MAX_STRANGERS_OF_ONE = 64
+"""Of them, from one address, where many processes of one host may come at a time; then the oldest has to go."""
+MAX_REFUSALS_TOLD = 100
+"""A flood of strangers must not fill a disk."""
 _OWN_NUMBER = 0
 
 
@@ -42,6 +48,7 @@ class Registrar:
         self._strangers: dict[LineStream, tuple[str, float]] = {}
         self._members: dict[LineStream, int] = {}
         self._newest = _OWN_NUMBER
+        self._refusals_left = MAX_REFUSALS_TOLD
 
     def say(self, text: str) -> None:
         """Write a line to stderr."""
@@ -117,6 +124,7 @@ class Registrar:
             connection, peer = self._listener.accept()
         except OSError:
             return
+        self._make_room(str(peer[0]))
         connection.settimeout(PATIENCE_S)
         address = str(connection.getsockname()[0])
         if peer[0] != address:
@@ -126,8 +134,17 @@ class Registrar:
         self._strangers[stream] = (str(peer[0]), time.monotonic())
         self._selector.register(stream, selectors.EVENT_READ)
 
+    def _make_room(self, address: str) -> None:
+        same = [stream for stream, (host, _) in self._strangers.items() if host == address]
+        if len(same) >= MAX_STRANGERS_OF_ONE:
+            self._drop(same[0])
+        elif len(self._strangers) >= MAX_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
     def _read(self, stream: LineStream, when_gone: Callable[[LineStream, int], None]) -> None:
         number = self._members.get(stream)
+        if number is None and stream not in self._strangers:  # it had to make room a moment ago
+            return
         try:
             messages = stream.receive()
         except (ValueError, TimeoutError) as error:
@@ -163,7 +180,9 @@ class Registrar:
         return self._newest
 
     def _refuse(self, stream: LineStream, reason: str) -> None:
-        self.say(f"refused {self._strangers[stream][0]}: {reason}")
+        self._refusals_left -= 1
+        if self._refusals_left >= 0:
+            self.say(f"refused {self._strangers[stream][0]}: {reason}")
         stream.send({"refused": reason})
         self._drop(stream)
 

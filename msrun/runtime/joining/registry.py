@@ -10,6 +10,8 @@ from typing import Any
 
 PROTOCOL = 1
 SHOWN_HOSTS = 8
+MAX_NAME = 1024
+MAX_PROTOCOL = 1 << 16
 
 
 class Refused(Exception):
@@ -40,14 +42,16 @@ class Request:
         Raises:
             Refused: the message is none of a process like this one.
         """
-        if message.get("protocol") != PROTOCOL:
-            raise Refused(
-                f"no process of msrun's runtime, or of another version (protocol {message.get('protocol')!r})"
-            )
+        protocol = message.get("protocol")
+        if protocol != PROTOCOL:
+            shown = protocol if type(protocol) is int and abs(protocol) < MAX_PROTOCOL else "none"
+            raise Refused(f"no process of msrun's runtime, or of another version (protocol {shown})")
         key, name = message.get("key"), message.get("name")
         size, rank = message.get("world_size"), message.get("global_rank")
         if not (isinstance(key, str) and isinstance(name, str) and isinstance(size, int) and isinstance(rank, int)):
             raise Refused("its message is incomplete")
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise Refused("its name is none")
         return cls(key, size, rank, name)
 
 

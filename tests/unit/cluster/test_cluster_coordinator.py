@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,8 +16,8 @@ from msrun.cluster.guest import MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import HEADER, MessageBuffer, encode_message
-from msrun.cluster.proof import PROTOCOL, derived_token, host_proof, is_same_proof, new_nonce, scheduler_proof
+from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
+from msrun.cluster.proof import PROTOCOL, Seal, derived_token, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
 
 TOKEN = b"secret"
@@ -78,22 +77,47 @@ def meeting() -> Iterator[Meeting]:
     found.close()
 
 
-class Reader:
-    """Reads messages one by one."""
+class Peer:
+    """One who speaks to the scheduler byte by byte: a stranger, or a host that means harm."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, token: bytes = TOKEN) -> None:
         self._stream = stream
-        self._buffer = MessageBuffer()
-        self._read: list[dict[str, Any]] = []
+        self._frames = FrameBuffer(1 << 20)
+        self._read: list[bytes] = []
+        greeting = read_hello(self.read())
+        assert greeting is not None and greeting[0] == PROTOCOL
+        own = new_nonce()
+        self.seal = Seal(token, greeting[1], own, is_scheduler=False)
+        self.hello = frame(hello(own))
 
-    def read(self) -> dict[str, Any]:
-        """Return the next message; {} at the end of the stream."""
+    def read(self) -> bytes:
+        """Return the next body; empty at the end of the stream."""
         while not self._read:
-            data = self._stream.recv(4096)
+            try:
+                data = self._stream.recv(4096)
+            except ConnectionResetError:  # what it sent was not read to the end
+                data = b""
             if not data:
-                return {}
-            self._read += self._buffer.feed(data)
+                return b""
+            self._read += self._frames.feed(data)
         return self._read.pop(0)
+
+    def say(self, body: bytes) -> None:
+        """Send a body with its proof."""
+        with contextlib.suppress(OSError):
+            self._stream.sendall(frame(self.seal.close(body)))
+
+    def register(self, node_rank: int) -> None:
+        """Become a host."""
+        self._stream.sendall(self.hello)
+        self.say(encode_body({"type": "register", "request": request(node_rank).to_json()}))
+        accepted = decode_body(self.seal.open(self.read()))
+        assert accepted["type"] == "accepted"
+
+    def read_to_end(self) -> None:
+        """Wait until the scheduler hangs up."""
+        while self.read():
+            pass
 
 
 def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> None:
@@ -118,39 +142,111 @@ def test_host_that_goes_is_told_to_the_others(meeting: Meeting) -> None:
     assert "lost node 1 (h1, 10.0.0.1), which has closed" in hear_first("stop")["verdict"]["reason"]
 
 
+NESTED = b'{"type":"register","request":' + b"[" * 980 + b"]" * 980 + b"}"
+HELLO = frame(hello("0" * 64))
+
+
 @pytest.mark.parametrize(
     "said",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         HEADER.pack(1 << 31) + b"x",
+        HEADER.pack(0),
         encode_message({"type": "ended", "attempt": 0}),
-        encode_message({"type": "register"}),
-        encode_message({"type": "register", "nonce": "n", "request": request(0).to_json(), "proof": "00"}),
-        encode_message({"type": "register", "nonce": "n", "request": {"protocol": 99}, "proof": None}),
-        HEADER.pack(9000) + b"[" * 9000,
+        encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}),
+        HELLO + HEADER.pack(0),
+        HELLO + encode_message({"type": "register", "request": request(0).to_json()}),
+        HELLO + frame(b"0" * 32 + encode_body({"type": "register", "request": request(0).to_json()})),
+        HELLO + frame(NESTED),
+        HELLO + HELLO,
+        HEADER.pack(8000) + b"[" * 8000,
         HEADER.pack(2) + b"\xff\xfe",
     ],
 )
 def test_stranger_is_refused_and_the_job_goes_on(meeting: Meeting, said: bytes) -> None:
     with meeting.stranger() as stream:
-        reader = Reader(stream)
-        assert reader.read()["type"] == "hello"
+        peer = Peer(stream)
         stream.sendall(said)
-        with contextlib.suppress(ConnectionResetError):  # what it sent was not read to the end
-            assert reader.read().get("type") in ("refused", None)
+        assert peer.read()[:8] in (b"refused ", b"")
     wait_until(lambda: any(note.startswith("refused 127.0.0.1:") for note in meeting.notes), "the refusal is told")
     (_, hear), _ = meeting.join(0), meeting.join(1)
     hear("seated")
 
 
-def test_proof_of_another_connection_is_worth_nothing(meeting: Meeting) -> None:
-    """What a host once sent cannot be sent again by somebody who listened."""
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        NESTED,
+        b'{"type":"register"}',
+        b'{"type":"register","request":{"protocol":3,"name":%s}}' % (b"[" * 20 + b"]" * 20),
+        b'{"type":"register","request":{"protocol":%s}}' % (b"9" * 4000),
+        b'{"type":"register","request":{"protocol":3,"worker_num":true}}',
+    ],
+)
+def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(meeting: Meeting, said: bytes) -> None:
     with meeting.stranger() as stream:
-        said, reader = request(0).to_json(), Reader(stream)
-        assert reader.read()["type"] == "hello"
-        proof = host_proof(TOKEN, new_nonce(), "n", said)
-        stream.sendall(encode_message({"type": "register", "nonce": "n", "request": said, "proof": proof}))
-        assert "wrong token" in reader.read()["reason"]
+        peer = Peer(stream)
+        stream.sendall(peer.hello)
+        peer.say(said)
+        assert peer.read().startswith(b"refused ")
+    (_, hear), _ = meeting.join(0), meeting.join(1)
+    hear("seated")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[]",
+        b'{"type":"failed","attempt":0,"verdict":{"worker":{"a":' + b"[" * 970 + b"]" * 970 + b"}}}",
+        b'{"type":"failed","attempt":%s}' % (b"9" * 5000),
+        b"\xff" * 100,
+    ],
+)
+def test_host_that_says_what_cannot_be_read_is_lost_alone(meeting: Meeting, said: bytes) -> None:
+    with meeting.stranger() as stream:
+        peer = Peer(stream)
+        peer.register(1)
+        _, hear = meeting.join(0)
+        hear("seated")
+        peer.say(said)
+        assert "has sent what cannot be read" in hear("stop")["verdict"]["reason"]
+
+
+def test_message_that_was_heard_before_is_not_heard_again(meeting: Meeting) -> None:
+    """What a host has sent cannot be sent again by somebody in between, on the same connection or on another."""
+    with meeting.stranger() as stream:
+        peer = Peer(stream)
+        peer.register(1)
+        _, hear = meeting.join(0)
+        hear("seated")
+        once = frame(peer.seal.close(encode_body({"type": "beat"})))
+        stream.sendall(once + once)
+        assert "without the proof that it is the next of this connection" in hear("stop")["verdict"]["reason"]
+
+
+def test_one_address_cannot_hold_more_than_a_few_connections(meeting: Meeting) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(meeting.stranger()) for _ in range(3 * module.MAX_STRANGERS_OF_ONE)]
+        peers = [Peer(stream) for stream in streams]
+        peers[0].read_to_end()  # the oldest made room
+        wait_until(lambda: len(meeting.coordinator._strangers) <= module.MAX_STRANGERS_OF_ONE, "the others are closed")
+        (_, hear), _ = meeting.join(0), meeting.join(1)
+        hear("seated")
+
+
+def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(module, "PRESSED_S", 0.2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(meeting.stranger())
+        (_, hear), _ = meeting.join(0), meeting.join(1)
+        hear("seated")
+        assert len(meeting.coordinator._strangers) <= 4
 
 
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
@@ -162,9 +258,8 @@ def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> N
 def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GREETING_S", 0.0)
     with meeting.stranger() as stream:
-        reader = Reader(stream)
-        assert reader.read()["type"] == "hello"
-        assert "nothing that makes it a host" in reader.read()["reason"]
+        Peer(stream).read_to_end()
+    assert any("nothing that makes it a host of this job" in note for note in meeting.notes)
 
 
 def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +291,7 @@ def test_host_without_a_sign_of_life_is_lost() -> None:
     found = Meeting(silence_s=0.3)
     try:
         with found.stranger() as stream:
-            reader = Reader(stream)
-            nonce = reader.read()["nonce"]
-            said = request(1).to_json()
-            proof = host_proof(TOKEN, nonce, "n", said)
-            stream.sendall(encode_message({"type": "register", "nonce": "n", "request": said, "proof": proof}))
-            accepted = reader.read()
-            assert is_same_proof(scheduler_proof(TOKEN, nonce, "n"), accepted["proof"])
+            Peer(stream).register(1)
             _, hear = found.join(0)
             reason = hear("stop")["verdict"]["reason"] if hear("seated") else ""
             assert "lost node 1 (h1, 10.0.0.1), which has given no sign of life" in reason
@@ -214,14 +303,11 @@ def test_host_without_a_sign_of_life_is_lost() -> None:
     ("answer", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
-        (encode_message({"type": "hello", "protocol": 99}), "speaks protocol 99, this one"),
-        (
-            encode_message({"type": "hello", "protocol": PROTOCOL, "nonce": "n"})
-            + encode_message({"type": "accepted", "proof": "00", "beat_s": 1, "silence_s": 1}),
-            "does not know this job's token",
-        ),
-        (encode_message({"type": "refused", "reason": "\x1b[2J\n"}), "refused this host: ?[2J?"),
-        (encode_message({"type": "seated", "hosts": []}), "is no msrun scheduler"),
+        (hello("0" * 64).replace(b":3,", b":99,"), "speaks protocol 99, this one"),
+        (hello("0" * 64) + b" ", "is no msrun scheduler: it does not say hello"),
+        (encode_body({"type": "seated", "hosts": []}), "is no msrun scheduler"),
+        (b"refused \x1b[2J\n", "refused this host: ?[2J?"),
+        (b"[" * 5000, "is no msrun scheduler"),
     ],
 )
 def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
@@ -231,13 +317,45 @@ def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None
         link.start()
         stream, _ = listener.accept()
         with stream:
-            stream.sendall(answer)
+            stream.sendall(frame(answer))
             (message,) = wait_until(inbox.take, "an answer")
             assert message["type"] == "refused" and reason in message["reason"]
             link.close()
     inbox.close()
 
 
+def test_host_does_not_trust_a_scheduler_without_the_token() -> None:
+    inbox = Inbox()
+    with listen("127.0.0.1", 0) as listener:
+        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
+        link.start()
+        stream, _ = listener.accept()
+        with stream:
+            seal = Seal(b"another", "0" * 64, "0" * 64, is_scheduler=True)
+            accepted = encode_body({"type": "accepted", "beat_s": 1, "silence_s": 1})
+            stream.sendall(frame(hello("0" * 64)) + frame(seal.close(accepted)))
+            (message,) = wait_until(inbox.take, "an answer")
+            assert message["type"] == "refused" and "does not know this job's token" in message["reason"]
+            link.close()
+    inbox.close()
+
+
+def test_host_shows_another_nonce_at_every_try() -> None:
+    inbox = Inbox()
+    with listen("127.0.0.1", 0) as listener:
+        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
+        link.start()
+        nonces = []
+        for _ in range(2):
+            stream, _ = listener.accept()
+            with stream:
+                (body,) = FrameBuffer(1 << 10).feed(stream.recv(1 << 10))
+                nonces.append(read_hello(body))
+        link.close()
+    inbox.close()
+    assert None not in nonces and nonces[0] != nonces[1]
+
+
 def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
     assert derived_token(8118) == derived_token(8118) != derived_token(8119)
-    assert json.dumps(new_nonce()) != json.dumps(new_nonce())
+    assert new_nonce() != new_nonce()

@@ -11,7 +11,7 @@ import pytest
 
 from msrun.errors import UsageError
 from msrun.launch import table_hosts
-from msrun.launch.table_hosts import HostList, find_own_server, read_host_list, table_digest
+from msrun.launch.table_hosts import HostList, find_own_server, read_host_list, read_table_hosts, table_digest
 from msrun.planning.host_seat import HostSeat
 from ranktable import Device, Server
 
@@ -59,6 +59,14 @@ def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_pa
     for name, value in (("worker_num", 8), ("local_worker_num", 4), ("node_rank", 0)):
         with pytest.raises(UsageError, match=f"--{name} {value}: --rank_table_file .* says . for node 1"):
             found.apply({**defaults, name: value}, {name})
+
+
+def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path: Path) -> None:
+    servers = [{"server_id": name, "device": [(0, rank)]} for rank, name in enumerate(("", "10.0.0.1"))]
+    path = write(tmp_path / "t.json", servers)
+    assert read_host_list(path) is None
+    with pytest.raises(UsageError, match="has an empty server_id"):
+        read_table_hosts(path)
 
 
 def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:

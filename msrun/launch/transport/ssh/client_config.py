@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msrun.errors import UsageError
+from msrun.launch.transport.ssh.algorithms import KEYWORDS
 from msrun.launch.transport.ssh.config_file import ConfigFiles, HostOptions
 from msrun.launch.transport.ssh.target import DEFAULT_PORT, SshTarget
 from msrun.launch.transport.ssh.tokens import check_command_word, expand_path, expand_tokens, local_tokens
@@ -21,8 +22,22 @@ DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 MAX_HOPS = 8
+MIN_RSA_BITS = 1024
+"""RequiredRSASize of ssh, unless ssh_config says more."""
 _STRICTNESS: dict[str, HostKeyPolicy] = {"accept-new": "accept-new", "no": "off", "off": "off"}
 """StrictHostKeyChecking; whatever else it is, yes and ask too, is strict, for nobody is asked."""
+_IGNORED = {
+    "bindaddress": "BindAddress",
+    "bindinterface": "BindInterface",
+    "canonicalizehostname": "CanonicalizeHostname",
+    "certificatefile": "CertificateFile",
+    "knownhostscommand": "KnownHostsCommand",
+    "pkcs11provider": "PKCS11Provider",
+    "rekeylimit": "RekeyLimit",
+    "securitykeyprovider": "SecurityKeyProvider",
+    "verifyhostkeydns": "VerifyHostKeyDNS",
+}
+"""What changes a connection of ssh and not one of msrun; without any of them fewer hosts are let pass, not more."""
 _JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:@/]+))(?::(\d+))?/?\Z")
 _SECONDS = re.compile(r"(\d+)([smhdw]?)\Z", re.IGNORECASE)
 _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -38,6 +53,8 @@ class ClientConfig:
         self._settings = settings
         self._local_user = getpass.getuser()
         self._files = ConfigFiles(self._expand_match)
+        self.ignored: set[str] = set()
+        """Keywords that were given for some host and that msrun does not know."""
 
     def resolve(self, name: str, *, user: str = "", port: int = 0) -> SshTarget:
         """Return how to get to a host.
@@ -57,6 +74,7 @@ class ClientConfig:
             raise UsageError(f"{name}: more than {MAX_HOPS} jump hosts, one behind the other; is there a loop?")
         check_command_word("host", name)
         options = self._read(name, given)
+        self._note_ignored(options)
         host_name = options.first("hostname", default=name)
         user = options.first("user", default=self._local_user)
         check_command_word("HostName", host_name)
@@ -83,12 +101,24 @@ class ClientConfig:
             global_known_hosts_files=_paths(options, "globalknownhostsfile", DEFAULT_GLOBAL_KNOWN_HOSTS, tokens),
             host_key_name=with_port,
             plain_host_key_name=plain if plain != with_port else "",
+            certificate_name=plain,
+            revoked_host_keys=_path(options, "revokedhostkeys", tokens),
+            algorithms=tuple((word, options.values[word]) for word in KEYWORDS if word in options.values),
+            min_rsa_bits=_bits(options),
             host_keys=self._settings.host_keys
             or _STRICTNESS.get(options.first("stricthostkeychecking").lower(), "strict"),
             hash_known_hosts=options.first("hashknownhosts").lower() in ("yes", "true"),
             tcp_time_out_s=_seconds(options),
             address_family=options.first("addressfamily", default="any").lower(),
         )
+
+    def _note_ignored(self, options: HostOptions) -> None:
+        asked = {word for word in _IGNORED if options.first(word, default="no").lower() not in ("no", "none")}
+        self.ignored |= {_IGNORED[word] for word in asked | (options.lists.keys() & _IGNORED.keys())}
+        if options.first("proxyusefdpass").lower() in ("yes", "true"):
+            raise UsageError(
+                f"{options.name}: ssh_config: ProxyUseFdpass yes: not supported; let the ProxyCommand pass the bytes"
+            )
 
     def _read(self, name: str, given: dict[str, str]) -> HostOptions:
         """Return what the files say of a host; read again, with its true name, where they have a Match final."""
@@ -183,6 +213,18 @@ def _seconds(options: HostOptions) -> float:
     if not match:
         raise UsageError(f"{options.name}: ssh_config: ConnectTimeout {text}: give seconds such as 10")
     return float(int(match[1]) * _UNIT_S[match[2].lower()])
+
+
+def _bits(options: HostOptions) -> int:
+    text = options.first("requiredrsasize", default=str(MIN_RSA_BITS))
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise UsageError(f"{options.name}: ssh_config: RequiredRSASize {text}: give a number of bits such as 2048")
+    return int(text)
+
+
+def _path(options: HostOptions, keyword: str, tokens: Tokens) -> Path | None:
+    text = options.first(keyword, default="none")
+    return None if text.lower() == "none" else expand_path(text, tokens, f"ssh_config: {keyword}")
 
 
 def _paths(options: HostOptions, keyword: str, defaults: tuple[str, ...], tokens: Tokens) -> tuple[Path, ...]:

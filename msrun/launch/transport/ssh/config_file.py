@@ -7,13 +7,17 @@ hosts; Include reads further files on the spot, within the part that it stands i
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import stat
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msrun.errors import UsageError
+from msrun.launch.transport.ssh.algorithms import OLD_NAMES
+from msrun.launch.transport.ssh.tokens import expand_home
 
 MAX_FILE_BYTES = 1 << 20
 MAX_INCLUDES = 16
@@ -111,7 +115,8 @@ class ConfigFiles:
         words = iter(line.words())
         for word in words:
             negated, _, criterion = ("", "", word) if not word.startswith("!") else ("!", "", word[1:])
-            criterion, _, value = criterion.lower().partition("=")
+            criterion, _, value = criterion.partition("=")
+            criterion = criterion.lower()
             if criterion in ("all", "final", "canonical"):
                 options.wants_final |= criterion != "all"
                 found = criterion == "all" or options.is_final
@@ -153,6 +158,7 @@ class ConfigFiles:
 def _text(path: Path, is_wanted: bool) -> str:
     try:
         with path.open("rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         if is_wanted or not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -163,23 +169,40 @@ def _text(path: Path, is_wanted: bool) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    """Refuse, as ssh does, what somebody else may have written: it says which commands are run here."""
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in (0, os.getuid()):
+        raise UsageError(f"{path}: bad owner of an ssh_config (user {found.st_uid}); it must be yours or root's")
+    if mode & 0o022:
+        raise UsageError(
+            f"{path}: bad permissions of an ssh_config ({mode:04o}): others may write it; chmod go-w {path}"
+        )
+
+
 def _parse(text: str, path: Path) -> Iterator[ConfigLine]:
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
         match = _LINE.match(line)
+        if "\0" in line:
+            raise UsageError(f"{path}, line {number}: holds a NUL byte; give a file of ssh_config")
         if not match:
             raise UsageError(f"{path}, line {number}: {line.split()[0]!r} has no value; write Keyword value")
-        yield ConfigLine(match[1].lower(), match[2], f"{path}, line {number}")
+        keyword = OLD_NAMES.get(match[1].lower(), match[1].lower())
+        yield ConfigLine(keyword, match[2], f"{path}, line {number}")
 
 
 def _included(line: ConfigLine, path: Path) -> Iterator[Path]:
     base = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path("~/.ssh").expanduser()
     for word in line.words():
-        pattern = Path(word).expanduser()
+        pattern = expand_home(word, f"{line.place}: Include")
         whole = pattern if pattern.is_absolute() else base / pattern
-        yield from sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+        try:
+            yield from sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+        except (ValueError, NotImplementedError, IndexError):
+            raise UsageError(f"{line.place}: Include {word}: no pattern of files; correct it") from None
 
 
 def _note(line: ConfigLine, options: HostOptions) -> None:

@@ -34,6 +34,7 @@ class SshConnector:
         self._settings = settings
         self._config = ClientConfig(settings)
         self._config_lock = threading.Lock()
+        self._warn = warn
         self._keys = KeyRing()
         self._ask = ask
         self._dialer = Dialer(Login(HostKeyCheck(warn), self._keys))
@@ -50,6 +51,8 @@ class SshConnector:
             if problem:
                 raise UsageError(f"--ssh_identity {path}: {problem}; give the file of a private key")
         hops = {hop: None for entry in entries for hop in _route(self._target(entry))}
+        if self._config.ignored:
+            self._warn(f"ssh_config: {', '.join(sorted(self._config.ignored))}: not supported, left out")
         self._keys.unlock(hops, self._ask)
 
     def open(self, entry: HostEntry, command: str, *, deadline: float) -> SshPipe:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msrun.launch.transport.ssh.algorithms import AUTHORITY_SIGNATURES, choose_algorithms
 from msrun.launch.transport.ssh.fault import SshFault
-from msrun.launch.transport.ssh.known_hosts import HostKey, KnownHosts, KnownKey
+from msrun.launch.transport.ssh.host_certificate import BadCertificate, check_certificate, read_authority
+from msrun.launch.transport.ssh.known_hosts import HostKey, KnownHosts, KnownKey, read_revoked_keys
 from msrun.launch.transport.ssh.target import SshTarget
 
 
@@ -20,6 +22,7 @@ class HostKeyCheck:
         self._warn = warn
         self._lock = threading.Lock()
         self._files: dict[tuple[Path, ...], KnownHosts] = {}
+        self._revoked: dict[Path, frozenset[bytes]] = {}
         self._has_warned = False
 
     def known_kinds(self, target: SshTarget) -> list[str]:
@@ -29,25 +32,33 @@ class HostKeyCheck:
             SshFault: a file cannot be read.
         """
         with self._lock:
-            known_hosts = self._known(target)
-            found = known_hosts.find(target.host_key_name) + known_hosts.find(target.plain_host_key_name)
-        return list(dict.fromkeys(known.key.kind for known in found if not known.is_revoked))
+            found = self._find(target)
+        return list(dict.fromkeys(known.key.kind for known in found if not known.is_revoked and not known.is_authority))
 
-    def check(self, target: SshTarget, key: HostKey) -> None:
+    def has_authority(self, target: SshTarget) -> bool:
+        """Return whether a certificate would make a host known."""
+        with self._lock:
+            return any(known.is_authority for known in self._find(target))
+
+    def check(self, target: SshTarget, key: HostKey, certificate: HostKey | None = None) -> None:
         """Let a server pass, or refuse it.
+
+        Args:
+            certificate: of this key, if the server has shown one.
 
         Raises:
             SshFault: its key is unknown, another than known, or revoked.
         """
         with self._lock:
-            found = self._known(target).find(target.host_key_name)
-            plain = self._known(target).find(target.plain_host_key_name)
-            same = [known for known in (*found, *plain) if known.key == key]
-            for known in same:
-                if known.is_revoked:
-                    raise SshFault(f"host key {key.fingerprint} is revoked ({known.place}); give the host a new key")
+            lines = self._find(target)
+            found = [known for known in self._known(target).find(target.host_key_name) if not known.is_authority]
+            same = [known for known in lines if known.key == key and not known.is_authority]
+            self._refuse_revoked(target, key, lines)
             good = [known for known in found if not known.is_revoked]
             if any(known in good for known in same) or (same and not good):
+                return
+            doubt = self._doubt(target, key, certificate, lines) if certificate else "it has no certificate"
+            if not doubt:
                 return
             if target.host_keys == "off":
                 self._let_pass(target, key, good)
@@ -55,8 +66,48 @@ class HostKeyCheck:
                 raise _changed(target, key, good)
             elif target.host_keys == "accept-new":
                 self._accept(target, key)
+            elif any(known.is_authority for known in lines):
+                raise SshFault(f"host key {key.fingerprint} is not let pass by an authority of known_hosts: {doubt}")
             else:
                 raise _unknown(target, key)
+
+    def _refuse_revoked(self, target: SshTarget, key: HostKey, lines: Sequence[KnownKey]) -> None:
+        place = next((known.place for known in lines if known.is_revoked and known.key == key), "")
+        if not place and target.revoked_host_keys and key.blob in self._revoked_keys(target.revoked_host_keys):
+            place = str(target.revoked_host_keys)
+        if place:
+            raise SshFault(f"host key {key.fingerprint} is revoked ({place}); give the host a new key")
+
+    def _revoked_keys(self, path: Path) -> frozenset[bytes]:
+        if path not in self._revoked:
+            try:
+                self._revoked[path] = read_revoked_keys(path)
+            except OSError as error:
+                raise SshFault(f"RevokedHostKeys {path}: cannot be read ({error.strerror}); correct it") from None
+            except ValueError as error:
+                raise SshFault(f"RevokedHostKeys {path}: {error}") from None
+        return self._revoked[path]
+
+    def _doubt(self, target: SshTarget, key: HostKey, certificate: HostKey, lines: Sequence[KnownKey]) -> str:
+        """Return why a certificate does not make the key that of the host; empty when it does."""
+        try:
+            authority = read_authority(certificate.kind, certificate.blob)
+            trusted = next((known for known in lines if known.is_authority and known.key.blob == authority), None)
+            if trusted is None:
+                return "another authority has signed its certificate"
+            self._refuse_revoked(target, trusted.key, lines)
+            names = {target.certificate_name or target.host_name.lower()}
+            given = dict(target.algorithms).get("casignaturealgorithms", "")
+            allowed = choose_algorithms(given or "^", AUTHORITY_SIGNATURES, ())
+            check_certificate(certificate.kind, certificate.blob, key.blob, names, allowed)
+        except BadCertificate as error:
+            return f"its certificate does not count: {error}"
+        return ""
+
+    def _find(self, target: SshTarget) -> list[KnownKey]:
+        """Return all lines that speak of a host, by its name with the port and without it."""
+        known_hosts = self._known(target)
+        return known_hosts.find(target.host_key_name) + known_hosts.find(target.plain_host_key_name)
 
     def _known(self, target: SshTarget) -> KnownHosts:
         paths = (*target.known_hosts_files, *target.global_known_hosts_files)

@@ -7,7 +7,6 @@ matched with its file; of a PEM file that is encrypted only the .pub beside it t
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import struct
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ def read_key_file(path: Path) -> KeyFile:
     if match:
         try:
             encrypted, public = _parse_openssh(base64.b64decode("".join(match[1].split()), validate=True))
-        except (binascii.Error, struct.error, ValueError):
+        except (struct.error, ValueError):
             return KeyFile(path, problem="is damaged")
         return KeyFile(path, public, encrypted)
     if "PRIVATE KEY-----" not in text:
@@ -69,7 +68,7 @@ def parse_public_key(text: str) -> bytes:
         return b""
     try:
         blob = base64.b64decode(words[1], validate=True)
-    except binascii.Error:
+    except ValueError:
         return b""
     kind = words[0].encode()
     return blob if blob[4 : 4 + len(kind)] == kind and blob[:4] == struct.pack(">I", len(kind)) else b""

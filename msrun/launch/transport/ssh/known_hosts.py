@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import hmac
@@ -54,6 +53,8 @@ class KnownKey:
     place: str
     """File and line."""
     path: Path
+    is_authority: bool = False
+    """The key is none of a host's: it signs certificates of hosts."""
 
     def is_of(self, name: str) -> bool:
         """Return whether the line speaks of this host; by patterns and hashes as ssh has them."""
@@ -80,7 +81,7 @@ def _matches_hash(hashed: str, name: str) -> bool:
         return False
     try:
         salt, digest = (base64.b64decode(part, validate=True) for part in parts[2:])
-    except binascii.Error:
+    except ValueError:
         return False
     return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 
@@ -93,21 +94,45 @@ def hash_name(name: str) -> str:
 
 
 def parse_known_hosts(text: str, path: Path) -> Iterator[KnownKey]:
-    """Yield what can be understood; as ssh does, lines that cannot, and those of authorities, are passed over."""
+    """Yield what can be understood; as ssh does, lines that cannot are passed over."""
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
-        is_revoked = bool(words) and words[0] == "@revoked"
-        if words and words[0].startswith("@"):
-            if not is_revoked:
-                continue
-            words = words[1:]
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if marker not in ("", "@revoked", "@cert-authority"):
+            continue
         if len(words) < 3 or words[0].startswith("#"):
             continue
         try:
             blob = base64.b64decode(words[2], validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
-        yield KnownKey(words[0], HostKey(words[1], blob), is_revoked, f"{path}:{number}", path)
+        is_authority = marker == "@cert-authority"
+        yield KnownKey(words[0], HostKey(words[1], blob), marker == "@revoked", f"{path}:{number}", path, is_authority)
+
+
+def read_revoked_keys(path: Path) -> frozenset[bytes]:
+    """Return the keys of a file of RevokedHostKeys, one to a line.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is a key revocation list (KRL), which is not understood, or a line is no key.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES)
+    if data.startswith(b"SSHKRL"):
+        raise ValueError("is a KRL, which msrun cannot read; give public keys, one to a line")
+    found = set()
+    for number, line in enumerate(data.decode("utf-8", "surrogateescape").split("\n"), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            found.add(base64.b64decode(words[1], validate=True))
+        except (IndexError, ValueError):
+            raise ValueError(
+                f"line {number} is no public key; give one to a line, such as ssh-ed25519 AAAA..."
+            ) from None
+    return frozenset(found)
 
 
 class KnownHosts:
@@ -139,7 +164,8 @@ class KnownHosts:
         with os.fdopen(descriptor, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             text = file.read(MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
-            others = [known for known in parse_known_hosts(text, path) if known.is_of(name)]
+            found = [known for known in parse_known_hosts(text, path) if known.is_of(name)]
+            others = [known for known in found if not known.is_authority]
             if others:
                 self._known += others
                 self._found.clear()

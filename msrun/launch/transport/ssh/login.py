@@ -41,10 +41,14 @@ class Login:
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = seconds
         transport.channel_timeout = seconds
         try:
-            transport.use_host_keys(self._host_keys.known_kinds(target))
+            has_authority = self._host_keys.has_authority(target)
+            transport.use_host_keys(self._host_keys.known_kinds(target), has_authority=has_authority)
+            try:
+                transport.use_algorithms(dict(target.algorithms))
+            except ValueError as error:
+                raise SshFault(f"ssh_config: {error}") from None
             self._negotiate(transport, stream, seconds)
-            key = transport.get_remote_server_key()
-            self._host_keys.check(target, HostKey(key.get_name(), key.asbytes()))
+            self._check_host_key(target, transport)
             with self._keys.identities(target) as found:
                 self._authenticate(transport, target, found)
         except BaseException:
@@ -52,6 +56,12 @@ class Login:
             raise
         stream.socket.settimeout(IDLE_WAKE_S)
         return transport
+
+    def _check_host_key(self, target: SshTarget, transport: Transport) -> None:
+        key, shown = transport.get_remote_server_key(), transport.host_certificate()
+        _check_size(target, key)
+        certificate = HostKey(*shown) if shown else None
+        self._host_keys.check(target, HostKey(key.get_name(), key.asbytes()), certificate)
 
     @staticmethod
     def _negotiate(transport: Transport, stream: Stream, seconds: float) -> None:
@@ -67,6 +77,11 @@ class Login:
     def _authenticate(self, transport: Transport, target: SshTarget, found: Identities) -> None:
         tried: list[Identity] = []
         for identity in found.keys:
+            if identity.key.get_name() == "ssh-rsa" and identity.key.get_bits() < target.min_rsa_bits:
+                found.left_out.append(
+                    f"{identity.label}: less than RequiredRSASize {target.min_rsa_bits} of ssh_config"
+                )
+                continue
             tried.append(identity)
             try:
                 missing = transport.auth_publickey(target.user, identity.key)
@@ -99,6 +114,14 @@ class Login:
         except Exception as error:  # noqa: BLE001
             types = getattr(error, "allowed_types", None)
             raise _refused(target, [], found, f"the server takes {_words(types)}" if types else "") from None
+
+
+def _check_size(target: SshTarget, key: Any) -> None:
+    if key.get_name() == "ssh-rsa" and key.get_bits() < target.min_rsa_bits:
+        raise SshFault(
+            f"its host key is of RSA with {key.get_bits()} bits, less than RequiredRSASize {target.min_rsa_bits} of "
+            "ssh_config; give the host a new key"
+        )
 
 
 def end_transport(transport: Any, stream: Stream) -> None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from msrun.launch.transport.ssh.algorithms import KEYWORDS, choose_algorithms
+from msrun.launch.transport.ssh.host_certificate import CERTIFICATE
 
 _is_ours = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]
 try:
@@ -49,15 +53,47 @@ class Transport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no ty
         paramiko.common.MSG_CHANNEL_REQUEST: _note_request,
     }
 
-    def use_host_keys(self, kinds: list[str]) -> None:
-        """Ask the server for a host key of one of these kinds first."""
+    def use_host_keys(self, kinds: list[str], *, has_authority: bool = False) -> None:
+        """Ask the server for a host key of one of these kinds first; for a certificate before, if one would count."""
         preferred = list(paramiko.Transport._preferred_keys)
+        certificates = [f"{name}{CERTIFICATE}" for name in preferred] if has_authority else []
         wanted = [name for kind in kinds for name in _signatures(kind) if name in preferred]
-        self._preferred_keys = tuple(dict.fromkeys([*wanted, *preferred]))
+        self._preferred_keys = tuple(dict.fromkeys([*certificates, *wanted, *preferred]))
+
+    def use_algorithms(self, lists: Mapping[str, str]) -> None:
+        """Offer what the lists of ssh_config leave, after `use_host_keys`.
+
+        Raises:
+            ValueError: a list leaves nothing; says which, and what there is.
+        """
+        for keyword, (name, known) in _OFFERED.items():
+            if keyword in lists:
+                left = choose_algorithms(lists[keyword], getattr(self, name), getattr(self, known))
+                if not left:
+                    every = ", ".join(getattr(self, known))
+                    raise ValueError(
+                        f"{KEYWORDS[keyword]} {lists[keyword]}: leaves none of those that msrun has: {every}"
+                    )
+                setattr(self, name, left)
+
+    def host_certificate(self) -> tuple[str, bytes] | None:
+        """Return kind and bytes of the certificate that the server has shown; None when it has shown a plain key."""
+        found = self.get_remote_server_key().public_blob
+        return (found.key_type, found.key_blob) if found is not None else None
 
     def end_handshake(self) -> None:
         """Stop the timer thread of a handshake that came to no end; it would hold up the end of the process."""
         self.packetizer.complete_handshake()
+
+
+_OFFERED = {
+    "ciphers": ("_preferred_ciphers", "_cipher_info"),
+    "macs": ("_preferred_macs", "_mac_info"),
+    "kexalgorithms": ("_preferred_kex", "_kex_info"),
+    "hostkeyalgorithms": ("_preferred_keys", "_key_info"),
+    "pubkeyacceptedalgorithms": ("_preferred_pubkeys", "_key_info"),
+}
+"""Keyword -> what a connection offers, and all that it could."""
 
 
 def _signatures(kind: str) -> tuple[str, ...]:

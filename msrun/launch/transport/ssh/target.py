@@ -39,6 +39,13 @@ class SshTarget:
     """What known_hosts has it under: HostKeyAlias, else the host name, with the port when it is not 22."""
     plain_host_key_name: str = ""
     """A second name to look for: without the port; empty = none."""
+    certificate_name: str = ""
+    """What a certificate has to be for: HostKeyAlias, else the host name; empty = the host name."""
+    revoked_host_keys: Path | None = None
+    """File of keys that no host may have."""
+    algorithms: tuple[tuple[str, str], ...] = ()
+    """Keywords of `algorithms.KEYWORDS`, each with its list of ssh_config."""
+    min_rsa_bits: int = 1024
     host_keys: HostKeyPolicy = "strict"
     hash_known_hosts: bool = False
     tcp_time_out_s: float = 0.0

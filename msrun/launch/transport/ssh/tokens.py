@@ -56,7 +56,19 @@ def expand_path(text: str, tokens: Mapping[str, Callable[[], str]], place: str) 
             raise UsageError(f"{place} {text}: {match[1]} is not set in the environment")
         return os.environ[match[1]]
 
-    return Path(_VARIABLE.sub(value, expand_tokens(text, tokens, place))).expanduser()
+    return expand_home(_VARIABLE.sub(value, expand_tokens(text, tokens, place)), f"{place} {text}")
+
+
+def expand_home(text: str, place: str) -> Path:
+    """Return a path in which ~ and ~user are homes.
+
+    Raises:
+        UsageError: there is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{place}: there is no user {text.partition('/')[0].removeprefix('~')!r}") from None
 
 
 def local_tokens(local_user: str) -> dict[str, Callable[[], str]]:

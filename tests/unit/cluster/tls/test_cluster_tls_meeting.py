@@ -19,7 +19,7 @@ from msrun.cluster.guest import MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.proof import PROTOCOL, host_proof
+from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.authority import read_authority
 from msrun.cluster.tls.context import build_context, now_utc
@@ -146,7 +146,7 @@ def deafen(kind: type[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> Non
     """Let one side hear nothing more, as with a cable out; the other hears on, so that only the first can notice."""
     receive = Connection.receive
 
-    def hear_nothing(self: Connection) -> list[dict[str, Any]]:
+    def hear_nothing(self: Connection) -> list[bytes]:
         return [] if isinstance(threading.current_thread(), kind) else receive(self)
 
     monkeypatch.setattr(Connection, "receive", hear_nothing)
@@ -193,11 +193,13 @@ def test_host_that_goes_is_told_to_the_others(meeting: Meeting, client: TlsIdent
 def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, client: TlsIdentity) -> None:
     with socket.create_connection(meeting.place, timeout=10) as stream:
         host = Connection(stream, tls=client.open_session())
-        host.flush()
-        (hello,) = wait_until(host.receive, "a greeting")
-        said = request(1).to_json()
-        proof = host_proof(TOKEN, hello["nonce"], "n", said)
-        host.send({"type": "register", "request": said, "nonce": "n", "proof": proof})
+        nonce = new_nonce()
+        host.send_plain(hello(nonce))
+        (greeting,) = wait_until(host.receive, "a greeting")
+        said = read_hello(greeting)
+        assert said is not None
+        host.agree(Seal(TOKEN, said[1], nonce, is_scheduler=False))
+        host.send({"type": "register", "request": request(1).to_json()})
         _, hear = meeting.join(0, client)
         hear("seated")
         stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
@@ -322,15 +324,16 @@ def test_long_messages_pass_a_connection_that_takes_little_at_once(tls: TlsFolde
         Connection(ours, tls=identities[0].open_session()),
         Connection(theirs, tls=identities[1].open_session()),
     )
-    text = "x" * (1 << 20)
-    sender.send({"text": text})
-    found: list[dict[str, Any]] = []
+    text = b"x" * (1 << 20)
+    reader.trust()
+    sender.send_plain(text)
+    found: list[bytes] = []
     while not found:
         reader.flush()
         sender.receive()
         found = reader.receive()
         sender.flush()
-    assert found == [{"text": text}] and not sender.has_unsent
+    assert found == [text] and not sender.has_unsent
     sender.close()
     assert theirs.recv(1, socket.MSG_PEEK)  # it says good-bye
     assert reader.receive() == [] and reader.receive() == [] and reader.is_closed

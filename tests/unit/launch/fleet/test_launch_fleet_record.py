@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from msrun import agent
 from msrun.agent.observer import Observers
 from msrun.cluster.membership import Membership, WorkerState
+from msrun.launch.fleet.moments import FIELDS
 from msrun.launch.fleet.record import FleetRecord
+
+RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why"}
 
 
 class Heard:
@@ -59,8 +67,56 @@ def test_what_every_host_tells_is_told_once() -> None:
 
 def test_moment_of_a_host_alone_is_kept_with_its_number() -> None:
     record, heard = new_record()
-    record.note(1, "ready", {"start_method": "fork"})
-    assert heard.moments == [("host_ready", {"node_rank": 1, "start_method": "fork"})]
+    fields = {"start_method": "fork", "reason": "", "prepare_s": 0.5}
+    record.note(1, "ready", fields)
+    assert heard.moments == [("host_ready", {"node_rank": 1, **fields})]
+
+
+def test_only_what_belongs_to_a_moment_is_told() -> None:
+    """Names that a host makes up never become those of a call."""
+    record, heard = new_record()
+    record.note(1, "note", {"text": "x" * 10_000, "kind": "over", "self": 1, "time": 0, "event": "over"})
+    record.note(1, "made_up", {"a": 1})
+    assert heard.moments == [("note", {"text": "x" * 4096})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("note", None),
+        ("note", {}),
+        ("note", {"text": ["no text"]}),
+        ("started", {"global_rank": [2], "pid": 1}),
+        ("started", {"global_rank": True, "pid": 1}),
+        ("exited", {"global_rank": 2, "how": "", "status": 0, "state": "no state"}),
+        ("restarting", {"attempt": 1, "delay_s": float("inf"), "reason": ""}),
+        ("log_lost", {"reason": "", "lost_bytes": {"one": 1}}),
+        ("signal", {"name": "USR1", "global_ranks": 7}),
+    ],
+)
+def test_moment_that_is_not_what_it_should_be_is_refused(kind: str, value: object) -> None:
+    record, heard = new_record()
+    with pytest.raises(ValueError):
+        record.note(1, kind, value)
+    assert not heard.moments
+
+
+def test_host_that_is_ahead_cannot_fill_the_memory() -> None:
+    record, _ = new_record()
+    record.note(0, "restarting", RESTART)
+    with pytest.raises(ValueError, match="has not begun"):
+        for _ in range(10_000):
+            record.note(0, "note", {"text": "x"})
+
+
+def test_every_moment_of_a_supervisor_is_known_with_its_fields() -> None:
+    told: dict[str, set[str]] = {}
+    for path in Path(agent.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_tell":
+                kind = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "scheduler"
+                told.setdefault(kind, set()).update(str(keyword.arg) for keyword in node.keywords)
+    assert told == {kind: set(fields) for kind, fields in FIELDS.items()}
 
 
 def test_rank_of_another_host_is_not_believed() -> None:
@@ -75,18 +131,18 @@ def test_events_of_an_attempt_are_not_mixed_with_those_of_the_next() -> None:
         record.note(node, "started", started(rank))
     record.note(0, "exited", exited(0, 256, "failed"))
     record.note(0, "exited", exited(1, 15, "stopped by msrun"))
-    record.note(0, "restarting", {"attempt": 1})
+    record.note(0, "restarting", RESTART)
     record.note(0, "started", started(0))  # ahead: the other host has not told of its end yet
     record.note(1, "exited", exited(2, 15, "stopped by msrun"))
     assert record.membership.members[2].state is WorkerState.STOPPED
     assert "restarting" not in heard.kinds()
-    record.note(1, "restarting", {"attempt": 1})
+    record.note(1, "restarting", RESTART)
     assert heard.kinds()[-2:] == ["restarting", "started"]
     assert record.membership.running() == {0: 100}
 
 
 def test_lost_host_is_not_waited_for() -> None:
     record, heard = new_record()
-    record.note(0, "restarting", {"attempt": 1})
+    record.note(0, "restarting", RESTART)
     record.lost(1)
     assert heard.kinds() == ["restarting"]

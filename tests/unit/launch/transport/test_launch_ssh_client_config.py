@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
 import socket
 import subprocess
@@ -59,6 +60,8 @@ def test_without_any_config_a_host_is_what_its_name_says(home: Path) -> None:
         ("HostName 10.0.0.7\nMatch originalhost h1 user me\n Port 7\nMatch originalhost h1\n User you", "user", "you"),
         ("Match !host h1\n User you\nMatch all\n User me", "user", "me"),
         ('Match exec "test %h = h1"\n User me', "user", "me"),
+        ('Match exec "test A%h = Ah1"\n User me', "user", "me"),
+        ("Match EXEC=true\n User me", "user", "me"),
         ("Match exec false\n User you\nMatch all\n User me", "user", "me"),
         ("HostName g7\nMatch final host g7\n User me", "user", "me"),
         ("Match localuser nobody-at-all\n User you\nHost *\n User me", "user", "me"),
@@ -81,6 +84,11 @@ def test_without_any_config_a_host_is_what_its_name_says(home: Path) -> None:
         ("IdentityAgent /run/%u.sock", "agent_socket", f"/run/{getpass.getuser()}.sock"),
         ("BatchMode yes", "may_prompt", False),
         ("AddressFamily inet6", "address_family", "inet6"),
+        ("RevokedHostKeys /etc/%u", "revoked_host_keys", Path(f"/etc/{getpass.getuser()}")),
+        ("RevokedHostKeys none", "revoked_host_keys", None),
+        ("Ciphers a,b\nMACs +c", "algorithms", (("ciphers", "a,b"), ("macs", "+c"))),
+        ("PubkeyAcceptedKeyTypes d", "algorithms", (("pubkeyacceptedalgorithms", "d"),)),
+        ("RequiredRSASize 3072", "min_rsa_bits", 3072),
     ],
 )
 def test_keywords_mean_what_they_mean_to_ssh(home: Path, text: str, field: str, value: object) -> None:
@@ -108,6 +116,52 @@ def test_any_mix_of_parts_is_read_as_ssh_reads_it(
     wanted = dict(line.partition(" ")[::2] for line in shown.stdout.splitlines())
     target = ClientConfig(SshSettings(config_file=path)).resolve(name)
     assert (target.host_name, target.user, str(target.port)) == (wanted["hostname"], wanted["user"], wanted["port"])
+
+
+def bad_config(path: Path, *, wanted: bool = False) -> str:
+    settings = SshSettings(config_file=path) if wanted else SshSettings()
+    with pytest.raises(UsageError) as raised:
+        ClientConfig(settings).resolve("h1")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_file_that_others_may_write_is_refused_before_anything_of_it_runs(home: Path, mode: int) -> None:
+    ran = home / "ran"
+    path = home / ".ssh" / "config"
+    path.write_text(f"Match exec 'touch {ran}'\n User me\n")
+    path.chmod(mode)
+    assert f"{path}: bad permissions of an ssh_config (0{mode:o})" in bad_config(path)
+    assert "bad permissions" in bad_config(path, wanted=True)
+    path.write_text("Include other\n")
+    path.chmod(0o600)
+    other = home / ".ssh" / "other"
+    other.write_text(f"Match exec 'touch {ran}'\n")
+    other.chmod(mode)
+    assert f"{other}: bad permissions" in bad_config(path)
+    assert not ran.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_file_of_another_user_is_refused(home: Path) -> None:
+    path = home / ".ssh" / "config"
+    path.write_text("User me\n")
+    os.chown(path, 12345, 12345)
+    assert f"{path}: bad owner of an ssh_config (user 12345)" in bad_config(path)
+
+
+def test_keyword_that_is_not_known_is_named_and_one_that_cannot_be_left_out_is_refused(home: Path) -> None:
+    path = home / "config"
+    path.write_text(
+        "VerifyHostKeyDNS yes\nBindAddress 10.0.0.1\nRekeyLimit none\nCertificateFile /c\nCompression yes\n"
+    )
+    config = ClientConfig(SshSettings(config_file=path))
+    config.resolve("h1")
+    assert config.ignored == {"BindAddress", "CertificateFile", "VerifyHostKeyDNS"}
+    path.write_text("ProxyCommand nc %h %p\nProxyUseFdpass yes\n")
+    assert "ProxyUseFdpass yes: not supported" in bad_config(path, wanted=True)
+    path.write_text("RequiredRSASize many\n")
+    assert "RequiredRSASize many" in bad_config(path, wanted=True)
 
 
 def test_identity_files_add_up_and_those_of_the_command_line_come_first(

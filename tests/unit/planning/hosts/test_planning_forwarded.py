@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts.forwarded import NEVER, check_patterns, forwarded_environment
+from msrun.planning.hosts.forwarded import NEVER, check_patterns, explain_kept_secrets, forwarded_environment
 
 
 def names(text: str) -> list[str]:
@@ -25,7 +25,7 @@ GOES = names("""
     CUDA_HOME CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUBLAS_WORKSPACE_CONFIG
     HCCL_CONNECT_TIMEOUT HCCL_SOCKET_IFNAME ASCEND_HOME_PATH ASCEND_OPP_PATH ASCEND_LAUNCH_BLOCKING
     MS_ENABLE_LCCL MS_TOPO_TIMEOUT MS_RECEIVE_MSG_TIMEOUT GLOG_v GLOG_log_dir
-    HF_HOME HF_TOKEN TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM WANDB_API_KEY MLFLOW_TRACKING_URI
+    HF_HOME TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM WANDB_PROJECT MLFLOW_TRACKING_URI
     TZ LANG LC_ALL
 """)
 
@@ -53,6 +53,25 @@ def test_what_decides_how_a_program_runs_goes_to_the_hosts(name: str) -> None:
 @pytest.mark.parametrize("name", STAYS)
 def test_what_belongs_to_this_host_login_or_launcher_stays(name: str) -> None:
     assert forwarded_environment({name: "x"}) == {}
+
+
+SECRETS = {
+    "HF_TOKEN": "x",
+    "WANDB_API_KEY": "x",
+    "MLFLOW_TRACKING_PASSWORD": "x",
+    "MLFLOW_TRACKING_URI": "https://me:word@tracking",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_go_to_the_hosts_only_when_somebody_names_them(name: str) -> None:
+    caller = {name: SECRETS[name], "PATH": "/bin"}
+    assert forwarded_environment(caller) == {"PATH": "/bin"}
+    assert explain_kept_secrets(caller) == f"secrets stay here: {name}; --env {name} gives it to all workers"
+    for pattern in (name, name[:4] + "*", "*"):
+        assert forwarded_environment(caller, [pattern]) == caller
+        assert explain_kept_secrets(caller, [pattern]) == ""
+    assert explain_kept_secrets(caller, ["none"]) == ""
 
 
 def test_pattern_of_everything_takes_all_but_what_never_goes() -> None:

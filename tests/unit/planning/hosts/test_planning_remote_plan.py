@@ -44,7 +44,7 @@ def plan_for(hostfile: str = HOSTFILE, caller: dict[str, str] = CALLER, **change
         "log_dir": Path("/my jobs/log_output"),
         "host_entries": entries,
         "env": (("API_KEY", "hidden"), ("A", "b c\nd")),
-        "forward_env": ("HTTP_*",),
+        "forward_env": ("HTTP_*", "HF_TOKEN"),
     }
     return build_remote_plan(
         LaunchSpec(**{**settings, **changes}),
@@ -73,6 +73,13 @@ def test_secrets_are_masked_wherever_they_stand(as_json: bool) -> None:
     assert "hidden" not in text and MASK in text
     assert plan.secrets == ("hidden",)
     assert plan.forwarded["HF_TOKEN"] == "hidden"
+
+
+def test_secret_that_nobody_named_stays_and_is_told() -> None:
+    plan = plan_for(forward_env=())
+    assert "HF_TOKEN" not in plan.forwarded
+    assert "secrets stay here: HF_TOKEN; --env HF_TOKEN gives it to all workers" in plan.notes
+    assert not any("secrets" in note for note in plan_for(forward_env=(), env=(("HF_TOKEN", "x"),)).notes)
 
 
 def test_workers_of_unequal_hosts_know_their_place() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from job_runner import wait_until
@@ -14,7 +14,7 @@ from msrun.errors import ClusterError, RendezvousTimeout, WorldError
 from msrun.runtime.joining.lines import MAX_BYTES, LineStream
 from msrun.runtime.joining.meet import Met, meet
 from msrun.runtime.joining.network import keep_to_interface, listen_at
-from msrun.runtime.joining.registrar import Registrar
+from msrun.runtime.joining.registrar import MAX_STRANGERS_OF_ONE, Registrar
 from msrun.runtime.joining.registration import Registration, register
 from msrun.runtime.joining.registry import Registry, Request, Seat
 from msrun.runtime.joining.scheduler import serve
@@ -99,12 +99,28 @@ def test_without_a_keeper_the_limit_ends_the_wait() -> None:
         come(meeting, 2, 0, limit_s=0.2)
 
 
+def test_silent_strangers_make_room_for_those_who_belong(threads: ThreadPoolExecutor) -> None:
+    with gathering(2) as (meeting, registrar), ExitStack() as held:
+        gathered = threads.submit(registrar.gather, FOREVER_S)
+        for _ in range(3 * MAX_STRANGERS_OF_ONE):
+            held.enter_context(socket.create_connection(("127.0.0.1", meeting.port)))
+        came = [threads.submit(come, meeting, 2, rank) for rank in range(2)]
+        assert gathered.result(FOREVER_S) == ""
+        assert len(registrar._strangers) <= MAX_STRANGERS_OF_ONE
+        registrar.answer(1)
+        for future in came:
+            future.result(FOREVER_S).stream.close()
+
+
 def test_strangers_are_refused_and_the_others_come(
     threads: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with gathering(2) as (meeting, registrar):
         gathered = threads.submit(registrar.gather, FOREVER_S)
-        for noise in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"protocol":7}\n', b"x" * (MAX_BYTES + 70_000)):
+        nested = [b'{"protocol":' + b"[" * depth + b"]" * depth + b"}\n" for depth in range(970, 1000, 3)]
+        unprintable = b'{"protocol":1,"key":"job","name":"\\u001b[2J","world_size":2,"global_rank":0}\n'
+        http = b"GET / HTTP/1.1\r\n\r\n"
+        for noise in (http, b"[]\n", b'{"protocol":7}\n', b"x" * (MAX_BYTES + 70_000), unprintable, *nested):
             with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
                 stranger.settimeout(FOREVER_S)
                 try:

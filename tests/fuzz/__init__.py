@@ -1,0 +1,1 @@
+"""Seeded, bounded noise for everything that reads what somebody else has written."""

@@ -1,0 +1,260 @@
+"""The launcher's and the agent's end of their channel, each with noise from the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+from fuzz.mutation import change_bytes, change_value, encode_any
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import encode_message, frame
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet import fleet_job
+from msrun.launch.fleet.agent_link import AgentCode, AgentLink
+from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.home_logs import HomeLogs, own_logs
+from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.remote import launcher_link
+from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.log_sender import pack_piece
+from msrun.launch.remote.stream import Stream
+from msrun.launch.transport.pipe import MARKER
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.plan import HostPlan, WorkerPlan
+from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec
+
+MESSAGES_OF_A_JOB = 20
+
+
+class FakePipe:
+    """An agent that has said what it has to say."""
+
+    address = "10.0.0.1"
+    exit_status = 1
+
+    def __init__(self, data: bytes) -> None:
+        self._data = [data, b""]
+
+    def read(self) -> bytes:
+        return self._data.pop(0)
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def close(self) -> None:
+        """It is closed."""
+
+    def stderr_text(self) -> str:
+        return ""
+
+
+class NoSignals:
+    """A SignalPipe to which nothing comes."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+
+    def fileno(self) -> int:
+        return self.reader
+
+    def read(self) -> tuple[int, ...]:
+        return ()
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+def spec_in(folder: Path) -> LaunchSpec:
+    return LaunchSpec(
+        program=Program("script", "/t.py"),
+        worker_num=2,
+        local_worker_num=0,
+        working_directory=folder,
+        log_dir=folder,
+        max_restarts=1,
+        tail_ranks=(),
+        host_entries=(HostEntry("localhost", 1), HostEntry("127.0.0.2", 1)),
+    )
+
+
+def worker_failure(rank: int) -> dict[str, Any]:
+    texts = {"host": "h", "signal": None, "hint": "", "log": f"/x/worker_{rank}.log", "excerpt": ["line"]}
+    return {"global_rank": rank, "local_rank": 0, "pid": 7, "exit_code": 1, "run_time_s": 1.5, **texts}
+
+
+def messages_of(node: int) -> list[dict[str, Any]]:
+    """Return what a good agent says in the course of a job."""
+    worker = WorkerPlan(node, 0, 0, {"RANK": str(node)}, f"/spool/worker_{node}.log")
+    plan = HostPlan(node, f"h{node}", "10.0.0.1", Program("script", "/t.py"), "/", "fork", (), {"A": "b"}, (worker,))
+    failure = {
+        "job_id": "J", "exit_code": 1, "reason": "r", "first_failure": worker_failure(node), "lagging": [],
+        "others": [{"global_rank": 0, "state": "done"}], "attempts": [{"attempt": 0, "reason": "r", "run_time_s": 1.0}],
+    }  # fmt: skip
+
+    report = {"name": "h", "python": "3.11", "sources": [["a", "b"]], "addresses": [], "findings": []}
+
+    def event(moment: str, **fields: object) -> dict[str, Any]:
+        return {"type": "event", "moment": moment, "fields": fields}
+
+    return [
+        {"type": "checked", "report": report},
+        {"type": "listening", "port": 4711, "error": ""},
+        {"type": "reached", "result": {"error": "", "source": "10.0.0.1", "interface": "eth0", "is_own": False}},
+        {"type": "planned", "host": encode_record(plan), "notes": [], "target": "cpu", "logs": [f"worker_{node}.log"]},
+        event("preparing", preload=["torch"]),
+        event("ready", start_method="fork", reason="", prepare_s=0.5),
+        event("started", global_rank=node, pid=100),
+        event("exited", global_rank=node, how="exit code 1", status=256, state="failed"),
+        event("stopping", reason="r"),
+        event("log_lost", reason="r", lost_bytes={"0": 7}),
+        event("signal", name="USR1", global_ranks=[0, 1]),
+        event("restarting", attempt=1, delay_s=1.0, reason="r"),
+        event("note", text="t"),
+        {"type": "say", "text": "missing: ranks 2-3"},
+        pack_piece(f"worker_{node}.log", 0, b"text\n" * 9),
+        {"type": "error", "text": "t", "exit_code": 3},
+        {"type": "result", "failure": failure, "survivors": []},
+        {"type": "logs_end"},
+        {"type": "beat", "seen": 1},
+        {"type": "attached", "seen": 1},
+    ]  # fmt: skip
+
+
+class Links:
+    """Two links whose agents have said everything already."""
+
+    def __init__(self, spec: LaunchSpec, inbox: Inbox, said: Mapping[int, bytes], take_first: Any) -> None:
+        code = AgentCode(b"", b"", lambda: b"")
+        self.all = [
+            AgentLink(
+                node,
+                entry,
+                lambda _, node=node: FakePipe(said[node]),
+                code,
+                {"type": "job"},
+                inbox,
+                lambda message, node=node: take_first(node, message),
+                silence_s=15.0,
+            )
+            for node, entry in enumerate(spec.host_entries)
+        ]
+
+    def read(self) -> None:
+        for link in self.all:
+            link._read()
+
+
+def _said(rng: Random, node: int, numbers: Iterator[int]) -> bytes:
+    """Return what an agent says: good messages, and one of every few changed."""
+    found = bytearray(MARKER)
+    for message in rng.choices(messages_of(node), k=MESSAGES_OF_A_JOB // 2):
+        if rng.random() < 0.5:
+            found += encode_message({**message, "seq": next(numbers)})
+        else:
+            found += frame(encode_any(rng, change_value(rng, {**message, "seq": next(numbers)})))
+    return change_bytes(rng, bytes(found)) if rng.random() < 0.1 else bytes(found)
+
+
+def _batches(rng_of: Iterator[Random]) -> Iterator[Random]:
+    """Yield one generator for each job; the job has so many messages."""
+    for index, rng in enumerate(rng_of):
+        if index % MESSAGES_OF_A_JOB == 0:
+            yield rng
+
+
+def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
+    """A job on two hosts whose agents say anything: it ends with a result, and its own files alone are written."""
+    os.environ["COLUMNS"] = "100"
+    for rng in _batches(rng_of):
+        spec = spec_in(folder)
+        with contextlib.ExitStack() as stack:
+            signals, inbox = NoSignals(), Inbox()
+            stack.callback(signals.close)
+            stack.callback(inbox.close)
+            logs = HomeLogs(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), spec.max_restarts)
+            stack.callback(logs.close)
+            events = EventLog(folder / "events.jsonl")
+            stack.callback(events.close)
+            muster = stack.enter_context(_mustering(spec, signals, logs, events))
+            numbers = iter(range(1, 10_000))
+            links = Links(spec, inbox, {node: _said(rng, node, numbers) for node in range(2)}, muster._take_first)
+            crew = Crew(inbox, signals, (), 15.0)  # type: ignore[arg-type]
+            crew.links = links.all
+            muster._crew, muster._inbox = crew, inbox
+            if rng.random() < 0.3:
+                links.read()
+                muster._await_answers()
+            else:
+                run = fleet_job.FleetRun(
+                    spec,
+                    "J",
+                    crew,
+                    Mustered(("10.0.0.1", 1), frozenset(), muster.explain_loss),
+                    logs,
+                    events,
+                    {},
+                    quiet=True,
+                )
+                run._on_directory = lambda: None
+                links.read()
+                assert run.finish().exit_code > 0, "an agent that leaves without a word is a failure"
+        names = {path.name for path in folder.iterdir()} - {
+            "events.jsonl",
+            "plan.json",
+            "failure.json",
+            "rank_table.json",
+        }
+        allowed = {"scheduler.log", *(f"worker_{rank}{end}.log" for rank in range(2) for end in ("", ".attempt_0"))}
+        assert names <= allowed, names
+        for _ in range(MESSAGES_OF_A_JOB):
+            yield
+
+
+@contextlib.contextmanager
+def _mustering(spec: LaunchSpec, signals: Any, logs: HomeLogs, events: EventLog) -> Iterator[Muster]:
+    with mock.patch("msrun.launch.fleet.muster.HostOpener"):
+        muster = Muster(spec, {}, "J", signals, logs, events, lambda _: None)
+    with contextlib.closing(muster._inbox):
+        yield muster
+
+
+WISHES = (
+    {"type": "job", "job": {"protocol": 1}},
+    {"type": "listen", "address": "10.0.0.1", "port": 0},
+    {"type": "start", "master_addr": "10.0.0.1", "master_port": 1, "use_shared": False},
+    {"type": "signal", "signum": int(signal.SIGUSR1)},
+    {"type": "beat", "seen": 3},
+    {"type": "attach", "seen": 0},
+    {"type": "bye"},
+)
+
+
+def launcher_ends(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
+    """An agent whose launcher says anything: its thread goes on, or lets the agent end."""
+    with mock.patch.object(launcher_link, "os") as fake, open(os.devnull, "w") as nowhere:
+        fake.getpid, fake.kill = os.getpid, lambda *_: None
+        with contextlib.redirect_stderr(nowhere):
+            for rng in _batches(rng_of):
+                ours, theirs = socket.socketpair()
+                descriptor = ours.detach()
+                link = LauncherLink(Stream(descriptor, descriptor))
+                for _ in range(MESSAGES_OF_A_JOB):
+                    data = frame(encode_any(rng, change_value(rng, {**rng.choice(WISHES), "seq": rng.randint(0, 9)})))
+                    with contextlib.suppress(OSError):
+                        theirs.sendall(change_bytes(rng, data) if rng.random() < 0.1 else data)
+                    link._look(0.0)
+                    yield
+                theirs.close()
+                if link._stream is not None:
+                    link._stream.close()
+                link._outbox.close()

@@ -67,6 +67,10 @@ class Executor:
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
         self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
+        freed = {name: i for name, i in self._group_of.items() if self.groups[i].regathers}
+        aliases = {value: freed[of] for value, of in (memory_of or {}).items() if of in freed}
+        self._freed_with = {**freed, **aliases}
+        """value -> the group whose memory it is, of those that are given back"""
         self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
         self._buffer_plan = plan_buffers(program, self._segments)
         changed = set(self._buffer_plan.written)
@@ -207,6 +211,8 @@ class Executor:
         source = self._read(step, copy, crossing.source)
         in_place = crossing.takes_source
         pending = crossing.collective.start_forward(source.detach(), self._mesh, self._rank, in_place=in_place)
+        if crossing.source in self._freed_with:
+            step.parameters.gathered[self._freed_with[crossing.source]].lend(pending)
         copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
         if crossing.result in self._borrowed_results:
             copy.copied[crossing.result] = pending.wait().detach().clone()

@@ -103,6 +103,8 @@ class GatheredGroup:
     leaves: dict[str, Tensor] = field(default_factory=dict)
     """placeholder -> the part that operators read; autograd adds up its gradient"""
     _pending: Pending | None = None
+    _read_by: list[Pending] = field(default_factory=list)
+    """messages on their way that are read from the leaves' memory"""
 
     def start_gather(self) -> None:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
@@ -162,8 +164,15 @@ class GatheredGroup:
         storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in self.leaves.values()}
         return sum(storages.values()) + (self.group.gathered_bytes() if self._pending is not None else 0)
 
+    def lend(self, message: Pending) -> None:
+        """Keep the memory until a message that is read from it has arrived."""
+        self._read_by.append(message)
+
     def free(self) -> None:
         """Give the gathered memory back until the parameters are read again; gradients stay."""
+        for message in self._read_by:
+            message.wait()
+        self._read_by.clear()
         for leaf in self.leaves.values():
             leaf.untyped_storage().resize_(0)
 

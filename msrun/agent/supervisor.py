@@ -234,8 +234,8 @@ class Supervisor:
             if error is not None and not self._over:
                 self._fail(error)
             return
-        self._attempt.peak_bytes[rank] = message["peak_bytes"]
-        membership = self._attempt.membership
+        attempt, membership = self._attempt, self._attempt.membership
+        attempt.peak_bytes[rank] = message["peak_bytes"]
         decision = membership.exited(rank, status, message["at"])
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
@@ -244,6 +244,10 @@ class Supervisor:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
+        if member.state is WorkerState.DONE and not membership.is_stopping:
+            self._watch.note_done(membership, rank, self._end_stuck)
+            if attempt.has_failed:
+                return
         if decision is Decision.STOP:
             self._stop(f"rank {rank} ended with {how}")
         elif decision is Decision.FINISH:
@@ -285,6 +289,9 @@ class Supervisor:
         attempt.membership.is_stopping = True
         self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
+        if not attempt.membership.count(WorkerState.RUNNING):
+            self._stop(str(error))
+            return
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
         self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
 

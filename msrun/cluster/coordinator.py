@@ -11,8 +11,8 @@ Messages, JSON with a length in front (`cluster.messages`):
                         stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
                         over {verdict}              beat {}
     host -> scheduler   hi {}                       register {request, nonce, proof}
-                        failed {attempt, verdict}   ended {attempt, can_continue}
-                        done {attempt, rank}
+                        failed {attempt, verdict}   ended {attempt, can_continue, come}
+                        done {attempt, rank, has_come}
                         ready {attempt}             beat {}
 """
 
@@ -285,10 +285,13 @@ class Coordinator(threading.Thread):
         if kind == "failed":
             self._order(self._fleet.failed(attempt, Verdict.from_json(message.get("verdict"))))
         elif kind == "done" and message.get("rank") in guest.seat.ranks:
-            self._fleet.done(node_rank, attempt, message["rank"])
+            has_come = message.get("has_come") is not False
+            self._order(self._fleet.done(node_rank, attempt, message["rank"], has_come=has_come))
         elif kind == "ended":
             can_continue = message.get("can_continue") is True
-            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue))
+            given = message.get("come")
+            come = [rank for rank in guest.seat.ranks if rank in given] if isinstance(given, list) else []
+            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue, come=come))
         elif kind == "ready":
             self._order(self._fleet.ready(node_rank, attempt))
 

@@ -75,7 +75,9 @@ def become(
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
     from msrun.agent.processes.main_module import run_main
+    from msrun.agent.processes.torch_joining import watch_joining
 
+    watch_joining()
     run_main(spec.program)
 
 

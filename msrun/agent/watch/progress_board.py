@@ -34,7 +34,12 @@ class Progress:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the worker has said anything at all: it uses the runtime."""
+        """Whether the worker says what it does: it uses the runtime."""
+        return self.phase not in (contract.PHASE_UNKNOWN, contract.PHASE_PLAIN_TORCH)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the worker has joined its world, or tries to."""
         return self.phase != contract.PHASE_UNKNOWN
 
     def describe(self, now: float) -> str:

@@ -243,6 +243,15 @@ def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
     return sources.raw("debug").lower() in TRUE_WORDS
 
 
+def _has_directory() -> bool:
+    """Return whether the current directory is there still: nothing relative can be found without it."""
+    try:
+        os.getcwd()  # noqa: PTH109 - which says so
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -256,6 +265,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = error.exit_code
     except click.ClickException as error:
         _print_error(_usage_text(error))
+        status = contract.EXIT_USAGE
+    except FileNotFoundError:
+        if _has_directory():
+            raise
+        _print_error("the current directory has been removed; change to one that exists")
         status = contract.EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, scheduler_log, scheduler_spec, worker_specs
+from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, scheduler_spec, worker_specs
 from msrun.agent.logs.log_pipes import log_writer_specs
 from msrun.agent.observer import Observer, Observers
 from msrun.agent.own_processes import OwnProcesses
@@ -22,6 +22,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
+from msrun.agent.watch.full_disk import explain_full_disk
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -56,8 +57,13 @@ class Supervisor:
         *,
         caller: Mapping[str, str],
         strangers: Collection[int],
+        home: str,
     ) -> None:
-        """`strangers`: children of this process that were there before the job, and are none of its business."""
+        """
+        Args:
+            strangers: children of this process that were there before the job, and are none of its business.
+            home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
+        """
         self._strangers = strangers
         self._caller = caller
         self._plan = plan
@@ -70,13 +76,16 @@ class Supervisor:
         self._watch = JobWatch(plan, host, board, self._timers)
         self._memory_kills = MemoryKillWatch()
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
-        self._own = OwnProcesses(plan)
+        self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._own = OwnProcesses(plan, home)
         self._restart_delay_s = 0.0
         self._fresh_store_of = 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self._over = False
         self._was_anything_started = False
+        self._are_workers_asked_for = False
+        """In this attempt the fork server has been asked for workers; each of them may have started."""
         self._server_finished = False
 
     def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
@@ -168,6 +177,7 @@ class Supervisor:
     def _start_workers(self) -> None:
         use_exec = self._start_method == "exec"
         workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        self._are_workers_asked_for = True
         self._server.start([*log_writer_specs(self._plan), *workers])
 
     def _limit_start(self) -> None:
@@ -180,7 +190,7 @@ class Supervisor:
             RendezvousTimeout(
                 f"--cluster_time_out {self._plan.cluster_time_out_s}: {len(missing)} of "
                 f"{len(self._host.workers)} workers were not started in time on {self._host.name} "
-                f"(ranks {', '.join(map(str, missing))}); see {scheduler_log(self._plan)}"
+                f"(ranks {', '.join(map(str, missing))}); {self._own.describe_log()}"
             )
         )
 
@@ -240,6 +250,8 @@ class Supervisor:
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = self._memory_kills.explain(member.pid)
+        elif member is membership.first_failure:
+            member.hint = explain_full_disk(self._logs[rank])
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
@@ -311,8 +323,8 @@ class Supervisor:
         self._watch.stop()
         self._timers.cancel("start", "stacks")
         membership = self._attempt.membership
-        if not membership.count(WorkerState.RUNNING) and not membership.count(WorkerState.DONE):
-            self._end_here()  # nothing was started
+        if not self._are_workers_asked_for:
+            self._end_here()
             return
         if membership.stop() is Decision.FINISH:
             self._end_attempt()
@@ -332,6 +344,7 @@ class Supervisor:
 
     def _begin_again(self, delay_s: float) -> None:
         self._restart_delay_s = delay_s
+        self._are_workers_asked_for = False
         self._attempts.begin_next()
         self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
         self._server.send("sweep")

@@ -74,6 +74,8 @@ class AgentPart:
     """Where the scheduler listens already, on the host that has it."""
     early_server: ForkServerHandle | None = None
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
+    home: str = ""
+    """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -172,11 +174,13 @@ def run_job(
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
         console = part.display(plan) if part else Console(plan, quiet=quiet)
-        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, early_server)
+        home = part.home if part else plan.log_dir
+        result, verdict = _run(
+            plan, caller, signals, listener, console, strangers, stack, gathering, early_server, home
+        )
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
-        if failure:
-            with contextlib.suppress(OSError):  # disk full: what is printed has to do
-                write_failure(plan, failure)
+        if failure and (problem := write_failure(plan, failure)):
+            console.note("note", {"text": problem})
         restarts = len(result.attempts) - 1
         where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
         summary = f"all {plan.world_size} workers{where} ended well{f' after restart {restarts}' if restarts else ''}"
@@ -214,6 +218,7 @@ def _run(
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
     early_server: ForkServerHandle | None,
+    home: str,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -236,11 +241,11 @@ def _run(
     has_store = gathering is None or gathering.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]
     if gathering is None:
-        supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+        supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers, home=home)
         return supervisor.run(signals, scheduler), None
     from msrun.agent.host_supervisor import HostSupervisor
 
-    member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+    member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers, home=home)
     member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
     return member.run(signals, scheduler), member.verdict
 

@@ -93,6 +93,44 @@ def test_job_goes_on_when_the_server_of_its_connection_stands_still(fleet: Fleet
         os.kill(session, signal.SIGKILL)
 
 
+def test_connection_that_breaks_before_the_job_begins_is_named(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
+) -> None:
+    job = fleet.start([1, 1], LIMIT, workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    (held,) = wait_until(lambda: fleet.agents(0), "the agent of host0")
+    os.kill(held, signal.SIGSTOP)  # so that the job does not begin
+    try:
+        wait_until(lambda: fleet.agents(1), "the agent of host1")
+        for session in fleet.net.sessions(1):
+            os.kill(session, signal.SIGKILL)
+        wait_until(lambda: not fleet.agents(1), "the agent has gone with its connection")
+    finally:
+        os.kill(held, signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 3
+    assert "host1: the connection to it broke before the job began" in ended.errors[0]
+    fleet.prove_nothing_left()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet: FleetRunner, job: Running, host: int) -> None:
+    (scheduler,) = [
+        pid
+        for pid in fleet.net.processes(host)
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"msrun: scheduler")
+    ]
+    os.kill(scheduler, signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    words = ended.errors[0].partition("the scheduler ended (signal SIGKILL); ")[2]
+    if host == 0:
+        assert words.startswith("its log: ")
+        assert fleet.net.path(fleet.net.control, Path(words.removeprefix("its log: "))).read_bytes()
+    else:
+        assert words.startswith("its last words: 20")
+    fleet.prove_nothing_left()
+
+
 def test_cut_cable_ends_the_job_on_both_sides(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:

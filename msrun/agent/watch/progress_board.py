@@ -74,7 +74,7 @@ class ProgressBoard:
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )
         try:
-            os.truncate(descriptor, self._size_bytes)
+            os.posix_fallocate(descriptor, 0, self._size_bytes)  # on a full disk an error now, not SIGBUS later
             self._memory = mmap.mmap(descriptor, self._size_bytes)
         finally:
             os.close(descriptor)

@@ -20,12 +20,15 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
+from msrun.launch.preflight.agent_end import MAX_QUOTED_CHARS
+from msrun.launch.preflight.host_report import printable
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a killed agent may take to let somebody else in."""
+CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
 
@@ -212,6 +215,10 @@ class AgentLink:
             self._salvage()
         if self._was_replaced:
             self._end(f"{self.entry.name}: its agent has ended without a word; see dmesg there", None)
+        elif status is None:
+            said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
+            moment = "" if self._has_begun else " before the job began"
+            self._end(f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None)
         else:
             self._end(noise, status, stderr)
 

@@ -154,7 +154,8 @@ class Agent:
             return LauncherReport(link, plan, logs)
 
         listener, self._listener = self._listener, None
-        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server)
+        home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
+        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server, home)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

@@ -76,6 +76,8 @@ class AgentPart:
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
     home: str = ""
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job."""
+    stopped_limit_s: float = 0.0
+    """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -174,10 +176,7 @@ def run_job(
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
         console = part.display(plan) if part else Console(plan, quiet=quiet)
-        home = part.home if part else plan.log_dir
-        result, verdict = _run(
-            plan, caller, signals, listener, console, strangers, stack, gathering, early_server, home
-        )
+        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure and (problem := write_failure(plan, failure)):
             console.note("note", {"text": problem})
@@ -217,8 +216,7 @@ def _run(
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
-    early_server: ForkServerHandle | None,
-    home: str,
+    part: AgentPart | None,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -226,14 +224,16 @@ def _run(
     ours, theirs = socket.socketpair()
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
-    env, folder, server = server_environment(caller, host.common_env), host.working_directory, early_server
+    env, folder = server_environment(caller, host.common_env), host.working_directory
+    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     with open_scheduler_log(plan) as log, theirs:
         if server is not None and not server.can_serve(env, folder):
             server.kill()
             server = None
         if server is None:
             server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
-        server.begin(env, log_fd=log.fileno(), scheduler_fd=theirs.fileno(), listener_fd=listener.fileno())
+        fds = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        server.begin(env, **fds, stopped_limit_s=part.stopped_limit_s if part else 0.0)
     listener.close()
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)

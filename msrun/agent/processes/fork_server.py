@@ -5,7 +5,8 @@ children: when it ends, the kernel kills every worker (see `child.become`); when
 below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
-    agent -> server   import {names}       begin {environment}, with descriptors over another socket
+    agent -> server   import {names}       begin {environment, stopped_limit_s}, with descriptors over another
+                      socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
@@ -40,6 +41,8 @@ from msrun.cluster.messages import Channel, Message
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
 KILL_DEADLINE_S = 5.0
+LOOKS_PER_LIMIT = 4
+"""How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
 
@@ -60,6 +63,9 @@ class ForkServer:
         self._kill_at: float | None = None
         self._run_dir = ""
         self._finished = False
+        self._stopped_limit_s = 0.0
+        self._agent_moved_at = time.monotonic()
+        """When the agent was last seen not to be stopped."""
         self.blas_threads = 1
         self.scheduler_fds = (-1, -1)
         """The scheduler's channel to the agent and the socket of its store."""
@@ -80,6 +86,7 @@ class ForkServer:
                         os.read(wake_reader, 4096)
                 self._reap()
                 self._kill_late()
+                self._look_at_agent()
                 child = self._receive() or self._start_next()
                 if child is not None:
                     return child
@@ -88,7 +95,21 @@ class ForkServer:
     def _time_left(self) -> float | None:
         if self._waiting:
             return 0.0
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
+        if self._kill_at is None:
+            return look_s
+        left_s = max(0.0, self._kill_at - time.monotonic())
+        return left_s if look_s is None else min(left_s, look_s)
+
+    def _look_at_agent(self) -> None:
+        """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
+        if not self._stopped_limit_s:
+            return
+        now = time.monotonic()
+        if os.getppid() != self._agent_pid or not process_control.is_stopped(self._agent_pid):
+            self._agent_moved_at = now
+        elif now - self._agent_moved_at > self._stopped_limit_s:
+            process_control.signal_processes([self._agent_pid], signal.SIGKILL)  # its channel's end does the rest
 
     def _receive(self) -> ProcessSpec | None:
         import select
@@ -137,6 +158,7 @@ class ForkServer:
         os.dup2(log, 2)
         os.close(log)
         self.scheduler_fds = (scheduler[0], scheduler[1])
+        self._stopped_limit_s = message["stopped_limit_s"]
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:

@@ -57,6 +57,28 @@ def process_table() -> dict[int, tuple[int, int, str]]:
     return table
 
 
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third on; empty when there is no such process."""
+    try:
+        return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process."""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in ticks since the machine was; 0 when it is not there.
+
+    A process id alone may stand for another process later. Source: proc(5), /proc/PID/stat, field 22.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] != b"Z" else 0
+
+
 def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[int]:
     """Return every living process below `root_pid`, without zombies and without `strangers` and what is below them."""
     table = process_table()

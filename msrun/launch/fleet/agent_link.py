@@ -27,7 +27,9 @@ from msrun.planning.hosts.host_entry import HostEntry
 
 RETRY_S = 0.5
 SALVAGE_S = 10.0
-"""How long the host of a killed agent may take to let somebody else in."""
+"""How long the host of a lost agent may take to let somebody else in."""
+BEATS = 3
+"""So many signs of life without an answer are silence; fewer are a launcher that was asleep itself."""
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
@@ -83,7 +85,10 @@ class AgentLink:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._pipe: AgentPipe | None = None
         self._heard_at = time.monotonic()
-        self._has_begun = self._can_resume = self._was_replaced = False
+        self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
+        self._unanswered_beats = 0
+        self._has_spoken = self._is_silent = False
+        """The agent has said something; it has not for too long, and no other connection to it can be made."""
         self._reopening = threading.Lock()
         """Held while another connection is made."""
         self._spare: AgentPipe | None = None
@@ -111,12 +116,20 @@ class AgentLink:
         if self._pipe is None or self.is_over:
             return
         self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+        self._unanswered_beats += 1
         if not self._can_resume:
-            return
-        if self.silent_s > self._silence_s:
+            if self._has_spoken and self._unanswered_beats > BEATS and self.silent_s > self._silence_s:
+                self._give_up()
+        elif self.silent_s > self._silence_s:
             self._break()
         elif self._is_quiet and not self._reopening.locked():
             threading.Thread(target=self._replace, name=f"msrun-again-{self.node_rank}", daemon=True).start()
+
+    def _give_up(self) -> None:
+        """End the connection to an agent that is stopped, or worse, and cannot be reached in another way."""
+        if not self._is_silent:
+            self._is_silent = True
+            threading.Thread(target=self._break, name=f"msrun-give-up-{self.node_rank}", daemon=True).start()
 
     def begin(self) -> None:
         """From now on the agent has something to come back for."""
@@ -136,6 +149,11 @@ class AgentLink:
     def is_open(self) -> bool:
         """Whether there is a connection to an agent."""
         return self._pipe is not None and not self.is_over
+
+    @property
+    def is_salvaging(self) -> bool:
+        """Whether what a lost agent has left is being fetched and ended."""
+        return self._is_salvaging
 
     def dismiss(self) -> None:
         """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
@@ -201,14 +219,17 @@ class AgentLink:
                 return
             again = self._change(pipe)
             if again is None:
-                silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
-                self._end(f"{self.entry.name}: {silence}", None)
+                self._end_silent()
                 return
             pipe = self._pipe = again
         pipe.close()
 
     def _end_with(self, pipe: AgentPipe, noise: str) -> None:
         """The agent has ended before its time; an attached pipe tells no more of its end than that."""
+        if self._is_silent:
+            pipe.close()
+            self._end_silent()
+            return
         status, stderr = pipe.exit_status, pipe.stderr_text()
         pipe.close()
         if self._has_begun and (status or self._was_replaced):
@@ -221,6 +242,15 @@ class AgentLink:
             self._end(f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None)
         else:
             self._end(noise, status, stderr)
+
+    def _end_silent(self) -> None:
+        """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
+        self._is_salvaging = True
+        silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
+        self._end(f"{self.entry.name}: {silence}", None)
+        if not self._closed.is_set():
+            self._salvage()
+        self._is_salvaging = False
 
     def _change(self, broken: AgentPipe) -> AgentPipe | None:
         """Return the pipe that takes the place of a broken one."""
@@ -257,7 +287,7 @@ class AgentLink:
             self._break()
 
     def _salvage(self) -> None:
-        """Fetch what a killed agent has left of its logs, and let it be cleared away."""
+        """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         with contextlib.suppress(ClusterError, OSError):
             pipe = self._open_pipe(time.monotonic() + SALVAGE_S)
             self._pipe = pipe
@@ -278,8 +308,10 @@ class AgentLink:
                     continue
                 has_begun = True
             self._heard_at = time.monotonic()
+            self._unanswered_beats = 0
             unacknowledged += len(data)
             for message in buffer.feed(data):
+                self._has_spoken = True
                 self._take(message)
             if unacknowledged > ACKNOWLEDGE_BYTES:
                 unacknowledged = 0

@@ -209,8 +209,9 @@ class Muster:
         total = len(self._crew.links)
         line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
         if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
-            for node in range(total):
-                self._refuse(node, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time"))
+            for link in self._crew.links:
+                why = "connected, but its agent says nothing; is it stopped?" if link.is_open else "no answer in time"
+                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: {why}"))
 
     def _refuse(self, node: int, error: MsrunError) -> None:
         """A host cannot take part; what was known of it first counts."""
@@ -256,8 +257,10 @@ class Muster:
         deadline = time.monotonic() + ANSWER_S
         self._crew.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
         if not self._listening.get("port"):
-            text = self._listening.get("error") or "does not open the scheduler's port"
-            self._add_failure("master_port", text, (0,), contract.EXIT_USAGE)
+            text = self._listening.get("error")
+            code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
+            if not self._has_failed():
+                self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
         port = int(self._listening["port"])
         for link in links[1:]:

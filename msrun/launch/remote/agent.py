@@ -40,6 +40,8 @@ from msrun.planning.spec import LaunchSpec
 
 PROTOCOL = 1
 """Raised when an agent of an older msrun would not understand the launcher any more."""
+STOPPED_SHARE = 2.0
+"""Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
 FETCH_S = 20.0
 """How long the launcher may take to fetch the last of the logs while its connection is broken."""
 
@@ -153,9 +155,12 @@ class Agent:
             link.send_logs(logs.next)
             return LauncherReport(link, plan, logs)
 
+        def say(text: str) -> None:
+            link.send("say", text=text)
+
         listener, self._listener = self._listener, None
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
-        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server, home)
+        part = AgentPart(display, say, listener, self._server, home, stopped_limit_s=STOPPED_SHARE * job.silence_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

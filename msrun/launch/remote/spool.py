@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.processes.process_control import signal_processes, start_time
 from msrun.errors import ClusterError
+from msrun.launch.directory.log_directory import write_private
 
 SOCKET = "agent.sock"
+AGENT = "agent.pid"
+"""Process id and start time of the agent, so that nobody else is taken for it."""
 GIVEN_TABLE = "given_rank_table.json"
 
 
@@ -27,9 +33,20 @@ def make_spool(job_id: str, node_rank: int) -> Path:
     path = spool_path(job_id, node_rank)
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
+        write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
     except OSError as error:
         raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
     return path
+
+
+def kill_agent(spool: Path) -> None:
+    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself."""
+    try:
+        pid, started = (int(word) for word in (spool / AGENT).read_text().split())
+    except (OSError, ValueError):
+        return
+    if started and start_time(pid) == started:
+        signal_processes([pid], signal.SIGKILL)
 
 
 def remove_spool(path: Path) -> None:

@@ -171,7 +171,7 @@ def test_agent_that_is_stopped_before_it_has_said_anything_is_named_and_goes_whe
     stop(agent)
     ended = job.finish()
     assert ended.code == 124
-    assert "host1: --cluster_time_out 3: connected, but its agent says nothing; is it stopped?" in ended.errors[0]
+    assert "host1: --cluster_time_out 3: no answer in time; connected, but its agent says nothing" in ended.errors[0]
     os.kill(agent, signal.SIGCONT)
     fleet.prove_nothing_left()
 
@@ -285,7 +285,8 @@ def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers:
     slow_python.write_text(slow_python.read_text().replace("sleep 3", "sleep 600"))
     job = fleet.run([1, 1], f"--python={slow_python}", "--cluster_time_out=2", workers / "wait.py")
     assert job.code == 124
-    assert job.errors == ["msrun: error: all 2 hosts: --cluster_time_out 2: no answer in time"]
+    said = "no answer in time; connected, but its agent says nothing: it is slow to start, or stopped"
+    assert job.errors == [f"msrun: error: all 2 hosts: --cluster_time_out 2: {said}"]
     for pid in slow_pythons(fleet, slow_python):
         os.kill(pid, signal.SIGKILL)
 

@@ -210,8 +210,8 @@ class Muster:
         line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
         if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
             for link in self._crew.links:
-                why = "connected, but its agent says nothing; is it stopped?" if link.is_open else "no answer in time"
-                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: {why}"))
+                why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
+                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}"))
 
     def _refuse(self, node: int, error: MsrunError) -> None:
         """A host cannot take part; what was known of it first counts."""

@@ -1,4 +1,4 @@
-"""What a lost agent has left on its host: a stopped one is ended, the rest of its logs goes home, then its folder goes."""
+"""What a lost agent has left on its host: a stopped one is ended, its logs go home, then its folder goes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class HostSupervisor(Supervisor):
         self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
 
     def _end_here(self) -> None:
-        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart")
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart", "store")
         self._attempts.is_last = True
         self._tell_end(can_continue=False)
 

@@ -40,6 +40,8 @@ SWEEP_OVERDUE_S = 10.0
 """How long the fork server may take to end what an attempt left behind."""
 STORE_LOOK_S = 0.05
 """How often a restart looks whether the scheduler has made room for it."""
+STORE_OVERDUE_S = 10.0
+"""How long the scheduler may take for that."""
 SCHEDULER_END_S = 1.0
 """How long the scheduler may take to end by itself once its channel is closed."""
 
@@ -321,7 +323,7 @@ class Supervisor:
             return
         self._tell("stopping", reason=reason)
         self._watch.stop()
-        self._timers.cancel("start", "stacks")
+        self._timers.cancel("start", "stacks", "restart", "store")
         membership = self._attempt.membership
         if not self._are_workers_asked_for:
             self._end_here()
@@ -362,6 +364,7 @@ class Supervisor:
         keep_logs(self._host, self._attempt.number - 1)
         self._watch.reset()
         self._timers.after("restart", self._restart_delay_s, self._restart)
+        self._timers.after("store", self._restart_delay_s + STORE_OVERDUE_S, self._on_store_overdue)
 
     def _on_scheduler(self, scheduler: Channel) -> None:
         for message in scheduler.receive():
@@ -372,7 +375,12 @@ class Supervisor:
         if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
             self._timers.after("restart", STORE_LOOK_S, self._restart)
             return
+        self._timers.cancel("store")
         self._start_again()
+
+    def _on_store_overdue(self) -> None:
+        limit = f"{STORE_OVERDUE_S:g} s"
+        self._fail(ClusterError(f"cannot start again: the scheduler has not answered for {limit}; is it stopped?"))
 
     def _start_again(self) -> None:
         self._limit_start()

@@ -41,6 +41,10 @@ if TYPE_CHECKING:  # loaded when there are several hosts
     from msrun.launch.gather import Gathering
 
 
+RECORD_S = 2.0
+"""How long the scheduler may leave the record of a moment unread before it gets no more."""
+
+
 @dataclass(frozen=True)
 class JobResult:
     """How a job ended."""
@@ -222,6 +226,7 @@ def _run(
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
     ours, theirs = socket.socketpair()
+    ours.settimeout(RECORD_S)
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
     env, folder = server_environment(caller, host.common_env), host.working_directory
@@ -280,7 +285,10 @@ class SchedulerRecord:
             }
             kind = "job"
         if not self._channel.is_closed:
-            self._channel.send({"type": kind, **fields})
+            try:
+                self._channel.send({"type": kind, **fields})
+            except TimeoutError:  # it is stopped: the job can do without its record
+                self._channel.is_closed = True
 
     def tick(self, membership: Membership) -> None:
         """Nothing regular to pass on."""

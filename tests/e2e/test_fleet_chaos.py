@@ -190,13 +190,14 @@ def undo(plan: Round, fleet: FleetRunner, stopped: list[int]) -> None:
 
 def judge(endings: tuple[tuple[int, str], ...], finished: Finished) -> None:
     """Fail unless the job ended in one of these ways and told the truth."""
-    status = finished.code if finished.code >= 0 else 128 - finished.code
+    is_told = finished.code >= 0
+    status = finished.code if is_told else 128 - finished.code
     file = finished.log_dir / "failure.json"
-    reason = finished.read_json("failure.json")["reason"] if file.exists() and status != 137 else ""
+    reason = finished.read_json("failure.json")["reason"] if file.exists() and is_told else ""
     assert any(status == right and words in reason for right, words in endings), (
         f"{status}, {reason!r} is none of {endings}; msrun said:\n{finished.stderr}"
     )
-    assert bool(reason) is (status not in (0, 137))
+    assert bool(reason) is (is_told and status != 0)
     assert "Traceback" not in finished.stderr
 
 

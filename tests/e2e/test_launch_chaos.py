@@ -115,6 +115,8 @@ def right_outcomes(plan: Round) -> list[Outcome]:
         outcomes = [*outcomes, *outcomes_of_hit(plan)]  # between two attempts there is nothing that had failed before
     if plan.cause == "fail" and plan.target == "fork server" and plan.afterwards:
         outcomes = [*outcomes, Outcome(3, reason="the fork server ended unexpectedly")]
+    if plan.cause == "fail" and plan.target == "scheduler" and plan.afterwards == "leave":
+        outcomes = [*outcomes, Outcome(3, reason="cannot start again: the scheduler has not answered")]
     is_hit = plan.target == "worker" and not plan.afterwards
     return list(dict.fromkeys(WELL if is_hit and one.culprit == plan.rank else one for one in outcomes))
 

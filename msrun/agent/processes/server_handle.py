@@ -21,6 +21,10 @@ from msrun.planning.environment import SET_LATE
 _BOOT = "import sys; '' in sys.path[:1] and sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
 
 
+SEND_S = 10.0
+"""How long a server may leave a request unread; it is stopped then, and of no use to the job."""
+
+
 class ForkServerHandle:
     """A running fork server. Owned by the agent's event loop."""
 
@@ -45,8 +49,11 @@ class ForkServerHandle:
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send one request; a server that has ended is noticed by its closed channel."""
-        self.channel.send({"type": kind, **fields})
+        """Send one request; a server that has ended, or takes nothing, is noticed by its closed channel."""
+        try:
+            self.channel.send({"type": kind, **fields})
+        except TimeoutError:
+            self.kill()
 
     def import_early(self, names: Sequence[str]) -> None:
         """Let the server import `module` or `module:name` before it has a job."""
@@ -110,6 +117,7 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
         ClusterError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
+    ours.settimeout(SEND_S)
     passing, taking = socket.socketpair()
     with theirs, taking:
         fds = (theirs.fileno(), taking.fileno())

@@ -211,6 +211,8 @@ class Supervisor:
                 self._on_told(message)
             elif kind == "swept":
                 self._on_swept(message)
+            elif kind == "cannot_start":
+                self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
             elif kind == "log_lost":
                 self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
             elif kind == "finished":

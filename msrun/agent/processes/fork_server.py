@@ -12,7 +12,7 @@ Protocol, over the channel to the agent:
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
-                      log_lost {reason, lost_bytes}
+                      log_lost {reason, lost_bytes}                cannot_start {reason}
                       swept {survivors}                            finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
@@ -20,6 +20,7 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import shutil
@@ -43,6 +44,12 @@ LEFTOVER_GRACE_S = 1.0
 KILL_DEADLINE_S = 5.0
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
+_REMEDIES = {
+    errno.EAGAIN: " (the user or the container has as many processes as it may); raise ulimit -u or pids.max",
+    errno.ENOMEM: "; end what uses memory, or raise the limit of the container",
+    errno.EMFILE: "; raise the limit with ulimit -n",
+    errno.ENFILE: " (of the whole machine); raise fs.file-max",
+}
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
 
@@ -60,6 +67,8 @@ class ForkServer:
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
+        self._cannot_start = False
+        """A process could not be started: nobody more is until the next attempt."""
         self._kill_at: float | None = None
         self._run_dir = ""
         self._finished = False
@@ -93,7 +102,7 @@ class ForkServer:
         return None
 
     def _time_left(self) -> float | None:
-        if self._waiting:
+        if self._waiting and not self._cannot_start:
             return 0.0
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
         if self._kill_at is None:
@@ -177,23 +186,40 @@ class ForkServer:
         self._send(type="ready", start_method=method, reason=reason, prepare_s=time.monotonic() - begin)
 
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
-        self.log_pipes = open_log_pipes(specs) or self.log_pipes
         self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
+        try:
+            self.log_pipes = open_log_pipes(specs) or self.log_pipes
+        except OSError as error:
+            self._refuse("cannot make the pipes of the workers' logs", error)
+            return None
         for spec in specs:
             if spec.process_id < 0 and self._fork(spec):
                 return spec
         return None
 
     def _start_next(self) -> ProcessSpec | None:
-        if self._finished or not self._waiting:
+        if self._finished or not self._waiting or self._cannot_start:
             return None
         spec = self._waiting.popleft()
         return spec if self._fork(spec) else None
 
+    def _refuse(self, what: str, error: OSError) -> None:
+        """Say why the job cannot go on; the agent then ends what has started."""
+        self._cannot_start = True
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        self._send(type="cannot_start", reason=f"{what}: {error.strerror}{remedy}")
+
     def _fork(self, spec: ProcessSpec) -> bool:
         """Return True in the child, where all signals are held back until it is ready for them."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if spec.process_id >= 0:
+                self._waiting.appendleft(spec)
+            self._refuse(f"cannot start {spec.name}", error)
+            return False
         if pid == 0:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -220,6 +246,7 @@ class ForkServer:
         if self._kill_at is None:
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
+        self._cannot_start = False
         members = self._worker_processes()
         process_control.signal_processes(members, signal.SIGTERM)
         process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.ledger import Ledger
+from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.preflight.agent_end import MAX_QUOTED_CHARS
@@ -82,7 +82,9 @@ class AgentLink:
         self._silence_s = silence_s
         self._ledger = Ledger()
         self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        """With the number of the resumption before which a message was put there."""
+        self._resumptions = 0
         self._pipe: AgentPipe | None = None
         self._heard_at = time.monotonic()
         self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
@@ -109,13 +111,13 @@ class AgentLink:
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""
         with self._lock:
-            self._outbox.put(self._ledger.stamp({"type": kind, **fields}))
+            self._outbox.put((self._resumptions, self._ledger.stamp({"type": kind, **fields})))
 
     def beat(self) -> None:
         """Give a sign of life, and look for one; where there is none for long, another connection is tried."""
         if self._pipe is None or self.is_over:
             return
-        self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+        self._put_beat()
         self._unanswered_beats += 1
         if not self._can_resume:
             if self._has_spoken and self._unanswered_beats > BEATS and self.silent_s > self._silence_s:
@@ -124,6 +126,9 @@ class AgentLink:
             self._break()
         elif self._is_quiet and not self._reopening.locked():
             threading.Thread(target=self._replace, name=f"msrun-again-{self.node_rank}", daemon=True).start()
+
+    def _put_beat(self) -> None:
+        self._outbox.put((0, {"type": "beat", "seen": self._ledger.seen}))
 
     def _give_up(self) -> None:
         """End the connection to an agent that is stopped, or worse, and cannot be reached in another way."""
@@ -160,7 +165,7 @@ class AgentLink:
         self._can_resume = False
         if self._pipe is None:
             self._closed.set()
-        self._outbox.put({"type": "beat", "seen": self._ledger.seen})  # so that it knows that all has come home
+        self._put_beat()  # so that it knows that all has come home
         self.send("bye")
 
     def close(self) -> None:
@@ -310,12 +315,15 @@ class AgentLink:
             self._heard_at = time.monotonic()
             self._unanswered_beats = 0
             unacknowledged += len(data)
-            for message in buffer.feed(data):
-                self._has_spoken = True
-                self._take(message)
+            try:
+                for message in buffer.feed(data):
+                    self._has_spoken = True
+                    self._take(message)
+            except MessageMissing:  # the agent sends it again on another connection
+                break
             if unacknowledged > ACKNOWLEDGE_BYTES:
                 unacknowledged = 0
-                self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+                self._put_beat()
         return "" if has_begun else held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
 
     def _take(self, message: Message) -> None:
@@ -336,18 +344,21 @@ class AgentLink:
                 if self._outbox.get_nowait() is None:
                     self._outbox.put(None)
                     return
+        self._resumptions += 1
         for kept in self._ledger.unseen():
-            self._outbox.put(kept)
+            self._outbox.put((self._resumptions, kept))
         self._is_attached = True
 
     def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            if "seq" in message and not self._is_attached:
-                continue
+        while (entry := self._outbox.get()) is not None:
+            resumption, message = entry
             data = encode_message(message)
             while (pipe := self._pipe) is None:  # it is being opened
                 if self._closed.wait(0.01) or self.is_over:
                     return
+            # After the pipe was taken: what was put before the agent said what it has seen is sent again in its turn.
+            if "seq" in message and not (self._is_attached and resumption == self._resumptions):
+                continue
             try:
                 pipe.write(data)
             except OSError:

@@ -1,4 +1,4 @@
-"""The processes of msrun beside the workers: the scheduler and, with rotated logs, the log writer."""
+"""The processes of msrun beside the workers: the fork server, the scheduler and, with rotated logs, the log writer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
+from msrun.agent.processes.process_control import is_stopped
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID
 from msrun.agent.processes.wait_status import describe_status
 from msrun.errors import ClusterError
@@ -26,6 +27,7 @@ class OwnProcesses:
         self._plan = plan
         self._home = home
         self._pids: dict[int, int] = {}
+        self._stopped_since: dict[int, float] = {}
 
     @property
     def scheduler_runs(self) -> bool:
@@ -45,6 +47,16 @@ class OwnProcesses:
         if process_id == SCHEDULER_ID:
             return ClusterError(f"the scheduler ended ({how}); {self.describe_log()}")
         return ClusterError(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+
+    def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> ClusterError | None:
+        """Return which of them has been stopped by a signal for too long; None when none has, as far as was looked."""
+        names = {pid: f"the {_NAMES[process_id].replace('_', ' ')}" for process_id, pid in self._pids.items()}
+        stopped = {pid: name for pid, name in {server_pid: "the fork server", **names}.items() if is_stopped(pid)}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+        for pid, since in self._stopped_since.items():
+            if now - since >= limit_s:
+                return ClusterError(f"{stopped[pid]} (pid {pid}) has been stopped by a signal for {now - since:.0f} s")
+        return None
 
     def describe_log(self) -> str:
         """Return where the user finds `scheduler.log`, or its last line where it will be gone when he looks."""

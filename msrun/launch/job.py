@@ -180,7 +180,8 @@ def run_job(
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
         console = part.display(plan) if part else Console(plan, quiet=quiet)
-        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part)
+        limit_s = spec.heartbeat_time_out_s
+        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part, limit_s)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure and (problem := write_failure(plan, failure)):
             console.note("note", {"text": problem})
@@ -221,6 +222,7 @@ def _run(
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
     part: AgentPart | None,
+    stopped_limit_s: float,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -245,12 +247,13 @@ def _run(
     stack.callback(board.close)
     has_store = gathering is None or gathering.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]
+    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
     if gathering is None:
-        supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers, home=home)
+        supervisor = Supervisor(plan, host, server, board, observers, **more)
         return supervisor.run(signals, scheduler), None
     from msrun.agent.host_supervisor import HostSupervisor
 
-    member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers, home=home)
+    member = HostSupervisor(plan, host, server, board, observers, **more)
     member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
     return member.run(signals, scheduler), member.verdict
 

@@ -63,6 +63,10 @@ HITS = (
     ),
     Hit("worker", Signals.SIGSTOP, lasts=True, endings=((124, f"--hang_time_out {HANG_S}: "),)),
     Hit("agent", Signals.SIGSTOP, lasts=True, endings=((3, "no sign of life"), (3, "lost "))),
+    *(
+        Hit(target, Signals.SIGSTOP, lasts=True, endings=((3, f"the {target} (pid "),))
+        for target in ("fork server", "scheduler")
+    ),
     Hit("connection", Signals.SIGSTOP, lasts=True, endings=GOES_ON),
 )
 

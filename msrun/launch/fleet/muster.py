@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +195,12 @@ class Muster:
             self._logs.write(node, message)
             return True
         if message["type"] == "planned":
-            self._logs.expect(node, [str(name) for name in message["logs"]])
+            try:
+                self._logs.expect(node, [str(name) for name in message["logs"]])
+            except OSError as error:
+                remedy = "raise the limit with ulimit -n" if error.errno == errno.EMFILE else "make room there"
+                name = self._spec.host_entries[node].name
+                raise ClusterError(f"cannot open the logs of {name} here ({error.strerror}); {remedy}") from None
         return False
 
     def _await_answers(self) -> None:

@@ -48,7 +48,8 @@ class Job:
         self.server = Channel(theirs)
         handle = ForkServerHandle(process, Channel(ours), passing, {}, "")
         self.board = ProgressBoard(folder / "run" / "progress", 2)
-        self.loop = Supervisor(plan, plan.hosts[0], handle, self.board, [], caller={}, strangers=(), home=plan.log_dir)
+        more: dict[str, Any] = {"caller": {}, "strangers": (), "home": plan.log_dir, "stopped_limit_s": 15.0}
+        self.loop = Supervisor(plan, plan.hosts[0], handle, self.board, [], **more)
         self._handle = handle
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -144,8 +145,8 @@ def test_restart_without_an_answer_of_the_scheduler_is_given_up(job: Job) -> Non
     job.start()
     job.fail()
     job.say("swept", survivors=[])
-    assert job.loop._timers.is_set("store")
-    job.loop._on_store_overdue()
+    _, give_up = job.loop._timers._due["store"]
+    give_up()
     assert "cannot start again: the scheduler has not answered" in str(job.loop._attempt.fault)
     assert job.loop._over
 

@@ -382,9 +382,7 @@ class Supervisor:
         if not self._was_anything_started:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
         elif not self._server_finished:
-            self._hear_server(
-                limits.SCHEDULER_END_S, lambda: not self._own.scheduler_runs
-            )  # lets it write its last lines
+            self._hear_server(limits.SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
             self._server.send("finish")
             self._hear_server(2 * limits.OVERDUE_S, lambda: self._server_finished)
         if not self._server.wait(limits.OVERDUE_S):

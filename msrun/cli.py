@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.errors import MsrunError, UsageError, near_miss
+from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.options import HOST_OPTIONS, OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
@@ -266,11 +266,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         _print_error(_usage_text(error))
         status = contract.EXIT_USAGE
-    except FileNotFoundError:
-        if _has_directory():
+    except OSError as error:
+        if is_limit(error):
+            _print_error(f"{error.filename or 'msrun'}: {describe_limit(error)}")
+            status = contract.EXIT_CLUSTER
+        elif _has_directory():
             raise
-        _print_error("the current directory has been removed; change to one that exists")
-        status = contract.EXIT_USAGE
+        else:
+            _print_error("the current directory has been removed; change to one that exists")
+            status = contract.EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2
     sys.exit(status)

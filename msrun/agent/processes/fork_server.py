@@ -20,7 +20,6 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import shutil
@@ -38,18 +37,13 @@ from msrun.agent.processes.preloading import collection_paused, forget_finalizer
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
+from msrun.errors import describe_limit
 
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
 KILL_DEADLINE_S = 5.0
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
-_REMEDIES = {
-    errno.EAGAIN: " (the user or the container has as many processes as it may); raise ulimit -u or pids.max",
-    errno.ENOMEM: "; end what uses memory, or raise the limit of the container",
-    errno.EMFILE: "; raise the limit with ulimit -n",
-    errno.ENFILE: " (of the whole machine); raise fs.file-max",
-}
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
 
@@ -206,8 +200,7 @@ class ForkServer:
     def _refuse(self, what: str, error: OSError) -> None:
         """Say why the job cannot go on; the agent then ends what has started."""
         self._cannot_start = True
-        remedy = _REMEDIES.get(error.errno or 0, "")
-        self._send(type="cannot_start", reason=f"{what}: {error.strerror}{remedy}")
+        self._send(type="cannot_start", reason=f"{what}: {describe_limit(error)}")
 
     def _fork(self, spec: ProcessSpec) -> bool:
         """Return True in the child, where all signals are held back until it is ready for them."""

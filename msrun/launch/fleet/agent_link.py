@@ -104,9 +104,17 @@ class AgentLink:
     # -- for the launcher's main thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, in the background."""
-        self._reader.start()
-        self._writer.start()
+        """Connect, in the background.
+
+        Raises:
+            ClusterError: no more threads can be started here.
+        """
+        try:
+            self._reader.start()
+            self._writer.start()
+        except RuntimeError as error:
+            name = self.entry.name
+            raise ClusterError(f"{name}: {error} for it here; raise ulimit -u, or pids.max of the container") from None
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""

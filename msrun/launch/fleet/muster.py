@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
-from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.crew import Crew
@@ -198,9 +197,8 @@ class Muster:
             try:
                 self._logs.expect(node, [str(name) for name in message["logs"]])
             except OSError as error:
-                remedy = "raise the limit with ulimit -n" if error.errno == errno.EMFILE else "make room there"
                 name = self._spec.host_entries[node].name
-                raise ClusterError(f"cannot open the logs of {name} here ({error.strerror}); {remedy}") from None
+                raise ClusterError(f"cannot open the logs of {name} here: {describe_limit(error)}") from None
         return False
 
     def _await_answers(self) -> None:

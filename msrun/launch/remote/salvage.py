@@ -26,10 +26,10 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
     """
     spool = spool_path(job_id, node_rank)
     _write(MARKER)
-    kill_agent(spool)
-    end = time.monotonic() + SERVER_END_S
-    while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
-        time.sleep(POLL_S)
+    if kill_agent(spool):
+        end = time.monotonic() + SERVER_END_S
+        while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
+            time.sleep(POLL_S)
     is_whole = True
     for name, offset in offsets.items():
         path = spool / name

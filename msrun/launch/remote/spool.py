@@ -91,13 +91,19 @@ def _short_name(spool: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def kill_agent(spool: Path) -> None:
-    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself."""
+def kill_agent(spool: Path) -> bool:
+    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself.
+
+    Returns whether it ran.
+    """
     try:
         pid, started = (int(word) for word in (spool / AGENT).read_text().split())
     except (OSError, ValueError):
-        return
+        return False
+    if not started or start_time(pid) != started:
+        return False
     signal_processes([Pid(pid, started)], signal.SIGKILL)
+    return True
 
 
 def remove_spool(path: Path) -> None:

@@ -41,10 +41,10 @@ def test_agent_is_killed_by_its_record_and_nobody_else_is(tmp_path: Path) -> Non
         try:
             for text in ("", "nonsense", f"{process.pid} 1", f"{process.pid}"):
                 (tmp_path / spool.AGENT).write_text(text)
-                spool.kill_agent(tmp_path)
+                assert not spool.kill_agent(tmp_path)
                 assert is_alive(process.pid)
             (tmp_path / spool.AGENT).write_text(f"{process.pid} {start_time(process.pid)}\n")
-            spool.kill_agent(tmp_path)
+            assert spool.kill_agent(tmp_path)
             wait_until(lambda: not is_alive(process.pid), "killed")
         finally:
             process.kill()

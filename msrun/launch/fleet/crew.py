@@ -54,7 +54,7 @@ class Crew:
                     selector.register(self._inbox, selectors.EVENT_READ)
                     selector.select(max(0.0, deadline - time.monotonic()))
                 self._inbox.take()
-            late = time.monotonic() + SALVAGE_S
+            late = time.monotonic() + 2 * SALVAGE_S
             while time.monotonic() < late and any(link.is_salvaging for link in self.links):
                 time.sleep(0.01)
         for link in self.links:

@@ -1,5 +1,5 @@
 # make demo: install into .venv and train on 8 workers.   make test: install the test extras and run the tests.
-# make test-all: also the zoo and more random networks.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,9 +39,12 @@ test: $(VENV)/.test
 	$(RUN) python -m pytest -n auto --dist loadfile --ignore=tests/zoo
 
 # Also models of other packages, and more random networks and noise, others every day; MSRUN_FUZZ_SEED=... repeats a day.
+# So of jobs whose processes are killed at random, as part of the tests: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
 test-all: export MSRUN_FUZZ_CASES ?= 150
 test-all: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-all: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
+test-all: export MSRUN_CHAOS_CASES ?= 120
+test-all: export MSRUN_CHAOS_SEED ?= $(shell date +%Y%m%d)
 test-all: test zoo
 	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"
 	$(RUN) python -m pytest tests/e2e/test_runtime_random_networks.py tests/e2e/test_launch_fuzz.py

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.errors import MsrunError, UsageError, near_miss
+from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.options import HOST_OPTIONS, OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
@@ -246,6 +246,15 @@ def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
     return sources.raw("debug").lower() in TRUE_WORDS
 
 
+def _has_directory() -> bool:
+    """Return whether the current directory is there still: nothing relative can be found without it."""
+    try:
+        os.getcwd()  # noqa: PTH109 - which says so
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -261,10 +270,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _print_error(_usage_text(error))
         status = contract.EXIT_USAGE
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if is_limit(error):
+            _print_error(f"{error.filename or 'msrun'}: {describe_limit(error)}")
+            status = contract.EXIT_CLUSTER
+        elif error.errno == errno.ENAMETOOLONG:
+            shown = str(error.filename)[:MAX_SHOWN]
+            _print_error(f"{shown}...: the path is too long for this system; give a shorter one")
+            status = contract.EXIT_USAGE
+        elif _has_directory():
             raise
-        _print_error(f"{str(error.filename)[:MAX_SHOWN]}...: the path is too long for this system; give a shorter one")
-        status = contract.EXIT_USAGE
+        else:
+            _print_error("the current directory has been removed; change to one that exists")
+            status = contract.EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2
     sys.exit(status)

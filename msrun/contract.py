@@ -118,7 +118,7 @@ FILE_MODE: Final = 0o600
 
 # -- progress board -------------------------------------------------------------------------------------------------
 # One record per global rank, written by the worker alone, read by the agent. Native byte order: both are on one host.
-#   phase         0 not heard of, 1 joining the world, 2 in it, 3 left it
+#   phase         0 not heard of, 1 joining the world, 2 in it, 3 left it, 4 in it by torch alone: nothing more is told
 #   steps         training steps begun
 #   step_at       when the newest one began
 #   loss          newest loss; nan when none was reported
@@ -134,6 +134,7 @@ PHASE_UNKNOWN: Final = 0
 PHASE_JOINING: Final = 1
 PHASE_JOINED: Final = 2
 PHASE_LEFT: Final = 3
+PHASE_PLAIN_TORCH: Final = 4
 
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0

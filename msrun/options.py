@@ -152,7 +152,7 @@ OPTIONS: list[click.Parameter] = [
         type=float,
         default=15.0,
         show_default=True,
-        help="Seconds without a sign of life after which one of several hosts is given up.",
+        help="Seconds without a sign of life, or stopped, after which a host or a process of msrun is given up.",
     ),
     option("log_dir", default="log_output", show_default=True, help="Folder of all logs, the plan and the events."),
     option("join", type=Boolean(), default=True, help="Wait for the job; only --join=False detaches.  [default: True]"),

@@ -124,6 +124,14 @@ def worker_specs(host: HostPlan, caller: Mapping[str, str], *, attempt: int, use
     ]
 
 
+def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -> RendezvousTimeout:
+    """Return who was not started in time; `log`: where more is said."""
+    return RendezvousTimeout(
+        f"--cluster_time_out {plan.cluster_time_out_s}: {len(missing)} of {len(host.workers)} workers were not started "
+        f"in time on {host.name} (ranks {', '.join(map(str, missing))}); {log}"
+    )
+
+
 def keep_logs(host: HostPlan, attempt: int) -> None:
     """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`."""
     for worker in host.workers:

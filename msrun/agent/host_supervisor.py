@@ -70,7 +70,8 @@ class HostSupervisor(Supervisor):
         attempt = self._attempt
         member = attempt.membership.members.get(message["process_id"])
         if member is not None and member.state is WorkerState.DONE and not attempt.has_failed and not self._is_alone:
-            self._send({"type": "done", "attempt": attempt.number, "rank": member.global_rank})
+            has_come = member.global_rank in self._watch.come(attempt.membership)
+            self._send({"type": "done", "attempt": attempt.number, "rank": member.global_rank, "has_come": has_come})
 
     def _end_attempt(self) -> None:
         self._watch.stop()
@@ -78,7 +79,7 @@ class HostSupervisor(Supervisor):
         self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
 
     def _end_here(self) -> None:
-        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart")
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart", "store")
         self._attempts.is_last = True
         self._tell_end(can_continue=False)
 
@@ -90,7 +91,14 @@ class HostSupervisor(Supervisor):
             text = "all workers here have ended well; waiting for those of the other hosts"
             self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
         self._has_ended = True
-        self._send({"type": "ended", "attempt": self._attempt.number, "can_continue": can_continue})
+        self._send(
+            {
+                "type": "ended",
+                "attempt": self._attempt.number,
+                "can_continue": can_continue,
+                "come": self._watch.come(self._attempt.membership),
+            }
+        )
 
     def _start_again(self) -> None:
         self._send({"type": "ready", "attempt": self._attempt.number})
@@ -120,6 +128,8 @@ class HostSupervisor(Supervisor):
                 self._begin_again(message["delay_s"])
             elif kind == "start" and message["attempt"] == self._attempt.number and not self._attempt.has_failed:
                 super()._start_again()
+            elif kind == "absent" and message["attempt"] == self._attempt.number and not self._has_ended:
+                self._on_absent(message["ranks"])
             elif kind == "over":
                 self._on_over(Verdict.from_json(message["verdict"]) if message["verdict"] else None)
             elif kind == "lost":
@@ -144,8 +154,17 @@ class HostSupervisor(Supervisor):
         else:
             self._stop(verdict.reason)
 
+    def _on_absent(self, global_ranks: list[int]) -> None:
+        """Ranks of other hosts have ended with exit code 0 and never joined the world."""
+        membership = self._attempt.membership
+        if not membership.is_stopping:
+            others = tuple(rank for rank in global_ranks if rank not in membership.members)
+            self._watch.note_absent(membership, others, self._end_stuck)
+
     def _on_over(self, verdict: Verdict | None) -> None:
         self.verdict = verdict
+        if verdict is not None and not self._attempt.has_failed:  # the last host's end has shown it
+            self._attempt.fault = PeerFailed(verdict.reason, verdict.exit_code)
         if verdict is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
             self._attempt.fault = None
         self._over = True

@@ -1,25 +1,33 @@
-"""The processes of msrun beside the workers: the scheduler and, with rotated logs, the log writer."""
+"""The processes of msrun beside the workers: the fork server, the scheduler and, with rotated logs, the log writer."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Collection
 
+from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
+from msrun.agent.processes.process_control import is_stopped
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID
 from msrun.agent.processes.wait_status import describe_status
 from msrun.errors import ClusterError
 from msrun.planning.plan import LaunchPlan
 
+LAST_WORDS_BYTES = 2048
 _NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer"}
 
 
 class OwnProcesses:
     """Which of them run. A job cannot go on without them."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, home: str) -> None:
+        """`home`: the folder where the user finds `scheduler.log`; empty where it goes with the job."""
         self._plan = plan
+        self._home = home
         self._pids: dict[int, int] = {}
+        self._stopped_since: dict[int, float] = {}
 
     @property
     def scheduler_runs(self) -> bool:
@@ -35,11 +43,31 @@ class OwnProcesses:
     def exited(self, process_id: int, wait_status: int) -> ClusterError | None:
         """Record an end and return why the job cannot go on; None when it was the log writer's orderly end."""
         self._pids.pop(process_id, None)
-        log = scheduler_log(self._plan)
         how = describe_status(wait_status)
         if process_id == SCHEDULER_ID:
-            return ClusterError(f"the scheduler ended ({how}); its log: {log}")
-        return ClusterError(f"the log writer ended ({how}); its words: {log}") if wait_status else None
+            return ClusterError(f"the scheduler ended ({how}); {self.describe_log()}")
+        return ClusterError(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+
+    def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> ClusterError | None:
+        """Return which of them has been stopped by a signal for too long; None when none has, as far as was looked."""
+        names = {pid: f"the {_NAMES[process_id].replace('_', ' ')}" for process_id, pid in self._pids.items()}
+        stopped = {pid: name for pid, name in {server_pid: "the fork server", **names}.items() if is_stopped(pid)}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+        for pid, since in self._stopped_since.items():
+            if now - since >= limit_s:
+                return ClusterError(f"{stopped[pid]} (pid {pid}) has been stopped by a signal for {now - since:.0f} s")
+        return None
+
+    def describe_log(self) -> str:
+        """Return where the user finds `scheduler.log`, or its last line where it will be gone when he looks."""
+        if self._home:
+            return f"its log: {self._home}/{contract.SCHEDULER_LOG}"
+        lines: list[bytes] = []
+        with contextlib.suppress(OSError), open(scheduler_log(self._plan), "rb") as file:  # noqa: PTH123
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS_BYTES))
+            lines = file.read().split(b"\n")
+        last = next((line for line in reversed(lines) if line.strip()), b"").decode("utf-8", "backslashreplace")
+        return f"its last words: {last.strip()}" if last else "it said nothing"
 
     def await_last_words(self, strangers: Collection[int]) -> None:
         """Let the log writer finish by itself when the fork server has gone before it."""

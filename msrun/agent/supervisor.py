@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, scheduler_log, scheduler_spec, worker_specs
+from msrun.agent import limits
+from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
 from msrun.agent.logs.log_pipes import log_writer_specs
 from msrun.agent.observer import Observer, Observers
 from msrun.agent.own_processes import OwnProcesses
@@ -22,6 +23,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
+from msrun.agent.watch.full_disk import explain_full_disk
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -29,18 +31,9 @@ from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, Interrupted, MsrunError, RendezvousTimeout
+from msrun.errors import ClusterError, Interrupted, MsrunError
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
-
-OVERDUE_S = 3.0
-"""How long past its grace a stop may take before the fork server itself is killed."""
-SWEEP_OVERDUE_S = 10.0
-"""How long the fork server may take to end what an attempt left behind."""
-STORE_LOOK_S = 0.05
-"""How often a restart looks whether the scheduler has made room for it."""
-SCHEDULER_END_S = 1.0
-"""How long the scheduler may take to end by itself once its channel is closed."""
 
 
 class Supervisor:
@@ -56,8 +49,16 @@ class Supervisor:
         *,
         caller: Mapping[str, str],
         strangers: Collection[int],
+        home: str,
+        stopped_limit_s: float,
     ) -> None:
-        """`strangers`: children of this process that were there before the job, and are none of its business."""
+        """
+        Args:
+            strangers: children of this process that were there before the job, and are none of its business.
+            home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
+            stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
+        """
+        self._stopped_limit_s = stopped_limit_s
         self._strangers = strangers
         self._caller = caller
         self._plan = plan
@@ -70,13 +71,16 @@ class Supervisor:
         self._watch = JobWatch(plan, host, board, self._timers)
         self._memory_kills = MemoryKillWatch()
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
-        self._own = OwnProcesses(plan)
+        self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._own = OwnProcesses(plan, home)
         self._restart_delay_s = 0.0
         self._fresh_store_of = 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self._over = False
         self._was_anything_started = False
+        self._are_workers_asked_for = False
+        """In this attempt the fork server has been asked for workers; each of them may have started."""
         self._server_finished = False
 
     def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
@@ -135,6 +139,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         self._limit_start()
+        self._timers.every("own", self._stopped_limit_s / limits.LOOKS_PER_LIMIT, self._look_at_own)
         self._tell("preparing", preload=list(self._host.preload))
         self._server.send(
             "prepare",
@@ -168,7 +173,13 @@ class Supervisor:
     def _start_workers(self) -> None:
         use_exec = self._start_method == "exec"
         workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        self._are_workers_asked_for = True
         self._server.start([*log_writer_specs(self._plan), *workers])
+
+    def _look_at_own(self) -> None:
+        error = self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s)
+        if error is not None:
+            self._fail(error)
 
     def _limit_start(self) -> None:
         if self._plan.cluster_time_out_s >= 0:
@@ -176,13 +187,7 @@ class Supervisor:
 
     def _on_late_start(self) -> None:
         missing = self._attempt.membership.ranks_in(WorkerState.PLANNED)
-        self._fail(
-            RendezvousTimeout(
-                f"--cluster_time_out {self._plan.cluster_time_out_s}: {len(missing)} of "
-                f"{len(self._host.workers)} workers were not started in time on {self._host.name} "
-                f"(ranks {', '.join(map(str, missing))}); see {scheduler_log(self._plan)}"
-            )
-        )
+        self._fail(late_start(self._plan, self._host, missing, self._own.describe_log()))
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -199,6 +204,8 @@ class Supervisor:
                 self._on_told(message)
             elif kind == "swept":
                 self._on_swept(message)
+            elif kind == "cannot_start":
+                self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
             elif kind == "log_lost":
                 self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
             elif kind == "finished":
@@ -234,16 +241,22 @@ class Supervisor:
             if error is not None and not self._over:
                 self._fail(error)
             return
-        self._attempt.peak_bytes[rank] = message["peak_bytes"]
-        membership = self._attempt.membership
+        attempt, membership = self._attempt, self._attempt.membership
+        attempt.peak_bytes[rank] = message["peak_bytes"]
         decision = membership.exited(rank, status, message["at"])
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = self._memory_kills.explain(member.pid)
+        elif member is membership.first_failure:
+            member.hint = explain_full_disk(self._logs[rank])
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
+        if member.state is WorkerState.DONE and not membership.is_stopping:
+            self._watch.note_done(membership, rank, self._end_stuck)
+            if attempt.has_failed:
+                return
         if decision is Decision.STOP:
             self._stop(f"rank {rank} ended with {how}")
         elif decision is Decision.FINISH:
@@ -252,9 +265,9 @@ class Supervisor:
     def _on_server_lost(self) -> None:
         """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
         self._server.kill()
-        self._server.wait(OVERDUE_S)
+        self._server.wait(limits.OVERDUE_S)
         self._own.await_last_words(self._strangers)
-        self._survivors = tuple(process_control.kill_descendants(OVERDUE_S, self._strangers))
+        self._survivors = tuple(process_control.kill_descendants(limits.OVERDUE_S, self._strangers))
         if not self._attempt.has_failed:
             self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
         now = time.monotonic()
@@ -285,6 +298,9 @@ class Supervisor:
         attempt.membership.is_stopping = True
         self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
+        if not attempt.membership.count(WorkerState.RUNNING):
+            self._stop(str(error))
+            return
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
         self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
 
@@ -302,15 +318,15 @@ class Supervisor:
             return
         self._tell("stopping", reason=reason)
         self._watch.stop()
-        self._timers.cancel("start", "stacks")
+        self._timers.cancel("start", "stacks", "restart", "store")
         membership = self._attempt.membership
-        if not membership.count(WorkerState.RUNNING) and not membership.count(WorkerState.DONE):
-            self._end_here()  # nothing was started
+        if not self._are_workers_asked_for:
+            self._end_here()
             return
         if membership.stop() is Decision.FINISH:
             self._end_attempt()
             return
-        self._timers.after("stop", self._plan.grace_s + OVERDUE_S, self._on_server_lost)
+        self._timers.after("stop", self._plan.grace_s + limits.OVERDUE_S, self._on_server_lost)
         self._server.send("stop", grace_s=self._plan.grace_s, attempt=self._attempt.number)
 
     def _end_attempt(self) -> None:
@@ -325,8 +341,9 @@ class Supervisor:
 
     def _begin_again(self, delay_s: float) -> None:
         self._restart_delay_s = delay_s
+        self._are_workers_asked_for = False
         self._attempts.begin_next()
-        self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
+        self._timers.after("sweep", limits.SWEEP_OVERDUE_S, self._on_server_lost)
         self._server.send("sweep")
 
     def _on_swept(self, message: Message) -> None:
@@ -342,6 +359,8 @@ class Supervisor:
         keep_logs(self._host, self._attempt.number - 1)
         self._watch.reset()
         self._timers.after("restart", self._restart_delay_s, self._restart)
+        silent = ClusterError(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
+        self._timers.after("store", self._restart_delay_s + limits.STORE_OVERDUE_S, lambda: self._fail(silent))
 
     def _on_scheduler(self, scheduler: Channel) -> None:
         for message in scheduler.receive():
@@ -350,8 +369,9 @@ class Supervisor:
 
     def _restart(self) -> None:
         if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
-            self._timers.after("restart", STORE_LOOK_S, self._restart)
+            self._timers.after("restart", limits.STORE_LOOK_S, self._restart)
             return
+        self._timers.cancel("store")
         self._start_again()
 
     def _start_again(self) -> None:
@@ -362,13 +382,13 @@ class Supervisor:
         if not self._was_anything_started:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
         elif not self._server_finished:
-            self._hear_server(SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # lets it write its last lines
+            self._hear_server(limits.SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
             self._server.send("finish")
-            self._hear_server(2 * OVERDUE_S, lambda: self._server_finished)
-        if not self._server.wait(OVERDUE_S):
+            self._hear_server(2 * limits.OVERDUE_S, lambda: self._server_finished)
+        if not self._server.wait(limits.OVERDUE_S):
             self._server.kill()
-            self._server.wait(OVERDUE_S)
-        left = process_control.kill_descendants(OVERDUE_S, self._strangers)
+            self._server.wait(limits.OVERDUE_S)
+        left = process_control.kill_descendants(limits.OVERDUE_S, self._strangers)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:

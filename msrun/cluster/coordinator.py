@@ -13,8 +13,8 @@ in front (`cluster.proof`):
                         stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
                         over {verdict}              beat {}
     host -> scheduler   register {request}
-                        failed {attempt, verdict}   ended {attempt, can_continue}
-                        done {attempt, rank}
+                        failed {attempt, verdict}   ended {attempt, can_continue, come}
+                        done {attempt, rank, has_come}
                         ready {attempt}             beat {}
 """
 
@@ -317,10 +317,13 @@ class Coordinator(threading.Thread):
             verdict = replace(Verdict.from_json(message.get("verdict")), node_rank=node_rank)
             self._order(self._fleet.failed(attempt, verdict))
         elif kind == "done" and message.get("rank") in guest.seat.ranks:
-            self._fleet.done(node_rank, attempt, message["rank"])
+            has_come = message.get("has_come") is not False
+            self._order(self._fleet.done(node_rank, attempt, message["rank"], has_come=has_come))
         elif kind == "ended":
             can_continue = message.get("can_continue") is True
-            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue))
+            given = message.get("come")
+            come = [rank for rank in guest.seat.ranks if rank in given] if isinstance(given, list) else []
+            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue, come=come))
         elif kind == "ready":
             self._order(self._fleet.ready(node_rank, attempt))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from msrun import contract
+from msrun.cluster.membership import describe_absent
 from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
 from msrun.planning.ranks import fold_ranks
@@ -76,6 +77,10 @@ class Fleet:
         """Those that could not start their workers again yet."""
         self._done: dict[int, int] = {}
         """Rank -> node of those that have ended well in this attempt."""
+        self._absent: set[int] = set()
+        """Those of them that never joined the world."""
+        self._come: set[int] = set()
+        """Those of hosts that have ended which joined it."""
         self._is_last = False
         self.attempt = 0
         self.verdict: Verdict | None = None
@@ -98,18 +103,29 @@ class Fleet:
         who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
         return replace(verdict, reason=f"{verdict.reason}, waiting for {who} that had ended with exit code 0")
 
-    def done(self, node_rank: int, attempt: int, global_rank: int) -> None:
-        """A rank has ended well."""
-        if attempt == self.attempt:
-            self._done[global_rank] = node_rank
+    def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
+        """A rank has ended well. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
+        if self.is_over or attempt != self.attempt:
+            return []
+        self._done[global_rank] = node_rank
+        if has_come:
+            return []
+        self._absent.add(global_rank)
+        is_first = len(self._absent) == 1  # enough for the others to look; a job that joins nothing has many
+        return [{"type": "absent", "attempt": attempt, "ranks": [global_rank]}] if is_first else []
 
-    def ended(self, node_rank: int, attempt: int, *, can_continue: bool) -> list[Message]:
-        """All workers of a host have ended, or none was started."""
+    def ended(self, node_rank: int, attempt: int, *, can_continue: bool, come: Iterable[int] = ()) -> list[Message]:
+        """All workers of a host have ended, or none was started. `come`: those that had joined the world."""
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
         self._busy.discard(node_rank)
-        return self._conclude()
+        self._come.update(come)
+        orders: list[Message] = []
+        if self._absent and self._come:
+            reason = describe_absent(self._absent, self._come)
+            orders = self.failed(attempt, Verdict(-1, reason, contract.EXIT_CLUSTER))
+        return [*orders, *self._conclude()]
 
     def ready(self, node_rank: int, attempt: int) -> list[Message]:
         """A host could start its workers again."""
@@ -142,5 +158,7 @@ class Fleet:
         self.attempt += 1
         self.verdict = None
         self._done.clear()
+        self._absent.clear()
+        self._come.clear()
         self._busy, self._unready = set(self._nodes), set(self._nodes)
         return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s}]

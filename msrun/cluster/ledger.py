@@ -11,6 +11,10 @@ from collections import deque
 from msrun.cluster.messages import Message
 
 
+class MessageMissing(ValueError):
+    """A message of the other side has not come, and a later one has: the connection is to be made again."""
+
+
 class Ledger:
     """One side's account of a conversation. Owned by one thread, or guarded by its owner."""
 
@@ -38,11 +42,17 @@ class Ledger:
         return list(self._kept)
 
     def take(self, message: Message) -> bool:
-        """Return whether a message of the other side is to be heeded: False for one that came before."""
+        """Return whether a message of the other side is to be heeded: False for one that came before.
+
+        Raises:
+            MessageMissing: one before it has not come. On a new connection both come again.
+        """
         number = message.get("seq")
         if not isinstance(number, int):
             return True
         if number <= self.seen:
             return False
+        if number != self.seen + 1:
+            raise MessageMissing(f"message {number} came after message {self.seen}")
         self.seen = number
         return True

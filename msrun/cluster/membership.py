@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msrun.planning.ranks import fold_ranks
+
 
 class WorkerState(Enum):
     """Life of one worker, in order."""
@@ -112,3 +114,11 @@ class Membership:
     def ranks_in(self, *states: WorkerState) -> list[int]:
         """Return the ranks in one of these states, ascending."""
         return sorted(rank for rank, member in self.members.items() if member.state in states)
+
+
+def describe_absent(absent: Iterable[int], come: Iterable[int]) -> str:
+    """Return why a world that `come` have joined can never be whole, in one line."""
+    return (
+        f"rank {fold_ranks(absent)} ended with exit code 0 without joining the world, and rank {fold_ranks(come)} "
+        "needs it: every rank has to call init() or init_process_group(), or none"
+    )

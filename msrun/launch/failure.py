@@ -208,9 +208,14 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
     return {"attempt": attempt.number, "reason": attempt.end_reason(), "run_time_s": round(max(0.0, end - begin), 3)}
 
 
-def write_failure(plan: LaunchPlan, failure: JobFailure) -> None:
-    """Write `failure.json` into the log directory."""
-    write_private(Path(plan.log_dir) / contract.FAILURE_JSON, json.dumps(asdict(failure), indent=2) + "\n")
+def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
+    """Write `failure.json` into the log directory; returns why that could not be done, empty when it was."""
+    path = Path(plan.log_dir) / contract.FAILURE_JSON
+    try:
+        write_private(path, json.dumps(asdict(failure), indent=2) + "\n")
+    except OSError as error:
+        return f"{path} could not be written ({error.strerror})"
+    return ""
 
 
 def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> str:

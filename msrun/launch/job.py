@@ -41,6 +41,10 @@ if TYPE_CHECKING:  # loaded when there are several hosts
     from msrun.launch.gather import Gathering
 
 
+RECORD_S = 2.0
+"""How long the scheduler may leave the record of a moment unread before it gets no more."""
+
+
 @dataclass(frozen=True)
 class JobResult:
     """How a job ended."""
@@ -74,6 +78,10 @@ class AgentPart:
     """Where the scheduler listens already, on the host that has it."""
     early_server: ForkServerHandle | None = None
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
+    home: str = ""
+    """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job."""
+    stopped_limit_s: float = 0.0
+    """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -172,11 +180,11 @@ def run_job(
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
         console = part.display(plan) if part else Console(plan, quiet=quiet)
-        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, early_server)
+        limit_s = spec.heartbeat_time_out_s
+        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part, limit_s)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
-        if failure:
-            with contextlib.suppress(OSError):  # disk full: what is printed has to do
-                write_failure(plan, failure)
+        if failure and (problem := write_failure(plan, failure)):
+            console.note("note", {"text": problem})
         restarts = len(result.attempts) - 1
         where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
         summary = f"all {plan.world_size} workers{where} ended well{f' after restart {restarts}' if restarts else ''}"
@@ -213,34 +221,39 @@ def _run(
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
-    early_server: ForkServerHandle | None,
+    part: AgentPart | None,
+    stopped_limit_s: float,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
     ours, theirs = socket.socketpair()
+    ours.settimeout(RECORD_S)
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
-    env, folder, server = server_environment(caller, host.common_env), host.working_directory, early_server
+    env, folder = server_environment(caller, host.common_env), host.working_directory
+    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     with open_scheduler_log(plan) as log, theirs:
         if server is not None and not server.can_serve(env, folder):
             server.kill()
             server = None
         if server is None:
             server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
-        server.begin(env, log_fd=log.fileno(), scheduler_fd=theirs.fileno(), listener_fd=listener.fileno())
+        fds = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        server.begin(env, **fds, stopped_limit_s=part.stopped_limit_s if part else 0.0)
     listener.close()
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
     stack.callback(board.close)
     has_store = gathering is None or gathering.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]
+    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
     if gathering is None:
-        supervisor = Supervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+        supervisor = Supervisor(plan, host, server, board, observers, **more)
         return supervisor.run(signals, scheduler), None
     from msrun.agent.host_supervisor import HostSupervisor
 
-    member = HostSupervisor(plan, host, server, board, observers, caller=caller, strangers=strangers)
+    member = HostSupervisor(plan, host, server, board, observers, **more)
     member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
     return member.run(signals, scheduler), member.verdict
 
@@ -275,7 +288,10 @@ class SchedulerRecord:
             }
             kind = "job"
         if not self._channel.is_closed:
-            self._channel.send({"type": kind, **fields})
+            try:
+                self._channel.send({"type": kind, **fields})
+            except TimeoutError:  # it is stopped: the job can do without its record
+                self._channel.is_closed = True
 
     def tick(self, membership: Membership) -> None:
         """Nothing regular to pass on."""

@@ -72,7 +72,10 @@ def _suggest_path(name: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError) and Path(name).is_symlink():
         return f"it is a symbolic link to {Path(name).readlink()}, which is not there"
     if isinstance(error, FileNotFoundError):
-        return (
-            "check the path" if Path(name).is_absolute() else f"check the path; the current directory is {Path.cwd()}"
-        )
+        if Path(name).is_absolute():
+            return "check the path"
+        try:
+            return f"check the path; the current directory is {Path.cwd()}"
+        except FileNotFoundError:
+            return "the current directory has been removed; change to one that exists"
     return "make it readable for this user" if isinstance(error, PermissionError) else "check the path"

@@ -56,6 +56,11 @@ def events(job: Running) -> list[str]:
     return [json.loads(line)["event"] for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
 
 
+def events_text(job: Running) -> str:
+    path = job.log_dir / "events.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
 def end(fleet: FleetRunner, job: Running) -> None:
     """End a job that is to be well still."""
     job.send(signal.SIGTERM)
@@ -94,6 +99,95 @@ def test_job_goes_on_when_the_server_of_its_connection_stands_still(fleet: Fleet
     end(fleet, job)
     for session in stopped:
         os.kill(session, signal.SIGKILL)
+
+
+def test_connection_that_breaks_before_the_job_begins_is_named(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
+) -> None:
+    job = fleet.start([1, 1], LIMIT, workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    (held,) = wait_until(lambda: fleet.agents(0), "the agent of host0")
+    os.kill(held, signal.SIGSTOP)  # so that the job does not begin
+    try:
+        wait_until(lambda: fleet.agents(1), "the agent of host1")
+        for session in fleet.net.sessions(1):
+            os.kill(session, signal.SIGKILL)
+        wait_until(lambda: not fleet.agents(1), "the agent has gone with its connection")
+    finally:
+        os.kill(held, signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 3
+    assert "host1: the connection to it broke before the job began" in ended.errors[0]
+    fleet.prove_nothing_left()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet: FleetRunner, job: Running, host: int) -> None:
+    (scheduler,) = [
+        pid
+        for pid in fleet.net.processes(host)
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"msrun: scheduler")
+    ]
+    os.kill(scheduler, signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    words = ended.errors[0].partition("the scheduler ended (signal SIGKILL); ")[2]
+    if host == 0:
+        assert words.startswith("its log: ")
+        assert fleet.net.path(fleet.net.control, Path(words.removeprefix("its log: "))).read_bytes()
+    else:
+        assert words.startswith("its last words: 20")
+    fleet.prove_nothing_left()
+
+
+def stop(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("moment", ["before the job begins", "while it runs"])
+def test_stopped_agent_is_named_and_nothing_of_its_host_stays(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path, host: int, moment: str
+) -> None:
+    job = fleet.start([1, 1], "--heartbeat_time_out=5", workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    if moment == "while it runs":
+        fleet.wait_for_workers(job, 2)
+        stop(*fleet.agents(host))
+    else:
+        (held,) = wait_until(lambda: fleet.agents(1 - host), "the agent of the other host")
+        stop(held)
+        wait_until(lambda: f'"agent_up", "node_rank": {host}' in events_text(job), "the agent was asked")
+        stop(*fleet.agents(host))
+        os.kill(held, signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 3
+    assert f"host{host}: no sign of life for " in ended.errors[0]
+    assert "or its agent is stopped" in ended.errors[0]
+    fleet.prove_nothing_left()
+
+
+def test_agent_that_is_stopped_before_it_has_said_anything_is_named_and_goes_when_it_continues(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
+) -> None:
+    job = fleet.start([1, 1], "--cluster_time_out=3", workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    (agent,) = wait_until(lambda: fleet.agents(1), "the agent of host1")
+    stop(agent)
+    ended = job.finish()
+    assert ended.code == 124
+    assert "host1: --cluster_time_out 3: no answer in time; connected, but its agent says nothing" in ended.errors[0]
+    os.kill(agent, signal.SIGCONT)
+    fleet.prove_nothing_left()
+
+
+def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(
+    fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
+) -> None:
+    job = fleet.start([1, 1], "--heartbeat_time_out=5", workers / "wait.py", log_dir=own_disk / tmp_path.name)
+    fleet.wait_for_workers(job, 2)
+    stop(*fleet.agents(1))
+    job.send(signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    wait_until(lambda: not fleet.agents() and not fleet.runner.processes(), "everything has ended")
 
 
 def test_cut_cable_ends_the_job_on_both_sides(
@@ -194,7 +288,8 @@ def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers:
     slow_python.write_text(slow_python.read_text().replace("sleep 3", "sleep 600"))
     job = fleet.run([1, 1], f"--python={slow_python}", "--cluster_time_out=2", workers / "wait.py")
     assert job.code == 124
-    assert job.errors == ["msrun: error: all 2 hosts: --cluster_time_out 2: no answer in time"]
+    said = "no answer in time; connected, but its agent says nothing: it is slow to start, or stopped"
+    assert job.errors == [f"msrun: error: all 2 hosts: --cluster_time_out 2: {said}"]
     for pid in slow_pythons(fleet, slow_python):
         os.kill(pid, signal.SIGKILL)
 

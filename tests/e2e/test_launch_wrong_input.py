@@ -194,3 +194,16 @@ def test_full_disk_is_reported_and_the_job_ends(msrun: JobRunner, workers: Path,
     )
     assert some.code in (1, 120)
     assert "failed first" in some.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["train.py"], ["--check", "train.py"], ["--dry_run", "train.py"], ["--status=logs"], ["--stop=logs"]]
+)
+def test_current_directory_that_has_been_removed_is_named(msrun: JobRunner, tmp_path: Path, words: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    finished = msrun.run(*words, cwd=gone, prefix=["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh"])
+    assert finished.code == 2
+    assert finished.stderr.splitlines() == [
+        "msrun: error: the current directory has been removed; change to one that exists"
+    ]

@@ -52,6 +52,18 @@ class LogPipes:
         self._paths = dict(paths)
         self._readers: dict[int, int] = {}
         self._writers: dict[int, int] = {}
+        try:
+            self._open_pipes()
+            ours, self._theirs = socket.socketpair()
+        except OSError:
+            for descriptor in (*self._readers.values(), *self._writers.values()):
+                os.close(descriptor)
+            raise
+        self._channel = Channel(ours)
+        self.log_writer_pid = 0
+        """0 before it was started."""
+
+    def _open_pipes(self) -> None:
         size_bytes = pipe_bytes(len(self._paths))
         for global_rank in self._paths:
             reader, writer = os.pipe()
@@ -59,10 +71,6 @@ class LogPipes:
             with contextlib.suppress(OSError):  # the user's share is used up: slower, not wrong
                 fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size_bytes)
             self._readers[global_rank], self._writers[global_rank] = reader, writer
-        ours, self._theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        self.log_writer_pid = 0
-        """0 before it was started."""
 
     # -- in the forked children ---------------------------------------------------------------------------------
 
@@ -86,11 +94,15 @@ class LogPipes:
         """Let go of what only this process needs."""
         if process_id == LOG_WRITER_ID:
             self.log_writer_pid = pid
-            for reader in self._readers.values():
-                os.close(reader)
-            self._theirs.close()
+            self._close_readers()
         elif process_id in self._writers:
             os.close(self._writers.pop(process_id))
+
+    def _close_readers(self) -> None:
+        for reader in self._readers.values():
+            os.close(reader)
+        self._readers.clear()
+        self._theirs.close()
 
     def writer_first(self, ended: list[Ended]) -> list[Ended]:
         """Return these ends with the log writer's before those of workers.
@@ -117,6 +129,13 @@ class LogPipes:
 
         Returns None when everything was written, else {"reason": text, "lost_bytes": {global rank as text: bytes}}.
         """
+        for writer in self._writers.values():  # of workers that were not started
+            os.close(writer)
+        self._writers.clear()
+        if not self.log_writer_pid:
+            self._close_readers()
+            self._channel.close()
+            return None
         report: dict[str, Any] | None = None
         end = time.monotonic() + END_S
         has_ended = False

@@ -53,8 +53,7 @@ def become(
     _redirect(spec.log_path, log_pipes.output_fd(spec.process_id) if log_pipes else None)
     writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
     _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
-    who = "the scheduler" if is_scheduler else f"worker {spec.process_id}"
-    apply_binding(who, spec.cpus, spec.memory_nodes)
+    apply_binding(spec.name, spec.cpus, spec.memory_nodes)
     set_environment(spec.env)
     if is_scheduler:
         _name_process("msrun: scheduler")
@@ -75,7 +74,9 @@ def become(
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
     from msrun.agent.processes.main_module import run_main
+    from msrun.agent.processes.torch_joining import watch_joining
 
+    watch_joining()
     run_main(spec.program)
 
 

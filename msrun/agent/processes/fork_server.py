@@ -5,13 +5,14 @@ children: when it ends, the kernel kills every worker (see `child.become`); when
 below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
-    agent -> server   import {names}       begin {environment}, with descriptors over another socket
+    agent -> server   import {names}       begin {environment, stopped_limit_s}, with descriptors over another
+                      socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
-                      log_lost {reason, lost_bytes}
+                      log_lost {reason, lost_bytes}                cannot_start {reason}
                       swept {survivors}                            finished {survivors}
 Who has exited before `told`, ended by itself; who exits after it was told to end by `stop`.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a host share.
@@ -36,10 +37,13 @@ from msrun.agent.processes.preloading import collection_paused, forget_finalizer
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
+from msrun.errors import describe_limit
 
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
 KILL_DEADLINE_S = 5.0
+LOOKS_PER_LIMIT = 4
+"""How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
 """That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
 
@@ -57,9 +61,14 @@ class ForkServer:
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
+        self._cannot_start = False
+        """A process could not be started: nobody more is until the next attempt."""
         self._kill_at: float | None = None
         self._run_dir = ""
         self._finished = False
+        self._stopped_limit_s = 0.0
+        self._agent_moved_at = time.monotonic()
+        """When the agent was last seen not to be stopped."""
         self.blas_threads = 1
         self.scheduler_fds = (-1, -1)
         """The scheduler's channel to the agent and the socket of its store."""
@@ -80,15 +89,30 @@ class ForkServer:
                         os.read(wake_reader, 4096)
                 self._reap()
                 self._kill_late()
+                self._look_at_agent()
                 child = self._receive() or self._start_next()
                 if child is not None:
                     return child
         return None
 
     def _time_left(self) -> float | None:
-        if self._waiting:
+        if self._waiting and not self._cannot_start:
             return 0.0
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
+        if self._kill_at is None:
+            return look_s
+        left_s = max(0.0, self._kill_at - time.monotonic())
+        return left_s if look_s is None else min(left_s, look_s)
+
+    def _look_at_agent(self) -> None:
+        """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
+        if not self._stopped_limit_s:
+            return
+        now = time.monotonic()
+        if os.getppid() != self._agent_pid or not process_control.is_stopped(self._agent_pid):
+            self._agent_moved_at = now
+        elif now - self._agent_moved_at > self._stopped_limit_s:
+            process_control.signal_processes([self._agent_pid], signal.SIGKILL)  # its channel's end does the rest
 
     def _receive(self) -> ProcessSpec | None:
         import select
@@ -137,6 +161,7 @@ class ForkServer:
         os.dup2(log, 2)
         os.close(log)
         self.scheduler_fds = (scheduler[0], scheduler[1])
+        self._stopped_limit_s = message["stopped_limit_s"]
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
@@ -155,23 +180,39 @@ class ForkServer:
         self._send(type="ready", start_method=method, reason=reason, prepare_s=time.monotonic() - begin)
 
     def _start(self, specs: list[ProcessSpec]) -> ProcessSpec | None:
-        self.log_pipes = open_log_pipes(specs) or self.log_pipes
         self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
+        try:
+            self.log_pipes = open_log_pipes(specs) or self.log_pipes
+        except OSError as error:
+            self._refuse("cannot make the pipes of the workers' logs", error)
+            return None
         for spec in specs:
             if spec.process_id < 0 and self._fork(spec):
                 return spec
         return None
 
     def _start_next(self) -> ProcessSpec | None:
-        if self._finished or not self._waiting:
+        if self._finished or not self._waiting or self._cannot_start:
             return None
         spec = self._waiting.popleft()
         return spec if self._fork(spec) else None
 
+    def _refuse(self, what: str, error: OSError) -> None:
+        """Say why the job cannot go on; the agent then ends what has started."""
+        self._cannot_start = True
+        self._send(type="cannot_start", reason=f"{what}: {describe_limit(error)}")
+
     def _fork(self, spec: ProcessSpec) -> bool:
         """Return True in the child, where all signals are held back until it is ready for them."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if spec.process_id >= 0:
+                self._waiting.appendleft(spec)
+            self._refuse(f"cannot start {spec.name}", error)
+            return False
         if pid == 0:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -198,6 +239,7 @@ class ForkServer:
         if self._kill_at is None:
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
+        self._cannot_start = False
         members = self._worker_processes()
         process_control.signal_processes(members, signal.SIGTERM)
         process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM

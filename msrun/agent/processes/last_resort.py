@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.processes.process_control import POLL_S, signal_processes
+from msrun.agent.processes.process_control import POLL_S, Pid, signal_processes, start_time
 from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
 
 SERVER_END_S = 5.0
@@ -25,15 +25,16 @@ LAST_WORDS_S = 3.0
 """How long the log writer may take for what workers wrote last; it ends by itself once nobody can write any more."""
 
 
-def marked_processes(job_id: str) -> list[int]:
+def marked_processes(job_id: str) -> list[Pid]:
     """Return every living process of a job but this one, by MSRUN_JOB_ID in its environment."""
     mark = f"{contract.MSRUN_JOB_ID}={job_id}".encode()
     found = []
     for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
+                started_at = start_time(int(entry))
                 if mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry))
+                    found.append(Pid(int(entry), started_at))
     return found
 
 

@@ -42,29 +42,64 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def process_table() -> dict[int, tuple[int, int, str]]:
+class Pid(int):
+    """A process id that knows when its process was started: it may stand for another process a moment later."""
+
+    started_at: int
+    """Ticks since the machine was."""
+
+    def __new__(cls, pid: int, started_at: int) -> Pid:
+        """Make one of both."""
+        new = super().__new__(cls, pid)
+        new.started_at = started_at
+        return new
+
+
+def process_table() -> dict[Pid, tuple[int, int, str]]:
     """Return pid -> (parent pid, session id, state) of every process that can be seen.
 
     Source: proc(5), /proc/PID/stat; the command name may hold blanks and brackets, so fields count from the last ')'.
     """
-    table: dict[int, tuple[int, int, str]] = {}
+    table: dict[Pid, tuple[int, int, str]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()
-            table[int(entry)] = (int(fields[1]), int(fields[3]), fields[0].decode())
+            table[Pid(int(entry), int(fields[19]))] = (int(fields[1]), int(fields[3]), fields[0].decode())
     return table
 
 
-def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[int]:
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third on; empty when there is no such process."""
+    try:
+        return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process."""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in ticks since the machine was; 0 when it is not there.
+
+    A process id alone may stand for another process later. Source: proc(5), /proc/PID/stat, field 22.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] != b"Z" else 0
+
+
+def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[Pid]:
     """Return every living process below `root_pid`, without zombies and without `strangers` and what is below them."""
     table = process_table()
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[Pid]] = {}
     for pid, (parent, _, _) in table.items():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    queue = [root_pid]
+    found: list[Pid] = []
+    queue: list[int] = [root_pid]
     while queue:
         for pid in children.get(queue.pop(), []):
             if pid in strangers:
@@ -75,17 +110,40 @@ def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[int]:
     return found
 
 
-def session_members(session_ids: Iterable[int]) -> list[int]:
+def session_members(session_ids: Iterable[int]) -> list[Pid]:
     """Return every living process of these sessions."""
     wanted = set(session_ids)
     return [pid for pid, (_, session, state) in process_table().items() if session in wanted and state != "Z"]
 
 
 def signal_processes(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; one that has ended meanwhile is passed over."""
+    """Send a signal to each; one that has ended meanwhile is passed over, and so is who has got its id since.
+
+    Only a child that was not waited for keeps its id for sure; of all others a `Pid` is to be given.
+    """
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            if isinstance(pid, Pid):
+                _signal_same(pid, signum)
+            else:
+                os.kill(pid, signum)
+
+
+def _signal_same(pid: Pid, signum: int) -> None:
+    """Send a signal through a descriptor, which always stands for the process that it was opened for."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (OSError, AttributeError):  # too many open files, or a kernel before 5.3
+        if start_time(pid) == pid.started_at:
             os.kill(pid, signum)
+        return
+    try:
+        if start_time(pid) == pid.started_at:
+            signal.pidfd_send_signal(descriptor, signum)
+    finally:
+        os.close(descriptor)
 
 
 def reap_own_children(strangers: Collection[int]) -> None:
@@ -107,7 +165,7 @@ def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list
     end = time.monotonic() + deadline_s
     while True:
         reap_own_children(strangers)
-        left = descendants(os.getpid(), strangers)
+        left: list[int] = [*descendants(os.getpid(), strangers)]
         if not left or time.monotonic() > end:
             return left
         signal_processes(left, signal.SIGKILL)

@@ -36,6 +36,13 @@ class ProcessSpec:
     rotation: LogRotation | None = None
     """For the log writer: how it rotates the logs of the workers that are started with it."""
 
+    @property
+    def name(self) -> str:
+        """Return what it is, in words."""
+        return {SCHEDULER_ID: "the scheduler", LOG_WRITER_ID: "the log writer"}.get(
+            self.process_id, f"worker {self.process_id}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
         program = self.program.to_json() if self.program else None

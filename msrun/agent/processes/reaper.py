@@ -24,12 +24,16 @@ class Reaper:
         self._pidfds: dict[int, int] = {}
 
     def watch(self, pid: int) -> None:
-        """Remember when this child ends. Without a descriptor for it (too many open) it comes after the others."""
+        """Remember when this child ends. Without a descriptor for it (too many) it comes after the others."""
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):  # Python built for a kernel before 5.3 has no pidfd_open
             return
-        self._deaths.register(pidfd, select.EPOLLIN)
+        try:
+            self._deaths.register(pidfd, select.EPOLLIN)
+        except OSError:  # the user's share of watches is used up
+            os.close(pidfd)
+            return
         self._children[pidfd] = pid
         self._pidfds[pid] = pidfd
 

@@ -21,6 +21,10 @@ from msrun.planning.environment import SET_LATE
 _BOOT = "import sys; '' in sys.path[:1] and sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
 
 
+SEND_S = 10.0
+"""How long a server may leave a request unread; it is stopped then, and of no use to the job."""
+
+
 class ForkServerHandle:
     """A running fork server. Owned by the agent's event loop."""
 
@@ -45,8 +49,11 @@ class ForkServerHandle:
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send one request; a server that has ended is noticed by its closed channel."""
-        self.channel.send({"type": kind, **fields})
+        """Send one request; a server that has ended, or takes nothing, is noticed by its closed channel."""
+        try:
+            self.channel.send({"type": kind, **fields})
+        except TimeoutError:
+            self.kill()
 
     def import_early(self, names: Sequence[str]) -> None:
         """Let the server import `module` or `module:name` before it has a job."""
@@ -56,7 +63,9 @@ class ForkServerHandle:
         """Return whether the server is as good as one that was started with this environment, in this directory."""
         return working_directory == self._working_directory and self._changes(env).keys() <= SET_LATE
 
-    def begin(self, env: Mapping[str, str], *, log_fd: int, scheduler_fd: int, listener_fd: int) -> None:
+    def begin(
+        self, env: Mapping[str, str], *, log_fd: int, scheduler_fd: int, listener_fd: int, stopped_limit_s: float = 0.0
+    ) -> None:
         """Give the server its job. Once, before anything is started.
 
         Args:
@@ -64,8 +73,10 @@ class ForkServerHandle:
             log_fd: gets what the server and imported libraries print; closed by the caller.
             scheduler_fd: the scheduler's end of its channel to the agent; closed by the caller.
             listener_fd: listening socket of the store; closed by the caller.
+            stopped_limit_s: how long this process may be stopped by a signal before the server ends it and the job's
+                part here; 0 = for ever, as a user at a terminal may want it.
         """
-        self.send("begin", environment=self._changes(env))
+        self.send("begin", environment=self._changes(env), stopped_limit_s=stopped_limit_s)
         with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
             socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd])
 
@@ -106,6 +117,7 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
         ClusterError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
+    ours.settimeout(SEND_S)
     passing, taking = socket.socketpair()
     with theirs, taking:
         fds = (theirs.fileno(), taking.fileno())

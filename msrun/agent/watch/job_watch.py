@@ -15,6 +15,9 @@ from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout
 from msrun.planning.plan import HostPlan, LaunchPlan
 
+ABSENT_LOOK_S = 0.25
+"""How often to look whether somebody has joined a world that a rank has left out."""
+
 OnStuck = Callable[[ClusterError, tuple[int, ...]], None]
 """Called with the reason and the ranks that the others wait for."""
 
@@ -28,19 +31,46 @@ class JobWatch:
         self._board = board
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._meeting = MeetingWatch(plan.cluster_time_out_s, host.name, board)
 
     def start(self, membership: Membership, on_stuck: OnStuck) -> None:
         """Watch these workers until `stop`."""
-        meeting = MeetingWatch(self._plan.cluster_time_out_s, self._host.name, self._board)
+        self._watch_meeting(membership, on_stuck)
+        if self._plan.hang_time_out_s > 0:
+            self._watch_progress(membership, on_stuck)
+
+    def note_done(self, membership: Membership, global_rank: int, on_stuck: OnStuck) -> None:
+        """A rank has ended with exit code 0: look from now on, and at the end, whether others wait for it to join."""
+        was_urgent = self._meeting.is_urgent
+        self._meeting.note_done(global_rank)
+        if self._meeting.is_urgent and (membership.is_over or not was_urgent):
+            self._look_for_absent(membership, on_stuck)
+
+    def note_absent(self, membership: Membership, global_ranks: tuple[int, ...], on_stuck: OnStuck) -> None:
+        """Ranks of other hosts have ended with exit code 0 and never joined the world."""
+        self._meeting.note_absent(global_ranks)
+        self._look_for_absent(membership, on_stuck)
+
+    def _look_for_absent(self, membership: Membership, on_stuck: OnStuck) -> None:
+        error = self._meeting.judge_absent(membership)
+        if error is not None:
+            on_stuck(error, self._meeting.missing)
+        else:
+            self._watch_meeting(membership, on_stuck)
+
+    def come(self, membership: Membership) -> tuple[int, ...]:
+        """Return the ranks of this host that have joined the world, or try to."""
+        return self._meeting.come(membership)
+
+    def _watch_meeting(self, membership: Membership, on_stuck: OnStuck) -> None:
+        meeting = self._meeting
 
         def look_at_meeting() -> None:
             error = meeting.look(membership, time.monotonic())
             if error is not None:
                 on_stuck(error, meeting.missing)
 
-        self._timers.every("meeting", meeting.interval_s, look_at_meeting)
-        if self._plan.hang_time_out_s > 0:
-            self._watch_progress(membership, on_stuck)
+        self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
 
     def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
         watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
@@ -75,3 +105,4 @@ class JobWatch:
     def reset(self) -> None:
         """Forget what the workers of the last attempt said."""
         self._board.reset()
+        self._meeting.reset()

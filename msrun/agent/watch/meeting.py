@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from msrun import contract
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
-from msrun.cluster.membership import Membership, WorkerState
+from msrun.cluster.membership import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.ranks import fold_ranks
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
 MAX_INTERVAL_S = 5.0
-ENDED_EARLY_S = 1.0
-"""How long somebody must have waited before a rank that ended without joining is blamed for it."""
 DESERTED_S = 30.0
 """How long all running ranks may wait in a collective after another rank has ended well."""
 
 
 class MeetingWatch:
-    """Looks at the progress board from time to time. Knows only workers that use the runtime."""
+    """Looks at the progress board from time to time. Of plain torch it knows only who has joined."""
 
     def __init__(self, limit_s: float, host_name: str, board: ProgressBoard) -> None:
         """`limit_s`: how long a rank may wait for the others in init(); negative = for ever."""
@@ -28,38 +26,55 @@ class MeetingWatch:
         self._limit_s = limit_s
         self._host_name = host_name
         self._board = board
+        self._absent: list[int] = []
+        self._absent_elsewhere: tuple[int, ...] = ()
         self.missing: tuple[int, ...] = ()
-        """After `look` returned an error: the ranks that did not come."""
+        """After an error: the ranks of this host that did not come."""
+
+    def reset(self) -> None:
+        """Forget the last attempt."""
+        self._absent.clear()
+        self._absent_elsewhere = ()
+
+    def note_done(self, global_rank: int) -> None:
+        """A rank of this host has ended with exit code 0."""
+        if not self._board.read(global_rank).has_come:
+            self._absent.append(global_rank)
+
+    def note_absent(self, global_ranks: tuple[int, ...]) -> None:
+        """Ranks of other hosts have ended with exit code 0 and never joined the world."""
+        self._absent_elsewhere = global_ranks
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody has ended and never came: whoever joins the world waits in vain."""
+        return bool(self._absent or self._absent_elsewhere)
+
+    def come(self, membership: Membership) -> tuple[int, ...]:
+        """Return the ranks of this host that have joined the world, or try to."""
+        return tuple(rank for rank in membership.members if self._board.read(rank).has_come)
+
+    def judge_absent(self, membership: Membership) -> ClusterError | None:
+        """Return why the world can never be whole; None as long as nobody has joined it, or all can still come."""
+        if not self.is_urgent or not (come := self.come(membership)):
+            return None
+        self.missing = tuple(self._absent)
+        return ClusterError(describe_absent((*self._absent, *self._absent_elsewhere), come))
 
     def look(self, membership: Membership, now: float) -> ClusterError | None:
         """Return why those who wait will wait for ever, or None."""
+        if error := self.judge_absent(membership):
+            return error
         records = {rank: self._board.read(rank) for rank in membership.members}
         waiting = {rank: records[rank] for rank in membership.running() if records[rank].is_waiting}
         came = [rank for rank, record in records.items() if record.is_reported]
         missing = tuple(rank for rank in records if rank not in came)
         if waiting and missing:
-            return self._judge_missing(membership, waiting, came, missing, now)
+            return self._judge_late(waiting, came, missing, now)
         joining = {rank: record for rank, record in waiting.items() if record.phase == contract.PHASE_JOINING}
         if joining:
             return self._judge_late(joining, came, (), now)
         return self._judge_deserted(membership, {rank: records[rank] for rank in membership.running()}, now)
-
-    def _judge_missing(
-        self,
-        membership: Membership,
-        waiting: dict[int, Progress],
-        came: list[int],
-        missing: tuple[int, ...],
-        now: float,
-    ) -> ClusterError | None:
-        ended = tuple(rank for rank in missing if membership.members[rank].state is WorkerState.DONE)
-        if ended and now - min(record.waiting_since for record in waiting.values()) >= ENDED_EARLY_S:
-            self.missing = ended
-            return ClusterError(
-                f"rank {fold_ranks(ended)} on {self._host_name} ended with exit code 0 without init(), and "
-                f"rank {fold_ranks(waiting)} waits for it in {_where(waiting)}: every rank has to call init(), or none"
-            )
-        return self._judge_late(waiting, came, missing, now)
 
     def _judge_late(
         self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float

@@ -34,7 +34,12 @@ class Progress:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the worker has said anything at all: it uses the runtime."""
+        """Whether the worker says what it does: it uses the runtime."""
+        return self.phase not in (contract.PHASE_UNKNOWN, contract.PHASE_PLAIN_TORCH)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the worker has joined its world, or tries to."""
         return self.phase != contract.PHASE_UNKNOWN
 
     def describe(self, now: float) -> str:
@@ -69,7 +74,7 @@ class ProgressBoard:
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )
         try:
-            os.truncate(descriptor, self._size_bytes)
+            os.posix_fallocate(descriptor, 0, self._size_bytes)  # on a full disk an error now, not SIGBUS later
             self._memory = mmap.mmap(descriptor, self._size_bytes)
         finally:
             os.close(descriptor)

@@ -56,9 +56,14 @@ def create_file(path: Path) -> int:
 def write_private(path: Path, text: str) -> None:
     """Write a whole file under a temporary name and move it into place, mode 0600."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(create_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        with os.fdopen(create_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 class EventLog:

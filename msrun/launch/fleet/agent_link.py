@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.ledger import Ledger
+from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
+from msrun.launch.preflight.agent_end import MAX_QUOTED_CHARS
+from msrun.launch.preflight.host_report import printable
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -27,7 +29,10 @@ OF_LINKS = ("opened", "cut", "resumed", "lost")
 """What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
-"""How long the host of a killed agent may take to let somebody else in."""
+"""How long the host of a lost agent may take to let somebody else in."""
+BEATS = 3
+"""So many signs of life without an answer are silence; fewer are a launcher that was asleep itself."""
+CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
 
@@ -79,10 +84,15 @@ class AgentLink:
         self._silence_s = silence_s
         self._ledger = Ledger()
         self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        """With the number of the resumption before which a message was put there."""
+        self._resumptions = 0
         self._pipe: AgentPipe | None = None
         self._heard_at = time.monotonic()
-        self._has_begun = self._can_resume = self._was_replaced = False
+        self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
+        self._unanswered_beats = 0
+        self._has_spoken = self._is_silent = False
+        """The agent has said something; it has not for too long, and no other connection to it can be made."""
         self._reopening = threading.Lock()
         """Held while another connection is made."""
         self._spare: AgentPipe | None = None
@@ -96,26 +106,45 @@ class AgentLink:
     # -- for the launcher's main thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, in the background."""
-        self._reader.start()
-        self._writer.start()
+        """Connect, in the background.
+
+        Raises:
+            ClusterError: no more threads can be started here.
+        """
+        try:
+            self._reader.start()
+            self._writer.start()
+        except RuntimeError as error:
+            name = self.entry.name
+            raise ClusterError(f"{name}: {error} for it here; raise ulimit -u, or pids.max of the container") from None
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""
         with self._lock:
-            self._outbox.put(self._ledger.stamp({"type": kind, **fields}))
+            self._outbox.put((self._resumptions, self._ledger.stamp({"type": kind, **fields})))
 
     def beat(self) -> None:
         """Give a sign of life, and look for one; where there is none for long, another connection is tried."""
         if self._pipe is None or self.is_over:
             return
-        self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+        self._put_beat()
+        self._unanswered_beats += 1
         if not self._can_resume:
-            return
-        if self.silent_s > self._silence_s:
+            if self._has_spoken and self._unanswered_beats > BEATS and self.silent_s > self._silence_s:
+                self._give_up()
+        elif self.silent_s > self._silence_s:
             self._break()
         elif self._is_quiet and not self._reopening.locked():
             threading.Thread(target=self._replace, name=f"msrun-again-{self.node_rank}", daemon=True).start()
+
+    def _put_beat(self) -> None:
+        self._outbox.put((0, {"type": "beat", "seen": self._ledger.seen}))
+
+    def _give_up(self) -> None:
+        """End the connection to an agent that is stopped, or worse, and cannot be reached in another way."""
+        if not self._is_silent:
+            self._is_silent = True
+            threading.Thread(target=self._break, name=f"msrun-give-up-{self.node_rank}", daemon=True).start()
 
     def begin(self) -> None:
         """From now on the agent has something to come back for."""
@@ -136,12 +165,17 @@ class AgentLink:
         """Whether there is a connection to an agent."""
         return self._pipe is not None and not self.is_over
 
+    @property
+    def is_salvaging(self) -> bool:
+        """Whether what a lost agent has left is being fetched and ended."""
+        return self._is_salvaging
+
     def dismiss(self) -> None:
         """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
         self._can_resume = False
         if self._pipe is None:
             self._closed.set()
-        self._outbox.put({"type": "beat", "seen": self._ledger.seen})  # so that it knows that all has come home
+        self._put_beat()  # so that it knows that all has come home
         self.send("bye")
 
     def close(self) -> None:
@@ -206,22 +240,38 @@ class AgentLink:
                 return
             again = self._change(pipe)
             if again is None:
-                silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
-                self._end(f"{self.entry.name}: {silence}", None)
+                self._end_silent()
                 return
             pipe = self._pipe = again
         pipe.close()
 
     def _end_with(self, pipe: AgentPipe, noise: str) -> None:
         """The agent has ended before its time; an attached pipe tells no more of its end than that."""
+        if self._is_silent:
+            pipe.close()
+            self._end_silent()
+            return
         status, stderr = pipe.exit_status, pipe.stderr_text()
         pipe.close()
         if self._has_begun and (status or self._was_replaced):
             self._salvage()
         if self._was_replaced:
             self._end(f"{self.entry.name}: its agent has ended without a word; see dmesg there", None)
+        elif status is None:
+            said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
+            moment = "" if self._has_begun else " before the job began"
+            self._end(f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None)
         else:
             self._end(noise, status, stderr)
+
+    def _end_silent(self) -> None:
+        """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
+        self._is_salvaging = True
+        silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
+        self._end(f"{self.entry.name}: {silence}", None)
+        if not self._closed.is_set():
+            self._salvage()
+        self._is_salvaging = False
 
     def _change(self, broken: AgentPipe) -> AgentPipe | None:
         """Return the pipe that takes the place of a broken one."""
@@ -258,7 +308,7 @@ class AgentLink:
             self._break()
 
     def _salvage(self) -> None:
-        """Fetch what a killed agent has left of its logs, and let it be cleared away."""
+        """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         with contextlib.suppress(ClusterError, OSError):
             pipe = self._open_pipe(time.monotonic() + SALVAGE_S)
             self._pipe = pipe
@@ -279,12 +329,17 @@ class AgentLink:
                     continue
                 has_begun = True
             self._heard_at = time.monotonic()
+            self._unanswered_beats = 0
             unacknowledged += len(data)
-            for message in buffer.feed(data):
-                self._take(message)
+            try:
+                for message in buffer.feed(data):
+                    self._has_spoken = True
+                    self._take(message)
+            except MessageMissing:  # the agent sends it again on another connection
+                break
             if unacknowledged > ACKNOWLEDGE_BYTES:
                 unacknowledged = 0
-                self._outbox.put({"type": "beat", "seen": self._ledger.seen})
+                self._put_beat()
         return "" if has_begun else held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
 
     def _take(self, message: Message) -> None:
@@ -308,18 +363,21 @@ class AgentLink:
                 if self._outbox.get_nowait() is None:
                     self._outbox.put(None)
                     return
+        self._resumptions += 1
         for kept in self._ledger.unseen():
-            self._outbox.put(kept)
+            self._outbox.put((self._resumptions, kept))
         self._is_attached = True
 
     def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            if "seq" in message and not self._is_attached:
-                continue
+        while (entry := self._outbox.get()) is not None:
+            resumption, message = entry
             data = encode_message(message)
             while (pipe := self._pipe) is None:  # it is being opened
                 if self._closed.wait(0.01) or self.is_over:
                     return
+            # After the pipe was taken: what was put before the agent said what it has seen is sent again in its turn.
+            if "seq" in message and not (self._is_attached and resumption == self._resumptions):
+                continue
             try:
                 pipe.write(data)
             except OSError:

@@ -13,7 +13,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import Interrupted
-from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
@@ -53,6 +53,9 @@ class Crew:
                     selector.register(self._inbox, selectors.EVENT_READ)
                     selector.select(max(0.0, deadline - time.monotonic()))
                 self._inbox.take()
+            late = time.monotonic() + 2 * SALVAGE_S
+            while time.monotonic() < late and any(link.is_salvaging for link in self.links):
+                time.sleep(0.01)
         for link in self.links:
             link.close()
         for link in self.links:

@@ -294,8 +294,8 @@ class FleetRun:
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
             failure = hide_secrets(failure, plan.secrets)
-            with contextlib.suppress(OSError):  # disk full: what is printed has to do
-                write_failure(plan, failure)
+            if problem := write_failure(plan, failure):
+                self._say(problem)
         if self._console is not None:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""

@@ -13,7 +13,7 @@ from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
-from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.crew import Crew
@@ -196,7 +196,11 @@ class Muster:
             self._logs.write(node, message)
             return True
         if message["type"] == "planned":
-            self._logs.expect(node, [str(name) for name in message["logs"]])
+            try:
+                self._logs.expect(node, [str(name) for name in message["logs"]])
+            except OSError as error:
+                name = self._spec.host_entries[node].name
+                raise ClusterError(f"cannot open the logs of {name} here: {describe_limit(error)}") from None
         return False
 
     def _await_answers(self) -> None:
@@ -211,8 +215,9 @@ class Muster:
         total = len(self._crew.links)
         line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
         if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
-            for node in range(total):
-                self._refuse(node, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time"))
+            for link in self._crew.links:
+                why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
+                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}"))
 
     def _refuse(self, node: int, error: MsrunError) -> None:
         """A host cannot take part; what was known of it first counts."""
@@ -258,8 +263,10 @@ class Muster:
         deadline = time.monotonic() + ANSWER_S
         self._crew.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
         if not self._listening.get("port"):
-            text = self._listening.get("error") or "does not open the scheduler's port"
-            self._add_failure("master_port", text, (0,), contract.EXIT_USAGE)
+            text = self._listening.get("error")
+            code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
+            if not self._has_failed():
+                self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
         port = int(self._listening["port"])
         for link in links[1:]:

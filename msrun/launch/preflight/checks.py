@@ -38,6 +38,7 @@ LOW_MEMORY_BYTES = 200 * MIB
 SMALL_SHARED_MEMORY_BYTES = 64 * MIB
 """What a container gets by default; the workers of one torch DataLoader can fill it."""
 FILES_OF_MSRUN = 32
+"""Beside one for each worker; with rotated logs, two: both ends of its pipe, or a pipe and a log."""
 FILES_PER_WORKER = 8
 """What a worker that talks to some others needs; the store alone has a connection to each."""
 PROCESSES_OF_MSRUN = 3
@@ -223,11 +224,13 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers."""
     limit = open_file_limit()
-    least = FILES_OF_MSRUN + spec.local_worker_num
-    usual = FILES_OF_MSRUN + FILES_PER_WORKER * spec.local_worker_num
+    count = spec.local_worker_num
+    least = FILES_OF_MSRUN + (2 if spec.log_max_bytes else 1) * count
+    usual = FILES_OF_MSRUN + FILES_PER_WORKER * count
     text = f"{limit} open files allowed for each process"
     if limit < least:
-        raise ClusterError(f"{text}, {spec.local_worker_num} workers need {least}; raise the limit with ulimit -n")
+        rotated = " with --log_max_bytes" if spec.log_max_bytes else ""
+        raise ClusterError(f"{text}, {count} workers{rotated} need {least}; raise the limit with ulimit -n")
     if limit < usual:
         return Finding("warn", "open_files", f"{text}; ulimit -n {usual} leaves the workers more room")
     return Finding("ok", "open_files", text)

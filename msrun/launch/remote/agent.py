@@ -29,10 +29,10 @@ from msrun.launch.job import AgentPart, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.early_start import start_early
-from msrun.launch.remote.launcher_link import LauncherLink, listen_at
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.report import LauncherReport
-from msrun.launch.remote.spool import GIVEN_TABLE, SOCKET, make_spool, remove_spool
+from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_spool
 from msrun.launch.remote.stream import take_stdio
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
@@ -40,6 +40,8 @@ from msrun.planning.spec import LaunchSpec
 
 PROTOCOL = 1
 """Raised when an agent of an older msrun would not understand the launcher any more."""
+STOPPED_SHARE = 2.0
+"""Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
 FETCH_S = 20.0
 """How long the launcher may take to fetch the last of the logs while its connection is broken."""
 
@@ -116,7 +118,7 @@ class Agent:
             raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {job.protocol}: install the same")
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
-            self._link.resume_at(listen_at(self._spool / SOCKET), job.silence_s)
+            self._link.resume_at(listen_in(self._spool), job.silence_s)
         # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
         login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
         self._caller = {**login, **job.environment}
@@ -153,8 +155,12 @@ class Agent:
             link.send_logs(logs.next)
             return LauncherReport(link, plan, logs)
 
+        def say(text: str) -> None:
+            link.send("say", text=text)
+
         listener, self._listener = self._listener, None
-        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server)
+        home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
+        part = AgentPart(display, say, listener, self._server, home, stopped_limit_s=STOPPED_SHARE * job.silence_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

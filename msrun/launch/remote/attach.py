@@ -7,7 +7,7 @@ import select
 import socket
 import sys
 
-from msrun.launch.remote.spool import SOCKET, spool_path
+from msrun.launch.remote.spool import connect_in, spool_path
 
 READ_BYTES = 1 << 16
 NO_AGENT = 69
@@ -16,9 +16,8 @@ NO_AGENT = 69
 
 def main(job_id: str, node_rank: int) -> None:
     """Serve until one side closes."""
-    agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        agent.connect(str(spool_path(job_id, node_rank) / SOCKET))
+        agent = connect_in(spool_path(job_id, node_rank))
     except OSError as error:
         sys.stderr.write(f"msrun agent: no agent of this job runs here any more ({error.strerror})\n")
         os._exit(NO_AGENT)

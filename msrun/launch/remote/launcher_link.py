@@ -9,7 +9,6 @@ Messages without a number: beat {seen} both ways, attach {seen} and attached {se
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import selectors
@@ -19,10 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.ledger import Ledger
+from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message
 from msrun.launch.remote.stream import Stream
 
@@ -173,6 +171,8 @@ class LauncherLink(threading.Thread):
 
     def _receive(self, stream: Stream) -> None:
         for message in stream.receive():
+            if stream.is_closed:
+                break
             self._heard_at = time.monotonic()
             kind = message.get("type")
             if kind in ("beat", "attach"):
@@ -184,8 +184,8 @@ class LauncherLink(threading.Thread):
                 self._is_attached = True
                 for kept in self._ledger.unseen():
                     stream.send(kept)
-            elif self._ledger.take(message):
-                self._heed(message)
+            else:
+                self._take(stream, message)
         if stream.is_closed:
             self._part()
 
@@ -194,6 +194,13 @@ class LauncherLink(threading.Thread):
         if isinstance(seen, int):
             for number in [number for number in self._log_bytes if number <= seen]:
                 del self._log_bytes[number]
+
+    def _take(self, stream: Stream, message: Message) -> None:
+        try:
+            if self._ledger.take(message):
+                self._heed(message)
+        except MessageMissing:  # the launcher sends it again on another connection
+            stream.close()
 
     def _heed(self, message: Message) -> None:
         if message["type"] == "signal":
@@ -239,17 +246,6 @@ class LauncherLink(threading.Thread):
 
 def _nothing() -> None:
     """Return None: there are no more logs."""
-
-
-def listen_at(path: Path) -> socket.socket:
-    """Return a listening socket at a path in a private folder."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.settimeout(0.0)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    listener.bind(str(path))
-    listener.listen(4)
-    return listener
 
 
 def wait_for(link: LauncherLink, kinds: Iterable[str]) -> Message | None:

@@ -1,15 +1,18 @@
-"""What an agent that was killed has left on its host: the rest of its logs goes home, then its folder goes."""
+"""What a lost agent has left on its host: a stopped one is ended, its logs go home, then its folder goes."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from msrun.agent.logs.rotated_log import rotated_path
+from msrun.agent.processes.last_resort import SERVER_END_S, marked_processes
+from msrun.agent.processes.process_control import POLL_S
 from msrun.cluster.messages import Message, encode_message
 from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
-from msrun.launch.remote.spool import remove_spool, spool_path
+from msrun.launch.remote.spool import kill_agent, remove_spool, spool_path
 from msrun.launch.transport.pipe import MARKER
 
 
@@ -23,6 +26,10 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
     """
     spool = spool_path(job_id, node_rank)
     _write(MARKER)
+    if kill_agent(spool):
+        end = time.monotonic() + SERVER_END_S
+        while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
+            time.sleep(POLL_S)
     is_whole = True
     for name, offset in offsets.items():
         path = spool / name

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.processes.process_control import Pid, signal_processes, start_time
 from msrun.errors import ClusterError
+from msrun.launch.directory.log_directory import write_private
 
 SOCKET = "agent.sock"
+AGENT = "agent.pid"
+"""Process id and start time of the agent, so that nobody else is taken for it."""
 GIVEN_TABLE = "given_rank_table.json"
 
 
@@ -27,9 +36,74 @@ def make_spool(job_id: str, node_rank: int) -> Path:
     path = spool_path(job_id, node_rank)
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
+        write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")
     except OSError as error:
         raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
     return path
+
+
+def listen_in(spool: Path) -> socket.socket:
+    """Return the listening socket of a folder.
+
+    Raises:
+        ClusterError: it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.settimeout(0.0)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            (spool / SOCKET).unlink()
+        with _short_name(spool) as name:
+            listener.bind(name)
+        listener.listen(4)
+    except OSError as error:
+        listener.close()
+        raise ClusterError(f"cannot listen in {spool} ({error.strerror}); set TMPDIR there to another folder") from None
+    return listener
+
+
+def connect_in(spool: Path) -> socket.socket:
+    """Return a connection to whoever listens in a folder.
+
+    Raises:
+        OSError: nobody does.
+    """
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short_name(spool) as name:
+            stream.connect(name)
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+@contextlib.contextmanager
+def _short_name(spool: Path) -> Iterator[str]:
+    """Yield a name of the socket that fits into its address, which has room for 108 bytes, however deep the folder is.
+
+    Source: unix(7), sun_path.
+    """
+    folder = os.open(spool, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+def kill_agent(spool: Path) -> bool:
+    """Kill the agent of a folder if it runs still: it may be stopped, or hang. What was below it ends itself.
+
+    Returns whether it ran.
+    """
+    try:
+        pid, started = (int(word) for word in (spool / AGENT).read_text().split())
+    except (OSError, ValueError):
+        return False
+    if not started or start_time(pid) != started:
+        return False
+    signal_processes([Pid(pid, started)], signal.SIGKILL)
+    return True
 
 
 def remove_spool(path: Path) -> None:

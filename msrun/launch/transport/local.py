@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 
+from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
 
 READ_BYTES = 1 << 16
@@ -57,11 +58,14 @@ class LocalPipe:
             raise BrokenPipeError from None
 
     def close(self) -> None:
-        """Close its stdin, on which the agent ends, and wait a moment for that."""
+        """Close its stdin, on which the agent ends, and wait a moment for that; one that is stopped is killed."""
         with contextlib.suppress(OSError):
             self._stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            if is_stopped(self._process.pid):
+                self._process.kill()
 
     @property
     def exit_status(self) -> int | None:

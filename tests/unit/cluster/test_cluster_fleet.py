@@ -67,6 +67,26 @@ def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:
     assert stop["verdict"]["reason"] == "rank of node 0 failed"
 
 
+def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
+    job = fleet(2, restarts=1)
+    assert job.done(1, 0, 3, has_come=True) == []
+    assert job.done(1, 0, 2, has_come=False) == [{"type": "absent", "attempt": 0, "ranks": [2]}]
+    assert job.done(1, 0, 4, has_come=False) == []
+    assert job.done(1, 5, 6, has_come=False) == [], "words of another attempt"
+    assert job.ended(1, 0, can_continue=True, come=[3])[0]["verdict"]["exit_code"] == contract.EXIT_CLUSTER
+    (over,) = job.ended(0, 0, can_continue=True, come=[0])
+    assert over["type"] == "over", "starting again would not help"
+    assert over["verdict"]["reason"].startswith("rank 2, 4 ended with exit code 0 without joining the world")
+
+
+def test_ranks_that_all_join_nothing_end_well() -> None:
+    job = fleet()
+    for node in range(2):
+        job.done(node, 0, node, has_come=False)
+        orders = job.ended(node, 0, can_continue=True, come=[])
+    assert orders == [{"type": "over", "verdict": None}]
+
+
 def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:
     job = fleet(3, restarts=5)
     (stop,) = job.lost(2, "lost node 2")

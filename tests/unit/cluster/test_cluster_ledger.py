@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster.ledger import Ledger
+from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message
 
 
@@ -32,6 +33,16 @@ def test_every_message_arrives_once_and_in_order_however_often_the_connection_br
             sender.acknowledge(receiver.seen)
             wire = sender.unseen()
     assert arrived == list(range(count))
+
+
+def test_message_that_comes_before_an_older_one_is_refused_and_both_come_again() -> None:
+    sender, receiver = Ledger(), Ledger()
+    wire = [sender.stamp({"number": number}) for number in range(5)]
+    assert [receiver.take(message) for message in wire[:2]] == [True, True]
+    with pytest.raises(MessageMissing, match="message 5 came after message 2"):
+        receiver.take(wire[4])
+    sender.acknowledge(receiver.seen)
+    assert [message["number"] for message in sender.unseen() if receiver.take(message)] == [2, 3, 4]
 
 
 def test_messages_are_kept_until_they_are_acknowledged() -> None:

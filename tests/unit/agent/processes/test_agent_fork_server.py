@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from job_runner import wait_until
 
 from msrun.agent.processes import fork_server
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
+from msrun.cluster.messages import Channel
 from msrun.planning.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -111,3 +117,55 @@ def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
         check=True,
     )
     assert done.stdout == "of the worker\n"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[fork_server.ForkServer, Channel]]:
+    """A fork server in this process, and the agent's end of its channel."""
+    ours, theirs = socket.socketpair()
+    passing, taking = socket.socketpair()
+    with passing, taking:
+        agent, channel = Channel(ours), Channel(theirs)
+        yield fork_server.ForkServer(channel, os.getpid(), taking), agent
+        agent.close()
+        channel.close()
+
+
+def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
+    server: tuple[fork_server.ForkServer, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, agent = server
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    made._start([ProcessSpec(rank, "/l") for rank in range(3)])
+    assert made._start_next() is None and made._start_next() is None
+    (message,) = agent.receive()
+    assert message["type"] == "cannot_start"
+    begin, _, end = message["reason"].partition(" (")
+    assert begin == "cannot start worker 0: Resource temporarily unavailable"
+    assert end == "the user or the container has as many processes as it may); raise ulimit -u or pids.max"
+    made._stop(0.0, 0)
+    (told,) = agent.receive()
+    assert (told["type"], told["not_started"]) == ("told", [0, 1, 2])
+    made._start([ProcessSpec(5, "/l")])
+    made._start_next()
+    assert "cannot start worker 5" in agent.receive()[0]["reason"], "the next attempt tries again"
+
+
+def test_end_of_a_grace_does_not_hit_the_next_attempt(server: tuple[fork_server.ForkServer, Channel]) -> None:
+    made, _ = server
+    begin = time.monotonic()
+    made._stop(0.01, 0)
+    assert made._kill_at is not None
+    made._handle({"type": "sweep"})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        try:
+            made._running[process.pid] = 0
+            wait_until(lambda: time.monotonic() > begin + 0.02, "the grace is over")
+            made._kill_late()
+            assert process.poll() is None and made._time_left() is None
+        finally:
+            process.kill()

@@ -149,3 +149,16 @@ stranger.wait()
 def test_children_that_were_there_before_are_neither_killed_nor_collected() -> None:
     output = run_python(STRANGER)
     assert output.splitlines() == ["[] None 1", "ours was collected"]
+
+
+def test_process_that_has_got_the_id_of_another_is_not_signalled(family: tuple[int, int]) -> None:
+    parent, child = family
+    (known,) = process_control.descendants(parent)
+    assert known == child
+    process_control.signal_processes([process_control.Pid(child, known.started_at + 1)], signal.SIGKILL)
+    process_control.signal_processes([process_control.Pid(child, 0)], signal.SIGKILL)
+    process_control.signal_processes([known], signal.SIGSTOP)
+    wait_until(lambda: process_control.is_stopped(child), "stopped")
+    process_control.signal_processes([known], signal.SIGKILL)
+    wait_until(lambda: not is_alive(child), "killed")
+    assert process_control.start_time(child) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from msrun import contract
-from msrun.agent.watch.meeting import DESERTED_S, ENDED_EARLY_S, MeetingWatch
+from msrun.agent.watch.meeting import DESERTED_S, MeetingWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
@@ -72,16 +72,38 @@ def test_no_limit_waits_for_ever(tmp_path: Path) -> None:
     assert meeting.look(1e9) is None
 
 
-def test_worker_that_ended_well_without_joining_is_named_soon(meeting: Meeting) -> None:
+def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_come(meeting: Meeting) -> None:
     meeting.membership.exited(1, 0, 1.0)
-    meeting.enter(contract.PHASE_JOINING, 0, 2, 3)
-    assert meeting.look(0.1) is None, "it may have been a moment ago"
-    error = meeting.look(ENDED_EARLY_S + 0.1)
+    meeting.watch.note_done(1)
+    assert meeting.watch.is_urgent
+    assert meeting.look(1e6) is None, "nobody has joined"
+    meeting.enter(contract.PHASE_JOINING, 0, 3)
+    meeting.enter(contract.PHASE_PLAIN_TORCH, 2)
+    error = meeting.look(0.0)
     assert error is not None
     assert str(error).startswith(
-        "rank 1 on node-a ended with exit code 0 without init(), and rank 0, 2-3 waits for it in init()"
+        "rank 1 ended with exit code 0 without joining the world, and rank 0, 2-3 needs it: every rank"
     )
+    assert meeting.watch.missing == (1,)
     assert error.exit_code == 3
+
+
+def test_worker_that_had_joined_may_end(meeting: Meeting) -> None:
+    meeting.enter(contract.PHASE_PLAIN_TORCH, 0, 1)
+    meeting.enter(contract.PHASE_LEFT, 2)
+    for rank in (1, 2):
+        meeting.membership.exited(rank, 0, 1.0)
+        meeting.watch.note_done(rank)
+    assert not meeting.watch.is_urgent
+    assert meeting.look(1e6) is None
+
+
+def test_rank_of_another_host_that_never_came_is_named_until_the_next_attempt(meeting: Meeting) -> None:
+    meeting.watch.note_absent((7,))
+    meeting.enter(contract.PHASE_JOINED, 0)
+    assert str(meeting.look(0.0)).startswith("rank 7 ended with exit code 0 without joining the world, and rank 0 ")
+    meeting.watch.reset()
+    assert meeting.look(0.0) is None
 
 
 def test_worker_that_failed_before_joining_is_not_judged_here(meeting: Meeting) -> None:

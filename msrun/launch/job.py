@@ -171,7 +171,7 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
-        console = part.display(plan) if part else Console(plan, quiet=quiet)
+        console = part.display(plan) if part else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail)
         result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, early_server)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if failure:

@@ -53,7 +53,7 @@ def newest_loss(path: Path) -> str:
 
 def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
-    text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace")
     lines = [line for line in text.splitlines() if not _OWN_FRAME.match(line)]
     begin = next((i for i in range(len(lines) - 1, -1, -1) if _BEGIN.match(lines[i])), None)
     if begin is None:

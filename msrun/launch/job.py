@@ -70,6 +70,8 @@ class AgentPart:
     display: Callable[[LaunchPlan], Display]
     say: Callable[[str], None]
     """Told of what happens before the hosts have come together."""
+    on_signals: Callable[[SignalPipe], None]
+    """Called with what the job reads its signals from, as soon as it does."""
     listener: socket.socket | None = None
     """Where the scheduler listens already, on the host that has it."""
     early_server: ForkServerHandle | None = None
@@ -140,6 +142,8 @@ def run_job(
     with contextlib.ExitStack() as stack:
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        if part:
+            part.on_signals(signals)
         gathering = meeting = None
         if spec.is_several:
             from msrun.launch.gather import Gathering, local_part

@@ -12,7 +12,7 @@ import select
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TextIO
 
 STDOUT, STDERR = 1, 2
@@ -34,7 +34,7 @@ class _Place:
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
         self._moved_at = time.monotonic()
-        self._dropped = {STDOUT: 0, STDERR: 0}
+        self._dropped: Counter[int] = Counter()
         self._gone: set[int] = set()
         self._thread: threading.Thread | None = None
         self._is_ended = False
@@ -98,9 +98,9 @@ class _Place:
         with self._changed:
             self._waiting_bytes -= count
             self._moved_at = time.monotonic()
-            for descriptor, dropped in self._dropped.items():
-                if dropped and not self._queue:
-                    self._dropped[descriptor] = 0
+            for descriptor, dropped in list(self._dropped.items()):
+                if not self._queue:
+                    del self._dropped[descriptor]
                     self._put(descriptor, f"msrun: {dropped} bytes were left out here: nobody read them\n".encode())
             self._changed.notify_all()
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def events(job: Running) -> list[str]:
     return [json.loads(line)["event"] for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
 
 
+def state_of(pid: int) -> str:
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def silent_s(job: Running) -> float:
+    """How long the launcher has written nothing into its event log."""
+    return time.time() - (job.log_dir / "events.jsonl").stat().st_mtime
+
+
 def end(fleet: FleetRunner, job: Running) -> None:
     """End a job that is to be well still."""
     job.send(signal.SIGTERM)
@@ -63,6 +73,47 @@ def end(fleet: FleetRunner, job: Running) -> None:
 def test_killed_launcher_takes_every_host_with_it(fleet: FleetRunner, job: Running) -> None:
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
+    fleet.prove_nothing_left()
+
+
+def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(
+    fleet: FleetRunner, workers: Path, tmp_path: Path
+) -> None:
+    """As under nohup: agents inherit that SIGHUP is ignored, and end all the same."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntrap '' HUP\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    job = fleet.start([1, 1], LIMIT, f"--python={python}", workers / "wait.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    fleet.prove_nothing_left()
+
+
+def test_stopped_launcher_says_so_and_the_job_goes_on(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    """Ctrl-Z for longer than --heartbeat_time_out, then fg."""
+    job = fleet.start(f"{fleet.net.name(0)}:1,localhost:1", "--heartbeat_time_out=2", workers / "go.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGTSTP)
+    wait_until(lambda: state_of(job.pid) == "T", "the launcher is stopped")
+    wait_until(lambda: silent_s(job) > 6, "three times the limit has passed")
+    (tmp_path / "go").touch()
+    wait_until(lambda: all((tmp_path / f"done_{rank}").exists() for rank in range(2)), "workers have ended")
+    job.send(signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+
+
+def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetRunner, workers: Path) -> None:
+    """SIGSTOP cannot be announced; when the launcher goes on it does not blame the hosts."""
+    job = fleet.start([1, 1], "--heartbeat_time_out=2", workers / "wait.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGSTOP)
+    wait_until(lambda: not fleet.agents(), "agents have given up", 30.0)
+    job.send(signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 3
+    assert "the launcher gave no sign of life for 2 s" in ended.errors[0]
     fleet.prove_nothing_left()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def run_fleet_job(
     """
     job_id = job_id or new_job_id()
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
         logs = HomeLogs(spec.log_dir, rotation)

@@ -3,6 +3,7 @@
 Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
+                        pause {}    resume {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code}
@@ -154,7 +155,7 @@ class Agent:
             return LauncherReport(link, plan, logs)
 
         listener, self._listener = self._listener, None
-        part = AgentPart(display, lambda text: link.send("say", text=text), listener, self._server)
+        part = AgentPart(display, lambda text: link.send("say", text=text), link.obey, listener, self._server)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

@@ -339,7 +339,11 @@ class Supervisor:
         # Only now has everything been written that the attempt had to say.
         reason = self._attempts.past[-1].end_reason()
         self._tell("restarting", attempt=self._attempt.number, delay_s=self._restart_delay_s, reason=reason)
-        keep_logs(self._host, self._attempt.number - 1)
+        try:
+            keep_logs(self._host, self._attempt.number - 1)
+        except OSError as error:
+            self._fail(ClusterError(f"cannot start again: cannot move a log to {error.filename2} ({error.strerror})"))
+            return
         self._watch.reset()
         self._timers.after("restart", self._restart_delay_s, self._restart)
 

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
 from msrun.launch.console import say_lines
-from msrun.launch.directory.log_directory import create_file
 
 _HELD = b"1"
 
@@ -35,7 +35,7 @@ class Background:
         """
         path = log_dir / contract.LAUNCHER_LOG
         try:
-            log = create_file(path)
+            log = create_own_file(path)
         except OSError as error:
             raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

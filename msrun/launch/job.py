@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -251,9 +252,7 @@ def _run(
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:
     """Open `scheduler.log` for the scheduler and for what imports print in the fork server."""
-    return os.fdopen(
-        os.open(Path(plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab"
-    )
+    return os.fdopen(open_own_file(Path(plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 class SchedulerRecord:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import deque
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 
 GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
@@ -29,7 +30,7 @@ class GrowingFile:
         """Open the file, if it is there, so that a new name does not take it away."""
         if self._descriptor < 0:
             with contextlib.suppress(OSError):
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                self._descriptor = open_own_file(self._path, os.O_RDONLY)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -100,7 +101,7 @@ class RotatedReader:
         seen: set[int] = set()
         for number in range(self._keep + 1):
             try:
-                file = os.open(rotated_path(self._path, number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                file = open_own_file(rotated_path(self._path, number), os.O_RDONLY)
             except OSError:  # it is just being renamed, or there are no more
                 continue
             inode = self._inode(file)

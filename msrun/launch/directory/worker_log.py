@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 
 EXCERPT_LINES = 20
@@ -37,7 +39,7 @@ def read_tail(path: Path, size_bytes: int) -> bytes:
 
 def _read_end(path: Path, size_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
             end = file.seek(0, 2)
             file.seek(max(0, end - size_bytes))
             return file.read()

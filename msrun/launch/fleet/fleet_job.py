@@ -194,6 +194,8 @@ class FleetRun:
                 write_rank_table(plan)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
+        except UsageError as error:
+            self._fail(error)
         self._console = Console(plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail)
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 from msrun.cluster.messages import Message, encode_message
 from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
@@ -37,7 +38,7 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
 
 def _send(path: Path, offset: int) -> None:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
             file.seek(offset)
             while data := file.read(PIECE_BYTES):
                 message: Message = pack_piece(path.name, None, data)

@@ -283,10 +283,14 @@ class Supervisor:
         self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
         attempt.membership.is_stopping = True
-        self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
-        self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
+        self._timers.after("stacks", STACK_WAIT_S, self._end_after_stacks)
+
+    def _end_after_stacks(self) -> None:
+        self._watch.explain_hang(self._attempt)
+        self._report_failure()
+        self._stop("the job is stuck")
 
     # -- end ----------------------------------------------------------------------------------------------------
 

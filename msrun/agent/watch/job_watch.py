@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from msrun import contract
+from msrun.agent.attempt import Attempt
 from msrun.agent.timers import Timers
 from msrun.agent.watch.meeting import MeetingWatch
+from msrun.agent.watch.places import Place, read_place
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import request_stacks
-from msrun.agent.watch.watchdog import Watchdog, describe_all
+from msrun.agent.watch.watchdog import Hang, Watchdog, describe_all, size_of
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -28,6 +31,10 @@ class JobWatch:
         self._board = board
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._hang: Hang | None = None
+        """The newest that was found."""
+        self._stack_begins: dict[int, int] = {}
+        """Global rank -> size of its log when its stacks were requested."""
 
     def start(self, membership: Membership, on_stuck: OnStuck) -> None:
         """Watch these workers until `stop`."""
@@ -48,8 +55,8 @@ class JobWatch:
         def look_for_hang() -> None:
             hang = watchdog.look(membership.running(), time.monotonic())
             if hang is not None:
-                error = HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
-                on_stuck(error, hang.lagging)
+                self._hang = hang
+                on_stuck(self._hang_error(hang), hang.lagging)
 
         self._timers.every("hang", watchdog.interval_s, look_for_hang)
 
@@ -62,7 +69,7 @@ class JobWatch:
         running = membership.running()
         records = {rank: self._board.read(rank) for rank in running}
         words = describe_all(records, running, time.monotonic())
-        return {rank: text for rank, text in words.items() if records[rank].is_reported or "stopped" in text}
+        return {rank: text for rank, text in words.items() if records[rank].describe(0.0) or "stopped" in text}
 
     def left(self, membership: Membership) -> frozenset[int]:
         """Return the running workers that have left the world."""
@@ -70,7 +77,35 @@ class JobWatch:
 
     def request_stacks(self, membership: Membership, headline: str) -> None:
         """Have every running worker write its stacks into its log."""
+        self._stack_begins = {rank: size_of(self._logs[rank]) for rank in membership.running()}
         request_stacks({pid: self._logs[rank] for rank, pid in membership.running().items()}, headline)
+
+    def explain_hang(self, attempt: Attempt) -> None:
+        """Name who holds up whom, and where, by the stacks that were requested: for workers that say nothing of it."""
+        hang, places = self._hang, self._places(attempt)
+        if hang is None or not places or hang.lagging != tuple(places):
+            return  # somebody cannot say where it stands, is stopped, or has reported fewer steps
+        doing = {rank: place.describe() or hang.doing[rank] for rank, place in places.items()}
+        lagging = tuple(rank for rank, place in places.items() if not place.waits_in) or hang.lagging
+        attempt.doing, attempt.lagging = doing, lagging
+        attempt.fault = self._hang_error(replace(hang, lagging=lagging, doing=doing))
+
+    def do_all_wait(self, attempt: Attempt) -> bool:
+        """Return whether all workers here stand in a collective, as their stacks tell: somebody elsewhere holds them up."""
+        places = self._places(attempt)
+        return bool(places) and all(place.waits_in for place in places.values())
+
+    def _places(self, attempt: Attempt) -> dict[int, Place]:
+        """Return where the running workers stand; empty when not all tell, or when they use the runtime."""
+        running = attempt.membership.running()
+        if not isinstance(attempt.fault, HangTimeout) or any(self._board.read(rank).is_reported for rank in running):
+            return {}
+        read = {rank: read_place(self._logs[rank], self._stack_begins.get(rank, 0)) for rank in sorted(running)}
+        places = {rank: place for rank, place in read.items() if place is not None}
+        return places if len(places) == len(running) else {}
+
+    def _hang_error(self, hang: Hang) -> HangTimeout:
+        return HangTimeout(f"--hang_time_out {self._plan.hang_time_out_s:g}: {hang.describe()}")
 
     def reset(self) -> None:
         """Forget what the workers of the last attempt said."""

@@ -39,7 +39,7 @@ class Progress:
 
     def describe(self, now: float) -> str:
         """Return what the worker is doing, e.g. "step 41, waits in all_reduce of 8 ranks for 3.2 s"."""
-        if not self.is_reported:
+        if not self.is_reported and not self.steps:
             return ""
         step = f"step {self.steps}" if self.steps else "before its first step"
         if self.phase == contract.PHASE_JOINING:
@@ -98,5 +98,5 @@ def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
     fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
     phase, steps, step_at, loss, collectives, is_waiting, since, name = fields
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
-    has_loss = phase != contract.PHASE_UNKNOWN and steps > 0
+    has_loss = steps > 0  # also told by a loop without the runtime's world
     return Progress(phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text)

@@ -224,7 +224,8 @@ class Supervisor:
         if not membership.count(WorkerState.PLANNED):
             self._timers.cancel("start")
             self._tell("running", world_size=self._plan.world_size)
-            self._watch.start(membership, self._end_stuck)
+            say = lambda rank, what: self._tell("lingering", global_rank=rank, what=what)  # noqa: E731
+            self._watch.start(membership, self._end_stuck, say)
 
     def _on_exited(self, message: Message) -> None:
         rank, status = message["process_id"], message["status"]

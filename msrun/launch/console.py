@@ -129,6 +129,9 @@ class Console:
             self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
         elif kind == "hang":
             self._say("the job is stuck: asking every worker for its stacks")
+        elif kind == "lingering":
+            what = fields["what"]
+            self._say(f"the program of rank {fields['global_rank']} has ended, its process waits for {what}")
         elif kind == "log_lost":
             lost = ", ".join(f"{count} bytes of rank {rank}" for rank, count in fields["lost_bytes"].items())
             self._say(f"logs are not complete ({fields['reason']}): lost {lost}")

@@ -37,7 +37,7 @@ class ProgressRecord:
             raise ValueError(f"{path} has no record of rank {global_rank}")
         self._counts = whole[begin : begin + _NAME_BEGIN].cast("Q")
         self._numbers = whole[begin : begin + _NAME_BEGIN].cast("d")
-        self._name = whole[begin + _NAME_BEGIN : begin + contract.PROGRESS_RECORD_BYTES]
+        self._name = whole[begin + _NAME_BEGIN :][: contract.PROGRESS_NAME_BYTES]
         self._is_counted_by_caller = False
         self._numbers[_LOSS] = math.nan
 

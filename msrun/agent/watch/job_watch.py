@@ -9,6 +9,7 @@ from dataclasses import replace
 from msrun import contract
 from msrun.agent.attempt import Attempt
 from msrun.agent.timers import Timers
+from msrun.agent.watch.linger_watch import INTERVAL_S, LingerWatch
 from msrun.agent.watch.meeting import MeetingWatch
 from msrun.agent.watch.places import Place, read_place
 from msrun.agent.watch.progress_board import ProgressBoard
@@ -36,8 +37,13 @@ class JobWatch:
         self._stack_begins: dict[int, int] = {}
         """Global rank -> size of its log when its stacks were requested."""
 
-    def start(self, membership: Membership, on_stuck: OnStuck) -> None:
-        """Watch these workers until `stop`."""
+    def start(self, membership: Membership, on_stuck: OnStuck, on_lingering: Callable[[int, str], None]) -> None:
+        """Watch these workers until `stop`.
+
+        Args:
+            on_lingering: called with a rank whose program has ended and whose process goes on, and what it waits for.
+        """
+        self._watch_end(membership, on_stuck, on_lingering)
         meeting = MeetingWatch(self._plan.cluster_time_out_s, self._host.name, self._board)
 
         def look_at_meeting() -> None:
@@ -48,6 +54,19 @@ class JobWatch:
         self._timers.every("meeting", meeting.interval_s, look_at_meeting)
         if self._plan.hang_time_out_s > 0:
             self._watch_progress(membership, on_stuck)
+
+    def _watch_end(self, membership: Membership, on_stuck: OnStuck, on_lingering: Callable[[int, str], None]) -> None:
+        watch = LingerWatch(self._board, self._logs, self._plan.hang_time_out_s)
+
+        def look() -> None:
+            running = membership.running()
+            new, error = watch.look(running, time.monotonic())
+            for rank, what in new.items():
+                on_lingering(rank, what)
+            if error is not None:
+                on_stuck(error, tuple(sorted(running)))
+
+        self._timers.every("linger", INTERVAL_S, look)
 
     def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
         watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
@@ -62,7 +81,7 @@ class JobWatch:
 
     def stop(self) -> None:
         """Watch nobody any more."""
-        self._timers.cancel("meeting", "hang")
+        self._timers.cancel("meeting", "hang", "linger")
 
     def doing(self, membership: Membership) -> dict[int, str]:
         """Return what running workers say that they are doing now, and which of them are stopped."""
@@ -83,7 +102,7 @@ class JobWatch:
     def explain_hang(self, attempt: Attempt) -> None:
         """Name who holds up whom, and where, by the stacks that were requested: for workers that say nothing of it."""
         hang, places = self._hang, self._places(attempt)
-        if hang is None or not places or hang.lagging != tuple(places):
+        if hang is None or not isinstance(attempt.fault, HangTimeout) or not places or hang.lagging != tuple(places):
             return  # somebody cannot say where it stands, is stopped, or has reported fewer steps
         doing = {rank: place.describe() or hang.doing[rank] for rank, place in places.items()}
         lagging = tuple(rank for rank, place in places.items() if not place.waits_in) or hang.lagging
@@ -91,14 +110,15 @@ class JobWatch:
         attempt.fault = self._hang_error(replace(hang, lagging=lagging, doing=doing))
 
     def do_all_wait(self, attempt: Attempt) -> bool:
-        """Return whether all workers here stand in a collective, as their stacks tell: somebody elsewhere holds them up."""
+        """Return whether all workers here stand in a collective, by their stacks: somebody elsewhere holds them up."""
         places = self._places(attempt)
         return bool(places) and all(place.waits_in for place in places.values())
 
     def _places(self, attempt: Attempt) -> dict[int, Place]:
         """Return where the running workers stand; empty when not all tell, or when they use the runtime."""
         running = attempt.membership.running()
-        if not isinstance(attempt.fault, HangTimeout) or any(self._board.read(rank).is_reported for rank in running):
+        records = [self._board.read(rank) for rank in running]
+        if any(record.is_reported or record.ended_at for record in records):
             return {}
         read = {rank: read_place(self._logs[rank], self._stack_begins.get(rank, 0)) for rank in sorted(running)}
         places = {rank: place for rank, place in read.items() if place is not None}

@@ -16,7 +16,7 @@ from msrun.cluster.membership import Membership, WorkerState
 _OF_WORKERS = frozenset({"started", "exited"})
 _ONCE = frozenset({"stopping", "hang", "waiting"})
 """Told by every host; the first one is the job's."""
-_AS_THEY_ARE = frozenset({"signal", "log_lost", "note"})
+_AS_THEY_ARE = frozenset({"signal", "log_lost", "note", "lingering"})
 
 
 class FleetRecord:

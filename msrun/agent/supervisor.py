@@ -377,6 +377,7 @@ class Supervisor:
         if not self._server.wait(OVERDUE_S):
             self._server.kill()
             self._server.wait(OVERDUE_S)
+        self._server.channel.close()
         left = process_control.kill_descendants(OVERDUE_S, self._strangers)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 

@@ -30,6 +30,7 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
+from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
@@ -171,6 +172,8 @@ def run_job(
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             seating=meeting.seating if meeting else None,
         )
+        if shadowed := describe_shadowed_package(spec, {**caller, **dict(spec.env)}):
+            plan = replace(plan, notes=(*plan.notes, shadowed))
         _check_given_table(spec, plan)
         lock.take()
         prepare_log_directory(plan)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msrun.agent.processes.process_spec import ProcessSpec
@@ -17,8 +18,12 @@ from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
-# msrun was typed in.
-_BOOT = "import sys; '' in sys.path[:1] and sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
+# msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
+_BOOT = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[4]); import msrun; "
+    "sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
+)
+_ROOT = str(Path(__file__).parents[3])
 
 
 class ForkServerHandle:
@@ -109,7 +114,7 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
     passing, taking = socket.socketpair()
     with theirs, taking:
         fds = (theirs.fileno(), taking.fileno())
-        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1])]
+        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1]), _ROOT]
         try:
             process = subprocess.Popen(
                 argv,

@@ -171,7 +171,7 @@ class Console:
         self._end_tails()
         while self._tails and output.has_room(STDOUT, deadline):
             self._copy(self._tails[0])
-        return not self._tails
+        return not self._tails and output.is_idle(STDOUT, deadline)
 
     def _end_tails(self) -> None:
         for tail in self._tails:

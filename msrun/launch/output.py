@@ -144,9 +144,9 @@ def has_room(descriptor: int, deadline: float = 0.0) -> bool:
     return _place(descriptor).wait(ROOM_BYTES, deadline)
 
 
-def is_idle(descriptor: int) -> bool:
-    """Return whether everything has been written."""
-    return _place(descriptor).wait(1, 0.0)
+def is_idle(descriptor: int, deadline: float = 0.0) -> bool:
+    """Return whether everything has been written; `deadline` as for `has_room`."""
+    return _place(descriptor).wait(1, deadline)
 
 
 def is_open(descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fleet import FleetRunner
 from host_net import HostNetError
-from job_runner import JobRunner, Running, wait_until
+from job_runner import MARK, JobRunner, Running, wait_until
 from ssh_net import SshNet
 
 LIMIT = "--heartbeat_time_out=12"  # of a busy machine, too, nobody is to be given up by mistake
@@ -88,6 +88,29 @@ def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
     fleet.prove_nothing_left()
+
+
+def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    """A paused terminal or `| less`, for longer than --heartbeat_time_out."""
+    unread = 'mkfifo unread; exec 3<>unread; exec "$0" -m msrun "$@" >unread'
+    job = fleet.runner.start(
+        f"--hosts={fleet.hosts(1, 1)}",
+        f"--forward_env={MARK}",
+        "--heartbeat_time_out=2",
+        workers / "go.py",
+        "5000",
+        cwd=tmp_path,
+        prefix=fleet.net.prefix(fleet.net.control),
+        command=("sh", "-c", unread, sys.executable),
+        env={"HOME": str(fleet.net.home)},
+    )
+    fleet.wait_for_workers(job, 2)
+    ready = time.monotonic()
+    wait_until(lambda: time.monotonic() - ready > 6, "three times the limit has passed")
+    (tmp_path / "go").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert "stdout is not read: the rest of what workers wrote is in " in ended.stderr
 
 
 def test_stopped_launcher_says_so_and_the_job_goes_on(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from msrun.launch import output
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
 from msrun.launch.output import STDERR, STDOUT
-from msrun.launch.printable import one_line, printable
+from msrun.launch.printable import one_line, printable, printable_bytes
 from msrun.planning.plan import LaunchPlan
 
 TAIL_TICK_S = 0.2
 LIVE_TICK_S = 0.25
+COPY_S = 0.1
+"""How long the event loop may be busy with lines of workers at a time."""
 READ_BYTES = 1 << 20
 MAX_HELD_BYTES = 1 << 20
 """A line longer than this is shown in pieces."""
@@ -73,7 +75,7 @@ class LogTail:
             self.has_more = max_bytes is not None and size_bytes >= max_bytes
             if self.has_more:
                 break
-            data = self._reader.read(READ_BYTES)
+            data = self._reader.read(max_bytes or READ_BYTES)
             if not data:
                 break
             size_bytes += len(data)
@@ -160,10 +162,13 @@ class Console:
             self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
     def _copy_lines(self) -> None:
-        """Copy what fits: logs wait for a reader that is slow or pauses."""
-        for tail in list(self._tails):
-            if output.has_room(STDOUT):
+        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses."""
+        deadline = time.monotonic() + COPY_S
+        tails = list(self._tails)
+        while tails and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
+            for tail in tails:
                 self._copy(tail)
+            tails = [tail for tail in tails if tail.has_more and tail in self._tails]
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""
@@ -185,15 +190,11 @@ class Console:
         elif lines:
             self._erase_live_line()
             prefix = self._prefixes[tail.global_rank].encode()
-            output.write(STDOUT, b"".join(prefix + self._shown(line) + b"\n" for line in lines))
+            text = b"".join(prefix + line + b"\n" for line in lines) if prefix else b"\n".join([*lines, b""])
+            text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
+            output.write(STDOUT, text, is_kept=True)
         if tail.is_over and not tail.has_more and tail in self._tails:
             self._tails.remove(tail)
-
-    def _shown(self, line: bytes) -> bytes:
-        if self._is_raw:
-            return line
-        text = printable(line.decode("utf-8", "backslashreplace"), keep_colours=self._has_colours)
-        return text.encode()
 
     def _say(self, text: str) -> None:
         self._erase_live_line()

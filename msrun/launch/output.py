@@ -21,7 +21,7 @@ ROOM_BYTES = 1 << 18
 """With less than this in the queue there is room for more of what can wait elsewhere."""
 STALL_S = 2.0
 """How long a reader that takes nothing is waited for at the end of a job."""
-FLUSH_S = 10.0
+FLUSH_S = 30.0
 """How long one that takes something is waited for."""
 _PIECE_BYTES = 1 << 16
 
@@ -39,11 +39,11 @@ class _Place:
         self._thread: threading.Thread | None = None
         self._is_ended = False
 
-    def write(self, descriptor: int, data: bytes) -> None:
+    def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
         with self._changed:
             if descriptor in self._gone or not data:
                 return
-            if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
+            if not is_kept and self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
                 self._dropped[descriptor] += len(data)
                 return
             if not self._waiting_bytes:
@@ -130,9 +130,13 @@ def _place(descriptor: int) -> _Place:
     return _places.setdefault((found.st_dev, found.st_ino), _Place())
 
 
-def write(descriptor: int, data: bytes) -> None:
-    """Have bytes written to stdout or stderr. Never waits, never fails."""
-    _place(descriptor).write(descriptor, data)
+def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
+    """Have bytes written to stdout or stderr. Never waits, never fails.
+
+    Args:
+        is_kept: nothing of it is dropped; for somebody who asks for room first.
+    """
+    _place(descriptor).write(descriptor, data, is_kept=is_kept)
 
 
 def has_room(descriptor: int, deadline: float = 0.0) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 
 _CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
+_SUSPECT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
-_UNSAFE = re.compile(rf"{_CSI}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile(rf"{_CSI}|{_SUSPECT.pattern}")
 _RESET = "\x1b[0m"
 
 
@@ -24,11 +26,18 @@ def printable(text: str, *, keep_colours: bool = False) -> str:
     Args:
         keep_colours: let sequences that set colours (SGR) stay; they end with the line.
     """
-    if not _UNSAFE.search(text):
+    if not _SUSPECT.search(text):
         return text
     if not keep_colours:
         return _UNSAFE.sub(_escape, text)
     return "\n".join(map(_with_colours, text.split("\n")))
+
+
+def printable_bytes(data: bytes, *, keep_colours: bool = False) -> bytes:
+    """Return the same of bytes, as UTF-8; those that are no UTF-8 are shown escaped."""
+    if not data.translate(None, _PLAIN):
+        return data
+    return printable(data.decode("utf-8", "backslashreplace"), keep_colours=keep_colours).encode()
 
 
 def one_line(text: str) -> str:

@@ -123,6 +123,16 @@ def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
     assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
 
 
+def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
+    """More than any queue holds, as fast as it comes."""
+    (tmp_path / "flood.py").write_text(
+        "import sys\nfor i in range(500):\n    sys.stdout.write(('x' * 99 + '\\n') * 1000)\n"
+    )
+    finished = msrun.run("--worker_num=1", "--env=PYTHONUNBUFFERED=", "flood.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert finished.stdout == finished.log(0)
+
+
 def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
     job = start("stdout", "flood.py", "7")
     job.wait_for_workers()

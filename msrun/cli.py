@@ -148,7 +148,7 @@ def _look_after(options: dict[str, Any]) -> int:
     if options["stop"] is not None:
         from msrun.launch.status.stop import stop_job
 
-        say = (lambda _: None) if options["quiet"] else _print_lines
+        say = (lambda _: None) if options["quiet"] else output.say_lines
         _print_text(stop_job(options["stop"], say))
         return contract.EXIT_OK
     from msrun.launch.status.job_status import read_status
@@ -180,7 +180,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         _print_error(str(result.failure.reason))
         report = render_failure(result.failure, result.plan.tail_ranks if join and output.is_one_place() else ())
         if report:
-            _print_lines(report)
+            output.say_lines(report)
     if result.survivors:
         _print_error(f"processes that could not be ended: {', '.join(map(str, result.survivors))}")
     return result.exit_code
@@ -204,11 +204,7 @@ def _print_text(text: str) -> None:
 
 def _print_error(text: str) -> None:
     """Print one line; a line break in a value that the text quotes is shown as \\n."""
-    _print_lines(f"msrun: error: {one_line(text)}")
-
-
-def _print_lines(text: str) -> None:
-    output.write(output.STDERR, f"{printable(text)}\n".encode("utf-8", "backslashreplace"))
+    output.say_lines(f"msrun: error: {one_line(text)}")
 
 
 def _usage_text(error: click.ClickException) -> str:

@@ -17,7 +17,7 @@ from msrun.launch import output
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
 from msrun.launch.output import STDERR, STDOUT
-from msrun.launch.printable import one_line, printable, printable_bytes
+from msrun.launch.printable import one_line, printable_bytes
 from msrun.planning.plan import LaunchPlan
 
 TAIL_TICK_S = 0.2
@@ -35,12 +35,7 @@ _ERASE_LINE = b"\r\x1b[K"
 def say(text: str, *, quiet: bool) -> None:
     """Print a line of msrun's own on stderr."""
     if not quiet:
-        say_lines(f"msrun: {text}")
-
-
-def say_lines(text: str) -> None:
-    """Print lines on stderr."""
-    output.write(STDERR, f"{printable(text)}\n".encode("utf-8", "backslashreplace"))
+        output.say_lines(f"msrun: {text}")
 
 
 class LogTail:

@@ -11,7 +11,6 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
-from msrun.launch.console import say_lines
 
 _HELD = b"1"
 
@@ -75,7 +74,7 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
         if held == _HELD:
             if not quiet:
                 job_id, _, log_dir = job.partition(b"\0")
-                say_lines(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
+                output.say_lines(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
             return contract.EXIT_OK
     except KeyboardInterrupt:
         os.close(reader)
@@ -85,7 +84,7 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        say_lines(
+        output.say_lines(
             f"msrun: error: the background launcher was ended by {signal.Signals(-code).name} before its job began"
         )
         return contract.EXIT_SIGNAL_BASE - code

@@ -15,6 +15,8 @@ import time
 from collections import Counter, deque
 from typing import TextIO
 
+from msrun.launch.printable import printable
+
 STDOUT, STDERR = 1, 2
 MAX_WAITING_BYTES = 1 << 20
 ROOM_BYTES = 1 << 18
@@ -139,6 +141,15 @@ def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
     _place(descriptor).write(descriptor, data, is_kept=is_kept)
 
 
+def say_lines(text: str) -> None:
+    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place."""
+    line = f"{printable(text)}\n"
+    if sys.stderr is sys.__stderr__:
+        write(STDERR, line.encode("utf-8", "backslashreplace"))
+    else:
+        sys.stderr.write(line)
+
+
 def has_room(descriptor: int, deadline: float = 0.0) -> bool:
     """Return whether there is room for more of what can wait elsewhere.
 
@@ -195,6 +206,7 @@ def open_standard_streams() -> None:
         if getattr(sys, name) is None:
             stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def discard_output(stream: TextIO) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ class Console:
         self._is_live = not quiet and os.isatty(STDERR) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         if len(self._tails) < 2:
             self._prefixes = dict.fromkeys(self._prefixes, "")
+        self._turn = 0
         self._is_running = False
         self._has_live_line = False
         """The terminal's last line is ours, to be written again and again."""
@@ -157,13 +159,19 @@ class Console:
             self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
     def _copy_lines(self) -> None:
-        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses."""
+        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses.
+
+        Logs of an attempt that is over come first; else each has its turn.
+        """
         deadline = time.monotonic() + COPY_S
-        tails = list(self._tails)
-        while tails and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
-            for tail in tails:
-                self._copy(tail)
-            tails = [tail for tail in tails if tail.has_more and tail in self._tails]
+        turns = deque([tail for tail in self._tails if tail.is_over] or self._tails)
+        turns.rotate(-self._turn)
+        while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
+            tail = turns.popleft()
+            self._turn += 1
+            self._copy(tail)
+            if tail.has_more and tail in self._tails:
+                turns.append(tail)
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""

@@ -100,6 +100,13 @@ class ForkServerHandle:
             return False
         return True
 
+    def end(self, limit_s: float) -> None:
+        """Wait for the server's end, which is forced after the limit, and close the channel."""
+        if not self.wait(limit_s):
+            self.kill()
+            self.wait(limit_s)
+        self.channel.close()
+
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
     """Start a fork server in a session of its own; `begin` gives it a job.

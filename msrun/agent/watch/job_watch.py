@@ -37,13 +37,13 @@ class JobWatch:
         self._stack_begins: dict[int, int] = {}
         """Global rank -> size of its log when its stacks were requested."""
 
-    def start(self, membership: Membership, on_stuck: OnStuck, on_lingering: Callable[[int, str], None]) -> None:
+    def start(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
         """Watch these workers until `stop`.
 
         Args:
-            on_lingering: called with a rank whose program has ended and whose process goes on, and what it waits for.
+            tell: told of every rank whose program has ended and whose process goes on.
         """
-        self._watch_end(membership, on_stuck, on_lingering)
+        self._watch_end(membership, on_stuck, tell)
         meeting = MeetingWatch(self._plan.cluster_time_out_s, self._host.name, self._board)
 
         def look_at_meeting() -> None:
@@ -55,14 +55,14 @@ class JobWatch:
         if self._plan.hang_time_out_s > 0:
             self._watch_progress(membership, on_stuck)
 
-    def _watch_end(self, membership: Membership, on_stuck: OnStuck, on_lingering: Callable[[int, str], None]) -> None:
+    def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
         watch = LingerWatch(self._board, self._logs, self._plan.hang_time_out_s)
 
         def look() -> None:
             running = membership.running()
             new, error = watch.look(running, time.monotonic())
             for rank, what in new.items():
-                on_lingering(rank, what)
+                tell("lingering", global_rank=rank, what=what)
             if error is not None:
                 on_stuck(error, tuple(sorted(running)))
 

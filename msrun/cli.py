@@ -17,6 +17,8 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
+from msrun.launch import output
+from msrun.launch.printable import one_line, printable
 from msrun.options import HOST_OPTIONS, OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
@@ -149,7 +151,7 @@ def _look_after(options: dict[str, Any]) -> int:
     if options["stop"] is not None:
         from msrun.launch.status.stop import stop_job
 
-        say = (lambda _: None) if options["quiet"] else _print_lines
+        say = (lambda _: None) if options["quiet"] else output.say_lines
         _print_text(stop_job(options["stop"], say))
         return contract.EXIT_OK
     from msrun.launch.status.job_status import read_status
@@ -179,43 +181,33 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         result = run(on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
-        report = render_failure(result.failure, result.plan.tail_ranks if join and _is_one_place() else ())
+        report = render_failure(result.failure, result.plan.tail_ranks if join and output.is_one_place() else ())
         if report:
-            _print_lines(report)
+            output.say_lines(report)
     if result.survivors:
         _print_error(f"processes that could not be ended: {', '.join(map(str, result.survivors))}")
     return result.exit_code
 
 
-def _is_one_place() -> bool:
-    """Return whether stdout, with the workers' lines, and stderr go to the same terminal, file or pipe."""
-    try:
-        places = [os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)]
-    except (OSError, ValueError):
-        return False
-    return (places[0].st_dev, places[0].st_ino) == (places[1].st_dev, places[1].st_ino)
-
-
 def _print_text(text: str) -> None:
-    """Print a plan or a status; bytes of the command line that are no text come out as they came in."""
+    """Print a plan or a status; bytes of the command line that are no text come out as they came in.
+
+    Raises:
+        UsageError: it cannot be written, other than for a reader that has gone.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-    click.echo(text)
+    try:
+        click.echo(printable(text, keep_colours=sys.stdout.isatty()))
+    except OSError as error:
+        output.discard_output(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"stdout: cannot write ({error.strerror}); give it another place") from None
 
 
 def _print_error(text: str) -> None:
     """Print one line; a line break in a value that the text quotes is shown as \\n."""
-    line = text.replace("\r", "\\r").replace("\n", "\\n")
-    _print_lines(f"msrun: error: {line}")
-
-
-def _print_lines(text: str) -> None:
-    try:
-        click.echo(text, err=True)
-    except OSError:  # nobody reads any more; the exit status still tells
-        from msrun.launch.console import discard_output
-
-        discard_output(sys.stderr)
+    output.say_lines(f"msrun: error: {one_line(text)}")
 
 
 def _usage_text(error: click.ClickException) -> str:
@@ -257,6 +249,7 @@ def _has_directory() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
+    output.open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     sources = Sources()
     try:
@@ -284,4 +277,5 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             status = contract.EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         status = contract.EXIT_SIGNAL_BASE + 2
+    output.flush()
     sys.exit(status)

@@ -21,7 +21,7 @@ from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
-OPTIONAL_VALUES["--discover"] = "true"
+OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 
@@ -170,6 +170,13 @@ OPTIONS: list[click.Parameter] = [
         help="Stem of worker logs; {ip} and {hostname} are filled in.",
     ),
     option("tail_worker_log", default="0", show_default=True, help="Ranks to show here: 0,2-3, all (-1) or none."),
+    option(
+        "raw",
+        type=Boolean(),
+        default=False,
+        metavar="[=True|False]",
+        help="Show their lines byte for byte, with the control sequences in them, which can do much to a terminal.",
+    ),
     option(
         "log_max_bytes",
         default="0",
@@ -346,6 +353,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         bind_core=parse_bind_core(options["bind_core"]),
         bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
+        is_raw_tail=options["raw"],
     )
 
 

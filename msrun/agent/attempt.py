@@ -12,7 +12,7 @@ from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.wait_status import describe_status
 from msrun.cluster.membership import Membership
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import HangTimeout, MsrunError, RendezvousTimeout
+from msrun.errors import ClusterError, HangTimeout, MsrunError, RendezvousTimeout
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 
@@ -132,8 +132,16 @@ def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -
     )
 
 
-def keep_logs(host: HostPlan, attempt: int) -> None:
-    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`."""
+def keep_logs(host: HostPlan, attempt: int) -> ClusterError | None:
+    """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`.
+
+    Returns why that cannot be.
+    """
     for worker in host.workers:
         path = Path(worker.log_path)
-        rename_log(worker.log_path, str(path.with_name(contract.attempt_log_name(path.name, attempt))))
+        kept = path.with_name(contract.attempt_log_name(path.name, attempt))
+        try:
+            rename_log(worker.log_path, str(kept))
+        except OSError as error:
+            return ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})")
+    return None

@@ -109,10 +109,21 @@ class HostSupervisor(Supervisor):
         running = self._attempt.membership.running()
         if isinstance(error, HangTimeout) and all(self._board.read(rank).is_waiting for rank in running):
             self._watch.stop()
-            patience_s = min(self._plan.hang_time_out_s / 2, ELSEWHERE_S)
-            self._timers.after("elsewhere", patience_s, lambda: end_stuck(error, lagging))
+            self._timers.after("elsewhere", self._patience_s, lambda: end_stuck(error, lagging))
         else:
             end_stuck(error, lagging)
+
+    def _end_after_stacks(self) -> None:
+        """The same for plain torch, of which only the stacks tell."""
+        end = super()._end_after_stacks
+        if self._watch.do_all_wait(self._attempt):
+            self._timers.after("elsewhere", self._patience_s, end)
+        else:
+            end()
+
+    @property
+    def _patience_s(self) -> float:
+        return min(self._plan.hang_time_out_s / 2, ELSEWHERE_S)
 
     # -- from the others --------------------------------------------------------------------------------------------
 

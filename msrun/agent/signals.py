@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+
+GONE = signal.SIGKILL
+"""What an agent reads when its launcher has gone; nobody can pass it on, ignore it or mean anything else by it."""
 
 
 class SignalPipe:
@@ -15,6 +19,7 @@ class SignalPipe:
     def __init__(self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False) -> None:
         """`ignore_afterwards`: leave these signals ignored at the end, instead of as they were."""
         self._ignore_afterwards = ignore_afterwards
+        self._lock = threading.Lock()
         self._wanted = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *forward))
 
     def __enter__(self) -> SignalPipe:
@@ -31,16 +36,24 @@ class SignalPipe:
         for signum, handler in self._old.items():
             signal.signal(signum, signal.SIG_IGN if self._ignore_afterwards else handler)
         signal.set_wakeup_fd(self._old_wakeup)
-        os.close(self._reader)
-        os.close(self._writer)
+        with self._lock:
+            os.close(self._reader)
+            os.close(self._writer)
+            self._writer = -1
 
     def fileno(self) -> int:
         """Return the readable end, for a selector."""
         return self._reader
 
+    def tell(self, signum: int) -> None:
+        """Have a signal read here that this process does not get, and so cannot ignore. For any thread."""
+        with self._lock:
+            if self._writer >= 0:
+                os.write(self._writer, bytes([signum]))
+
     def read(self) -> list[int]:
         """Return the signals that came since the last call."""
         try:
-            return [signum for signum in os.read(self._reader, 256) if signum in self._old]
+            return [signum for signum in os.read(self._reader, 256) if signum in self._wanted or signum == GONE]
         except BlockingIOError:
             return []

@@ -31,7 +31,7 @@ from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, Interrupted, MsrunError
+from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 
@@ -193,26 +193,19 @@ class Supervisor:
 
     def _on_server(self) -> None:
         for message in self._server.receive():
-            kind = message["type"]
-            if kind == "ready":
-                self._on_ready(message)
-            elif kind == "started":
-                self._on_started(message)
-            elif kind == "exited":
-                self._on_exited(message)
-            elif kind == "told":
-                self._on_told(message)
-            elif kind == "swept":
-                self._on_swept(message)
-            elif kind == "cannot_start":
-                self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
-            elif kind == "log_lost":
-                self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
-            elif kind == "finished":
-                self._survivors = tuple(message["survivors"])
-                self._server_finished = True
+            getattr(self, f"_on_{message['type']}")(message)
         if self._server.channel.is_closed and not self._server_finished:
             self._on_server_lost()
+
+    def _on_log_lost(self, message: Message) -> None:
+        self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
+
+    def _on_cannot_start(self, message: Message) -> None:
+        self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
+
+    def _on_finished(self, message: Message) -> None:
+        self._survivors = tuple(message["survivors"])
+        self._server_finished = True
 
     def _on_told(self, message: Message) -> None:
         if message["attempt"] != self._attempt.number:  # all of that attempt had ended before they could be told
@@ -231,7 +224,7 @@ class Supervisor:
         if not membership.count(WorkerState.PLANNED):
             self._timers.cancel("start")
             self._tell("running", world_size=self._plan.world_size)
-            self._watch.start(membership, self._end_stuck)
+            self._watch.start(membership, self._end_stuck, self._tell)
 
     def _on_exited(self, message: Message) -> None:
         rank, status = message["process_id"], message["status"]
@@ -296,13 +289,21 @@ class Supervisor:
         self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
         attempt.membership.is_stopping = True
-        self._report_failure()
+        if not isinstance(error, HangTimeout):  # of a hang the stacks tell more
+            self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
         if not attempt.membership.count(WorkerState.RUNNING):
+            if isinstance(error, HangTimeout):
+                self._report_failure()
             self._stop(str(error))
             return
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
-        self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop("the job is stuck"))
+        self._timers.after("stacks", STACK_WAIT_S, self._end_after_stacks)
+
+    def _end_after_stacks(self) -> None:
+        self._watch.explain_hang(self._attempt)
+        self._report_failure()
+        self._stop("the job is stuck")
 
     # -- end ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +357,9 @@ class Supervisor:
         # Only now has everything been written that the attempt had to say.
         reason = self._attempts.past[-1].end_reason()
         self._tell("restarting", attempt=self._attempt.number, delay_s=self._restart_delay_s, reason=reason)
-        keep_logs(self._host, self._attempt.number - 1)
+        if error := keep_logs(self._host, self._attempt.number - 1):
+            self._fail(error)
+            return
         self._watch.reset()
         self._timers.after("restart", self._restart_delay_s, self._restart)
         silent = ClusterError(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
@@ -385,9 +388,7 @@ class Supervisor:
             self._hear_server(limits.SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
             self._server.send("finish")
             self._hear_server(2 * limits.OVERDUE_S, lambda: self._server_finished)
-        if not self._server.wait(limits.OVERDUE_S):
-            self._server.kill()
-            self._server.wait(limits.OVERDUE_S)
+        self._server.end(limits.OVERDUE_S)
         left = process_control.kill_descendants(limits.OVERDUE_S, self._strangers)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 

@@ -5,44 +5,38 @@ On a terminal one live line shows ranks up / running / done and the newest loss;
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.launch.directory.rotated_reader import RotatedReader
+from msrun.launch import output
+from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
+from msrun.launch.output import STDERR, STDOUT
+from msrun.launch.printable import one_line, printable_bytes
 from msrun.planning.plan import LaunchPlan
-
-if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-    from rich.live import Live
 
 TAIL_TICK_S = 0.2
 LIVE_TICK_S = 0.25
+COPY_S = 0.1
+"""How long the event loop may be busy with lines of workers at a time."""
 READ_BYTES = 1 << 20
 MAX_HELD_BYTES = 1 << 20
 """A line longer than this is shown in pieces."""
 
 
-def discard_output(stream: TextIO) -> None:
-    """Send what is written from now on nowhere: the reader has gone. The interpreter's last flush then succeeds too."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+_ERASE_LINE = b"\r\x1b[K"
 
 
 def say(text: str, *, quiet: bool) -> None:
     """Print a line of msrun's own on stderr."""
     if not quiet:
-        try:
-            print(f"msrun: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this module is the console
-        except OSError:
-            discard_output(sys.stderr)
+        output.say_lines(f"msrun: {text}")
 
 
 class LogTail:
@@ -53,58 +47,68 @@ class LogTail:
         self.global_rank = global_rank
         self.path = path
         self.rotated = rotated
-        self._reader = RotatedReader(path, rotated) if rotated else None
-        self._offset = 0
+        self.is_over = False
+        """Nobody writes there any more."""
+        self._reader = RotatedReader(path, rotated) if rotated else GrowingFile(path)
         self._held = b""
+        self.has_more = False
+        """The last `read_lines` has left something."""
 
-    def read_lines(self, *, at_end: bool = False) -> list[bytes]:
-        """Return the lines that are complete now, without their ends; at the end also a last unfinished one."""
+    def end(self) -> None:
+        """Nobody writes there any more, and the log is about to be renamed."""
+        self.is_over = True
+        self._reader.hold()
+
+    def read_lines(self, *, at_end: bool = False, max_bytes: int | None = None) -> list[bytes]:
+        """Return the lines that are complete now, without their ends; at the end also a last unfinished one.
+
+        Args:
+            max_bytes: stop after about so much, and set `has_more`.
+        """
         lines: list[bytes] = []
+        size_bytes = 0
         while True:
-            data = self._read()
+            self.has_more = max_bytes is not None and size_bytes >= max_bytes
+            if self.has_more:
+                break
+            data = self._reader.read(max_bytes or READ_BYTES)
             if not data:
                 break
+            size_bytes += len(data)
             *whole, self._held = (self._held + data).split(b"\n")
             lines += whole
             if len(self._held) > MAX_HELD_BYTES:
                 lines.append(self._held)
                 self._held = b""
-        if at_end and self._held:
+        if at_end and self._held and not self.has_more:
             lines.append(self._held)
             self._held = b""
-        if at_end and self._reader:
+        if at_end and not self.has_more:
             self._reader.close()
         return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-
-    def _read(self) -> bytes:
-        if self._reader:
-            return self._reader.read(READ_BYTES)
-        try:
-            with open(self.path, "rb") as file:  # noqa: PTH123 - a plain open is half the cost, many times a second
-                file.seek(self._offset)
-                data = file.read(READ_BYTES)
-        except OSError:
-            return b""
-        self._offset += len(data)
-        return data
 
 
 class Console:
     """Prints for one job. An Observer; owned by the agent's event loop."""
 
-    def __init__(self, plan: LaunchPlan, *, quiet: bool) -> None:
+    def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False) -> None:
+        """`is_raw`: show the lines of workers byte for byte, with the control sequences in them."""
         self._plan = plan
         self._quiet = quiet
+        self._is_raw = is_raw
+        self._has_colours = os.isatty(STDOUT)
         self._begin = time.monotonic()
         paths = {worker.global_rank: worker.log_path for worker in plan.workers}
-        self._prefixes = {
-            w.global_rank: f"[{host.name}:{w.global_rank}] ".encode() for host in plan.hosts for w in host.workers
-        }
+        self._prefixes = {w.global_rank: f"[{host.name}:{w.global_rank}] " for host in plan.hosts for w in host.workers}
         rotated = plan.log_keep if plan.log_max_bytes else 0
         self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks if rank in paths]
-        self._live: Live | None = None
-        self._rich: RichConsole | None = None
-        self._is_live = not quiet and sys.stderr.isatty()
+        self._is_live = not quiet and os.isatty(STDERR) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        if len(self._tails) < 2:
+            self._prefixes = dict.fromkeys(self._prefixes, "")
+        self._turn = 0
+        self._is_running = False
+        self._has_live_line = False
+        """The terminal's last line is ours, to be written again and again."""
         self.tick_s = TAIL_TICK_S if self._tails else LIVE_TICK_S if self._is_live else None
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
@@ -116,14 +120,17 @@ class Console:
                 self._say(note)
         elif kind == "ready" and fields["reason"] and fields["reason"] != "asked for":
             self._say(f"workers start by exec, not by fork: {fields['reason']}")
-        elif kind == "running" and self._is_live:
-            self._start_live()
+        elif kind == "running":
+            self._is_running = True
         elif kind in ("note", "waiting"):
             self._say(str(fields["text"]))
         elif kind == "signal":
             self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
         elif kind == "hang":
             self._say("the job is stuck: asking every worker for its stacks")
+        elif kind == "lingering":
+            what = fields["what"]
+            self._say(f"the program of rank {fields['global_rank']} has ended, its process waits for {what}")
         elif kind == "log_lost":
             lost = ", ".join(f"{count} bytes of rank {rank}" for rank, count in fields["lost_bytes"].items())
             self._say(f"logs are not complete ({fields['reason']}): lost {lost}")
@@ -137,76 +144,84 @@ class Console:
 
     def tick(self, membership: Membership) -> None:
         """Copy new worker lines to stdout and refresh the live line."""
-        self._copy_lines(at_end=False)
-        if self._live is not None:
-            from rich.text import Text
-
-            with self._terminal():
-                self._live.update(Text(self._status(membership)), refresh=True)
+        self._copy_lines()
+        if self._is_running and self._is_live and output.is_idle(STDERR):
+            line = one_line(self._status(membership))[: shutil.get_terminal_size().columns - 1]
+            output.write(STDERR, _ERASE_LINE + line.encode("utf-8", "backslashreplace"))
+            self._has_live_line = True
 
     def finish(self, summary: str) -> None:
         """Copy what workers wrote last and print the closing line."""
         self._stop_live()
-        self._copy_lines(at_end=True)
+        if not self._copy_last_lines():
+            self._say(f"stdout is not read: the rest of what workers wrote is in {self._plan.log_dir}")
         if summary:
             self._say(f"{summary} in {time.monotonic() - self._begin:.1f} s")
 
-    def _copy_lines(self, *, at_end: bool) -> None:
-        chunks: list[bytes] = []
+    def _copy_lines(self) -> None:
+        """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses.
+
+        Logs of an attempt that is over come first; else each has its turn.
+        """
+        deadline = time.monotonic() + COPY_S
+        turns = deque([tail for tail in self._tails if tail.is_over] or self._tails)
+        turns.rotate(-self._turn)
+        while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
+            tail = turns.popleft()
+            self._turn += 1
+            self._copy(tail)
+            if tail.has_more and tail in self._tails:
+                turns.append(tail)
+
+    def _copy_last_lines(self) -> bool:
+        """Copy all that is left, for as long as it is read; False when it was not read to its end."""
+        deadline = time.monotonic() + output.FLUSH_S
+        self._end_tails()
+        while self._tails and output.has_room(STDOUT, deadline):
+            self._copy(self._tails[0])
+        return not self._tails and output.is_idle(STDOUT, deadline)
+
+    def _end_tails(self) -> None:
         for tail in self._tails:
-            prefix = self._prefixes[tail.global_rank] if len(self._tails) > 1 else b""
-            chunks += [prefix + line + b"\n" for line in tail.read_lines(at_end=at_end)]
-        if not chunks:
-            return
-        if self._live is not None:
-            with self._terminal():
-                self._live.stop()  # the line gives way to worker output and comes back below it
-        try:
-            sys.stdout.flush()
-            sys.stdout.buffer.write(b"".join(chunks))
-            sys.stdout.buffer.flush()
-        except OSError:  # `msrun ... | head` has enough, or the disk below `msrun > file` is full: the job goes on
+            tail.end()
+
+    def _copy(self, tail: LogTail) -> None:
+        """Copy a piece of a log; one that is over and has nothing more is left."""
+        lines = tail.read_lines(at_end=tail.is_over, max_bytes=output.ROOM_BYTES)
+        if not output.is_open(STDOUT):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
-            discard_output(sys.stdout)
-        if self._live is not None:
-            with self._terminal():
-                self._live.start()
+        elif lines:
+            self._erase_live_line()
+            prefix = self._prefixes[tail.global_rank].encode()
+            text = b"".join(prefix + line + b"\n" for line in lines) if prefix else b"\n".join([*lines, b""])
+            text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
+            output.write(STDOUT, text, is_kept=True)
+        if tail.is_over and not tail.has_more and tail in self._tails:
+            self._tails.remove(tail)
 
     def _say(self, text: str) -> None:
+        self._erase_live_line()
         say(text, quiet=self._quiet)
 
     def _begin_anew(self, fields: Mapping[str, Any]) -> None:
         """Show the last lines of an attempt that is over; its logs are moved away after this."""
-        self._copy_lines(at_end=True)
-        self._tails = [LogTail(tail.global_rank, tail.path, rotated=tail.rotated) for tail in self._tails]
+        again = [LogTail(tail.global_rank, tail.path, rotated=tail.rotated) for tail in self._tails if not tail.is_over]
+        self._end_tails()
+        self._copy_lines()
+        self._tails += again
         self._say(
             f"{fields['reason']}; starting all workers again in {fields['delay_s']:g} s, restart {fields['attempt']}"
         )
 
-    def _start_live(self) -> None:
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
-        self._rich = RichConsole(stderr=True)
-        self._live = Live(
-            console=self._rich, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        )
-        with self._terminal():
-            self._live.start()
-
     def _stop_live(self) -> None:
-        if self._live is not None:
-            with self._terminal():
-                self._live.stop()
-            self._live = None
+        self._erase_live_line()
+        self._is_running = False
 
-    @contextlib.contextmanager
-    def _terminal(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:  # the terminal has been closed
-            self._live = None
-            discard_output(sys.stderr)
+    def _erase_live_line(self) -> None:
+        """Make room on the terminal; the line comes back with the next tick."""
+        if self._has_live_line:
+            output.write(STDERR, _ERASE_LINE)
+            self._has_live_line = False
 
     def _status(self, membership: Membership) -> str:
         running = membership.count(WorkerState.RUNNING)

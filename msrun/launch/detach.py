@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import Interrupted, UsageError
-from msrun.launch.directory.log_directory import create_file
+from msrun.launch import output
 
 _HELD = b"1"
 
@@ -35,7 +34,7 @@ class Background:
         """
         path = log_dir / contract.LAUNCHER_LOG
         try:
-            log = create_file(path)
+            log = create_own_file(path)
         except OSError as error:
             raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,13 +54,14 @@ def detach(*, quiet: bool = False) -> Background:
     The calling process waits until the other holds the log directory (see `Background.begin`), says how to look after
     the job and exits with 0; or, when it comes to nothing, exits with the status of the other, which has told why.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.close()
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
         os.close(writer)
-        os._exit(_wait_in_foreground(pid, reader, quiet=quiet))
+        status = _wait_in_foreground(pid, reader, quiet=quiet)
+        output.close()
+        os._exit(status)
     os.setsid()
     os.close(reader)
     return Background(writer)
@@ -74,7 +74,7 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
         if held == _HELD:
             if not quiet:
                 job_id, _, log_dir = job.partition(b"\0")
-                _say(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
+                output.say_lines(_instructions(pid, job_id.decode(), Path(os.fsdecode(log_dir))))
             return contract.EXIT_OK
     except KeyboardInterrupt:
         os.close(reader)
@@ -84,7 +84,9 @@ def _wait_in_foreground(pid: int, reader: int, *, quiet: bool) -> int:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        _say(f"msrun: error: the background launcher was ended by {signal.Signals(-code).name} before its job began")
+        output.say_lines(
+            f"msrun: error: the background launcher was ended by {signal.Signals(-code).name} before its job began"
+        )
         return contract.EXIT_SIGNAL_BASE - code
     return code or contract.EXIT_CLUSTER
 
@@ -97,8 +99,3 @@ def _instructions(pid: int, job_id: str, log_dir: Path) -> str:
         f"msrun: to look at it: msrun --status {directory}\n"
         f"msrun: to end it: msrun --stop {directory}"
     )
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more
-        print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr, flush=True)  # noqa: T201 - last words

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -29,6 +30,7 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
+from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
@@ -74,6 +76,8 @@ class AgentPart:
     display: Callable[[LaunchPlan], Display]
     say: Callable[[str], None]
     """Told of what happens before the hosts have come together."""
+    on_signals: Callable[[SignalPipe], None]
+    """Called with what the job reads its signals from, as soon as it does."""
     listener: socket.socket | None = None
     """Where the scheduler listens already, on the host that has it."""
     early_server: ForkServerHandle | None = None
@@ -148,6 +152,8 @@ def run_job(
     with contextlib.ExitStack() as stack:
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        if part:
+            part.on_signals(signals)
         gathering = meeting = None
         if spec.is_several:
             from msrun.launch.gather import Gathering, local_part
@@ -174,12 +180,14 @@ def run_job(
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             seating=meeting.seating if meeting else None,
         )
+        if shadowed := describe_shadowed_package(spec, {**caller, **dict(spec.env)}):
+            plan = replace(plan, notes=(*plan.notes, shadowed))
         _check_given_table(spec, plan)
         lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
-        console = part.display(plan) if part else Console(plan, quiet=quiet)
+        console = part.display(plan) if part else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail)
         limit_s = spec.heartbeat_time_out_s
         result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part, limit_s)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
@@ -260,9 +268,7 @@ def _run(
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:
     """Open `scheduler.log` for the scheduler and for what imports print in the fork server."""
-    return os.fdopen(
-        os.open(Path(plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab"
-    )
+    return os.fdopen(open_own_file(Path(plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 class SchedulerRecord:

@@ -17,9 +17,10 @@ def write_rank_table(plan: LaunchPlan) -> None:
     """Write the table of this job: one device per worker, and only addresses that the hosts really have.
 
     Raises:
-        UsageError: the table breaks a rule (for example more workers than the chip's servers can hold).
+        UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
+            written.
     """
-    from ranktable import build_table, validate_table, write_table
+    from ranktable import RankTableError, build_table, validate_table, write_table
 
     hosts = [(seat.address, seat.device_ids) for seat in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
@@ -30,7 +31,10 @@ def write_rank_table(plan: LaunchPlan) -> None:
     if errors:
         first = errors[0]
         raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
-    write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
+    try:
+        write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
+    except RankTableError as error:
+        raise UsageError(f"--log_dir {plan.log_dir}: {error}") from None
 
 
 def read_given_table(path: Path) -> RankTable:

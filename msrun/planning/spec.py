@@ -79,6 +79,8 @@ class LaunchSpec:
     """How many older files of each log stay."""
     tail_ranks: tuple[int, ...] = field(default=(0,))
     """Global ranks whose log is copied to the console."""
+    is_raw_tail: bool = False
+    """Copied byte for byte, with the control sequences in it."""
     settings: tuple[Setting, ...] = ()
     """What is not a default, and where it came from; to be shown only."""
     bind_core: CoreBinding | None = None

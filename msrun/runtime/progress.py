@@ -37,7 +37,7 @@ class ProgressRecord:
             raise ValueError(f"{path} has no record of rank {global_rank}")
         self._counts = whole[begin : begin + _NAME_BEGIN].cast("Q")
         self._numbers = whole[begin : begin + _NAME_BEGIN].cast("d")
-        self._name = whole[begin + _NAME_BEGIN : begin + contract.PROGRESS_RECORD_BYTES]
+        self._name = whole[begin + _NAME_BEGIN :][: contract.PROGRESS_NAME_BYTES]
         self._is_counted_by_caller = False
         self._numbers[_LOSS] = math.nan
 
@@ -82,11 +82,13 @@ class ProgressRecord:
 
 
 _record: ProgressRecord | None = None
+_is_looked_for = False
 
 
 def open_record(global_rank: int) -> None:
     """Find this worker's record, if msrun started it, and answer msrun's wish for stacks."""
-    global _record
+    global _record, _is_looked_for
+    _is_looked_for = True
     path = os.environ.get(contract.MSRUN_PROGRESS)
     if path:
         with suppress(OSError, ValueError):  # started by hand in what a job has left in the environment
@@ -106,10 +108,14 @@ def enter_phase(phase: int) -> None:
 def report_progress(step: int | None = None, loss: float | None = None) -> None:
     """Tell msrun that a training step begins; for loops that use neither `AutoParallel` nor `Model`.
 
+    Needs no `init()`, and neither imports torch nor joins anything.
+
     Args:
         step: its number; None counts on by one.
         loss: the newest loss, for `msrun --status`.
     """
+    if not _is_looked_for and os.environ.get(contract.RANK, "").isdigit():
+        open_record(int(os.environ[contract.RANK]))
     if _record is not None:
         _record.begin_step(step)
         if loss is not None:

@@ -8,13 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
 from host_net import HostNetError
-from job_runner import JobRunner, Running, wait_until
+from job_runner import MARK, JobRunner, Running, wait_until
 from ssh_net import SshNet
 
 from msrun.launch.remote.log_sender import pack_piece
@@ -61,6 +62,15 @@ def events_text(job: Running) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def state_of(pid: int) -> str:
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def silent_s(job: Running) -> float:
+    """How long the launcher has written nothing into its event log."""
+    return time.time() - (job.log_dir / "events.jsonl").stat().st_mtime
+
+
 def end(fleet: FleetRunner, job: Running) -> None:
     """End a job that is to be well still."""
     job.send(signal.SIGTERM)
@@ -71,6 +81,70 @@ def end(fleet: FleetRunner, job: Running) -> None:
 def test_killed_launcher_takes_every_host_with_it(fleet: FleetRunner, job: Running) -> None:
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
+    fleet.prove_nothing_left()
+
+
+def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(
+    fleet: FleetRunner, workers: Path, tmp_path: Path
+) -> None:
+    """As under nohup: agents inherit that SIGHUP is ignored, and end all the same."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntrap '' HUP\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    job = fleet.start([1, 1], LIMIT, f"--python={python}", workers / "wait.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    fleet.prove_nothing_left()
+
+
+def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    """A paused terminal or `| less`, for longer than --heartbeat_time_out."""
+    unread = 'mkfifo unread; exec 3<>unread; exec "$0" -m msrun "$@" >unread'
+    job = fleet.runner.start(
+        f"--hosts={fleet.hosts(1, 1)}",
+        f"--forward_env={MARK}",
+        "--heartbeat_time_out=2",
+        workers / "go.py",
+        "5000",
+        cwd=tmp_path,
+        prefix=fleet.net.prefix(fleet.net.control),
+        command=("sh", "-c", unread, sys.executable),
+        env={"HOME": str(fleet.net.home)},
+    )
+    fleet.wait_for_workers(job, 2)
+    ready = time.monotonic()
+    wait_until(lambda: time.monotonic() - ready > 6, "three times the limit has passed")
+    (tmp_path / "go").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert "stdout is not read: the rest of what workers wrote is in " in ended.stderr
+
+
+def test_stopped_launcher_says_so_and_the_job_goes_on(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    """Ctrl-Z for longer than --heartbeat_time_out, then fg."""
+    job = fleet.start(f"{fleet.net.name(0)}:1,localhost:1", "--heartbeat_time_out=2", workers / "go.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGTSTP)
+    wait_until(lambda: state_of(job.pid) == "T", "the launcher is stopped")
+    wait_until(lambda: silent_s(job) > 6, "three times the limit has passed")
+    (tmp_path / "go").touch()
+    wait_until(lambda: all((tmp_path / f"done_{rank}").exists() for rank in range(2)), "workers have ended")
+    job.send(signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+
+
+def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetRunner, workers: Path) -> None:
+    """SIGSTOP cannot be announced; when the launcher goes on it does not blame the hosts."""
+    job = fleet.start([1, 1], "--heartbeat_time_out=2", workers / "wait.py")
+    fleet.wait_for_workers(job, 2)
+    job.send(signal.SIGSTOP)
+    wait_until(lambda: not fleet.agents(), "agents have given up", 30.0)
+    job.send(signal.SIGCONT)
+    ended = job.finish()
+    assert ended.code == 3
+    assert "the launcher gave no sign of life for 2 s" in ended.errors[0]
     fleet.prove_nothing_left()
 
 

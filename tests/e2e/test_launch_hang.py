@@ -47,6 +47,31 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     assert expected in finished.log(1).decode()
 
 
+@pytest.mark.parametrize(("how", "waits"), [("sleep", "all_reduce"), ("ddp", "forward")])
+def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
+    msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str
+) -> None:
+    script = workers / "plain_stuck.py"
+    finished = msrun.run("--worker_num=3", "--hang_time_out=2", script, how, cwd=tmp_path)
+    assert finished.code == 124, finished.stderr
+    text = script.read_text().splitlines()
+    held = next(number for number, line in enumerate(text, 1) if "time.sleep" in line)
+    (line,) = finished.errors
+    assert re.search(rf"; behind: rank 1 \(at plain_stuck\.py:{held} in hold_the_others_up\)", line), line
+    assert re.search(rf"; rank 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
+    lagging = finished.read_json("failure.json")["lagging"]
+    assert [worker["global_rank"] for worker in lagging] == [1]
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_loop_that_only_reports_its_steps_is_left_alone(
+    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
+) -> None:
+    options = ["--worker_num=2", f"--start_method={method}", "--hang_time_out=1"]
+    finished = msrun.run(*options, workers / "plain_steps.py", "4", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+
+
 def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", "--hang_time_out=1", "sleep", "600", cwd=tmp_path)
     assert finished.code == 124

@@ -51,7 +51,7 @@ def flooded(
     request: pytest.FixtureRequest,
 ) -> Finished:
     cwd = tmp_path_factory.mktemp("flood")
-    options = ["--worker_num=4", "--start_method", request.param, "--tail_worker_log=2"]
+    options = ["--worker_num=4", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
     options += [f"--log_max_bytes={MAX_BYTES}", "--log_keep=1000"]
     finished = msrun_of_module.run(*options, workers / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
     assert finished.code == 0, finished.stderr

@@ -28,7 +28,7 @@ def flooded(
     request: pytest.FixtureRequest,
 ) -> Finished:
     cwd = tmp_path_factory.mktemp("flood")
-    options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2"]
+    options = ["--worker_num=3", "--start_method", request.param, "--tail_worker_log=2", "--raw"]
     finished = msrun_of_module.run(*options, workers / "flood.py", str(LINES), cwd=cwd, env={"PYTHONUTF8": "1"})
     assert finished.code == 0, finished.stderr
     return finished

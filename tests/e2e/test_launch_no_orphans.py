@@ -117,3 +117,13 @@ def test_kill_while_modules_are_imported_leaves_nothing(msrun: JobRunner, tmp_pa
     else:
         os.kill(int((tmp_path / "importing").read_text()), signal.SIGKILL)
         assert job.finish().code == 3
+
+
+def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path, prefix=["nohup"])
+    job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(2)))
+    job.send(signal.SIGKILL)
+    job.finish()
+    msrun.prove_nothing_left()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from job_runner import JobRunner, wait_until
 
 DEADLINE_S = 30.0
 SCRIPT = """
@@ -82,6 +82,10 @@ def make_controlling(descriptor: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
+def state_of(pid: int) -> str:
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.fixture
 def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -98,7 +102,30 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
     assert terminal.process.wait(DEADLINE_S) == 0
     assert b"rank 0 ends\r\n" in terminal.text
     assert b"all 2 workers ended well" in terminal.text
-    assert terminal.text.rfind(b"\x1b[?25h") > terminal.text.rfind(b"\x1b[?25l")  # the cursor is back
+    after_live = terminal.text.rpartition(b" running, ")[2]
+    assert b"\r\x1b[Kmsrun: all 2" in after_live or b"\r\x1b[Krank 0" in after_live  # it was taken away
+
+
+def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path: Path) -> None:
+    """As with Ctrl-Z and fg: the workers have gone on meanwhile."""
+    terminal.read_until(b"2 of 2 up")
+    terminal.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state_of(terminal.process.pid) == "T", "the launcher is stopped")
+    (tmp_path / "go").touch()
+    wait_until(lambda: b"ends" in (tmp_path / "log_output" / "worker_1.log").read_bytes(), "workers go on")
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.read_until(None)
+    assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_a_paused_launcher_is_stopped_by_its_directory(terminal: Terminal, msrun: JobRunner, tmp_path: Path) -> None:
+    terminal.read_until(b"2 of 2 up")
+    terminal.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state_of(terminal.process.pid) == "T", "the launcher is stopped")
+    stopped = msrun.start("--stop=log_output", cwd=tmp_path).finish()
+    assert stopped.code == 0, stopped.stderr
+    terminal.read_until(None)
+    assert terminal.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
 def test_control_c_stops_the_job(terminal: Terminal) -> None:

@@ -11,14 +11,14 @@ import os
 import time
 from dataclasses import dataclass
 
-from msrun import contract
+from msrun.agent.logs.own_file import open_own_file
 
 LINE_BOUND_BYTES = 16 * 1024 * 1024
 """How far past its size a file may grow to keep the line whole that crosses it; a longer line is cut there."""
 RETRY_S = 1.0
 """How long a log that could not be written is left alone; an attempt on a full disk can take its time."""
 
-_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class RotatedLog:
         """Open the file, or create it, and go on at its end.
 
         Raises:
-            OSError: it cannot be opened, or it is a link.
+            OSError: it cannot be opened, or is no plain file of ours.
         """
         self._path = path
         self._rotation = rotation
-        self._fd = os.open(path, _NEW_FILE, contract.FILE_MODE)
+        self._fd = open_own_file(path, _APPEND)
         self._size_bytes = os.fstat(self._fd).st_size
         self._is_in_line = False
         """The newest file ends within a line."""
@@ -144,7 +144,7 @@ class RotatedLog:
         written = 0
         try:
             if self._fd < 0 and len(data):
-                self._fd = os.open(self._path, _NEW_FILE | os.O_EXCL, contract.FILE_MODE)
+                self._fd = open_own_file(self._path, _APPEND | os.O_EXCL)
                 self._is_in_line = False
             while written < len(data):
                 written += os.write(self._fd, data[written:])

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from msrun import contract
 from msrun.agent.logs.log_pipes import LogPipes
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.affinity import apply_binding
 from msrun.agent.processes.process_control import die_with_parent
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
@@ -121,7 +122,7 @@ def _redirect(log_path: str, output_fd: int | None) -> None:
     worker whose PYTHONUNBUFFERED is empty (`--env PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file.
     """
     null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if output_fd is None else output_fd
+    log = _open_log(log_path) if output_fd is None else output_fd
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -134,6 +135,14 @@ def _redirect(log_path: str, output_fd: int | None) -> None:
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
         2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False
     )
+
+
+def _open_log(path: str) -> int:
+    try:
+        return open_own_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    except OSError as error:
+        os.write(2, f"msrun: cannot open the log {path}: {error.strerror}\n".encode())
+        os._exit(contract.EXIT_CLUSTER)
 
 
 def _close_inherited(keep: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ import types
 from pathlib import Path
 from typing import NoReturn
 
+from msrun.agent.processes.lingering import watch_end
 from msrun.planning.program import Program
 
 
@@ -102,6 +103,7 @@ def _print_error() -> None:
 
 def _shut_down(status: int) -> NoReturn:
     """Do what the interpreter does at its end, up to tearing modules down."""
+    watch_end(status)
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msrun.agent.processes.process_spec import ProcessSpec
@@ -17,8 +18,12 @@ from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
-# msrun was typed in.
-_BOOT = "import sys; '' in sys.path[:1] and sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
+# msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
+_BOOT = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[4]); import msrun; "
+    "sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
+)
+_ROOT = str(Path(__file__).parents[3])
 
 
 SEND_S = 10.0
@@ -106,6 +111,13 @@ class ForkServerHandle:
             return False
         return True
 
+    def end(self, limit_s: float) -> None:
+        """Wait for the server's end, which is forced after the limit, and close the channel."""
+        if not self.wait(limit_s):
+            self.kill()
+            self.wait(limit_s)
+        self.channel.close()
+
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
     """Start a fork server in a session of its own; `begin` gives it a job.
@@ -121,7 +133,7 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
     passing, taking = socket.socketpair()
     with theirs, taking:
         fds = (theirs.fileno(), taking.fileno())
-        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1])]
+        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1]), _ROOT]
         try:
             process = subprocess.Popen(
                 argv,

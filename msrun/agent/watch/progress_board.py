@@ -30,7 +30,9 @@ class Progress:
     is_waiting: bool = False
     waiting_since: float = 0.0
     name: str = ""
-    """The newest collective in words."""
+    """The newest collective in words; of a worker that lingers, what it waits for."""
+    ended_at: float = 0.0
+    """When its program ended, of a worker that lingers; else 0."""
 
     @property
     def is_reported(self) -> bool:
@@ -44,7 +46,9 @@ class Progress:
 
     def describe(self, now: float) -> str:
         """Return what the worker is doing, e.g. "step 41, waits in all_reduce of 8 ranks for 3.2 s"."""
-        if not self.is_reported:
+        if self.ended_at:
+            return f"its program has ended, its process waits for {self.name} for {now - self.ended_at:.0f} s"
+        if not self.is_reported and not self.steps:
             return ""
         step = f"step {self.steps}" if self.steps else "before its first step"
         if self.phase == contract.PHASE_JOINING:
@@ -101,7 +105,9 @@ def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()
     fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
-    phase, steps, step_at, loss, collectives, is_waiting, since, name = fields
+    phase, steps, step_at, loss, collectives, is_waiting, since, name, ended_at = fields
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
-    has_loss = phase != contract.PHASE_UNKNOWN and steps > 0
-    return Progress(phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text)
+    has_loss = steps > 0  # also told by a loop without the runtime's world
+    return Progress(
+        phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text, ended_at
+    )

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.process_control import signal_processes
 from msrun.planning.environment import STACK_SIGNAL
 
@@ -70,7 +71,7 @@ def request_stacks(logs: Mapping[int, str], headline: str) -> None:
 
 def _append(path: str, text: str) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_own_file(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, text.encode("utf-8", "backslashreplace"))
         finally:

@@ -94,7 +94,7 @@ class Watchdog:
         return Hang(silent_s, find_lagging(records, running), describe_all(records, running, now))
 
     def _compare(self, rank: int, record: Progress, cpu_s: float, elapsed_s: float, now: float) -> None:
-        size = _size_of(self._logs[rank])
+        size = size_of(self._logs[rank])
         position = (record.phase, record.steps, record.collectives)
         watch = self._watches.get(rank)
         if watch is None:
@@ -157,7 +157,8 @@ def session_cpu_s(leaders: Iterable[int]) -> dict[int, float]:
     return used
 
 
-def _size_of(path: str) -> int:
+def size_of(path: str) -> int:
+    """Return the bytes in a log; 0 when there is none."""
     try:
         return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat, many times a second
     except OSError:

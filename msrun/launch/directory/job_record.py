@@ -6,12 +6,14 @@ What cannot be understood is left out; nothing here raises for content.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from msrun import contract
+from msrun.agent.logs.own_file import NOT_PLAIN, open_own_file
 from msrun.cluster.membership import WorkerState
 from msrun.launch.directory.lock import parse_number, parse_object
 
@@ -73,9 +75,13 @@ def read_bytes(path: Path) -> bytes | None:
     Raises:
         OSError: it is there and cannot be read.
     """
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
+    try:
+        descriptor = open_own_file(path, os.O_RDONLY)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.strerror == NOT_PLAIN:
+            return None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
         return file.read(MAX_FILE_BYTES)
 
 

@@ -24,7 +24,6 @@ import json
 import os
 import shlex
 import socket
-import stat
 import struct
 import time
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from msrun import contract
+from msrun.agent.logs.own_file import open_own_file
 from msrun.errors import UsageError
 
 MAX_RECORD_BYTES = 64 * 1024
@@ -107,8 +107,7 @@ class JobLock:
         path = self._log_dir / contract.LOCK_FILE
         try:
             self._log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(path, flags, contract.FILE_MODE)
+            descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise self._cannot("write", error) from None
         try:
@@ -124,8 +123,6 @@ class JobLock:
             raise
 
     def _lock(self, descriptor: int) -> None:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file")
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,12 +161,10 @@ def read_lock(log_dir: Path) -> LockState:
     """
     path = log_dir / contract.LOCK_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_own_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return LockState(None, None)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", str(path))
         end = time.monotonic() + RECORD_WAIT_S
         while True:
             pid = _holder_pid(descriptor)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
+from msrun.agent.logs.own_file import create_own_file
 from msrun.cluster.membership import Membership
 from msrun.errors import UsageError
 from msrun.launch.directory.earlier_job import remove_earlier_job
@@ -33,9 +34,9 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
         remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(worker.log_path).name for worker in plan.workers)})
         (folder / contract.FAILURE_JSON).unlink(missing_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
-            os.close(create_file(path))
+            os.close(create_own_file(path))
         for worker in plan.workers:
-            os.close(create_file(Path(worker.log_path)))
+            os.close(create_own_file(Path(worker.log_path)))
         write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
     except OSError as error:
         raise UsageError(
@@ -44,20 +45,11 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
         ) from None
 
 
-def create_file(path: Path) -> int:
-    """Create or empty a file with mode 0600 and return its descriptor, opened for appending.
-
-    A link is not followed: in a shared directory it could point at another user's file.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, contract.FILE_MODE)
-
-
 def write_private(path: Path, text: str) -> None:
     """Write a whole file under a temporary name and move it into place, mode 0600."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(create_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
+        with os.fdopen(create_own_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
         temporary.replace(path)
     except OSError:
@@ -72,7 +64,7 @@ class EventLog:
     tick_s: float | None = None
 
     def __init__(self, path: Path) -> None:
-        self._file = os.fdopen(create_file(path), "w", encoding="utf-8", buffering=1)
+        self._file = os.fdopen(create_own_file(path), "w", encoding="utf-8", buffering=1)
         self._begin = time.monotonic()
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -1,15 +1,42 @@
-"""Read a log to its newest byte while it is written and rotated: nothing twice, nothing left out."""
+"""Read a log to its newest byte while it is written, and rotated: nothing twice, nothing left out."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 
 GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
 LOOKS = 5
 """How often newer files are looked for at a time, when they are rotated meanwhile."""
+
+
+class GrowingFile:
+    """A file that is written meanwhile. It stays the same one when it is renamed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes; empty when there are none now."""
+        self.hold()
+        return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
+
+    def hold(self) -> None:
+        """Open the file, if it is there, so that a new name does not take it away."""
+        if self._descriptor < 0:
+            with contextlib.suppress(OSError):
+                self._descriptor = open_own_file(self._path, os.O_RDONLY)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class RotatedReader:
@@ -74,7 +101,7 @@ class RotatedReader:
         seen: set[int] = set()
         for number in range(self._keep + 1):
             try:
-                file = os.open(rotated_path(self._path, number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                file = open_own_file(rotated_path(self._path, number), os.O_RDONLY)
             except OSError:  # it is just being renamed, or there are no more
                 continue
             inode = self._inode(file)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 
 EXCERPT_LINES = 20
@@ -37,7 +39,7 @@ def read_tail(path: Path, size_bytes: int) -> bytes:
 
 def _read_end(path: Path, size_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
             end = file.seek(0, 2)
             file.seek(max(0, end - size_bytes))
             return file.read()
@@ -53,7 +55,7 @@ def newest_loss(path: Path) -> str:
 
 def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
-    text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace")
     lines = [line for line in text.splitlines() if not _OWN_FRAME.match(line)]
     begin = next((i for i in range(len(lines) - 1, -1, -1) if _BEGIN.match(lines[i])), None)
     if begin is None:

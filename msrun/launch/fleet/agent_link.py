@@ -156,6 +156,16 @@ class AgentLink:
         """How long nothing has been heard."""
         return time.monotonic() - self._heard_at
 
+    def excuse(self) -> None:
+        """Forget a silence that was the launcher's own: it was stopped."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether the agent has not acknowledged everything."""
+        with self._lock:
+            return self.is_open and bool(self._ledger.unseen())
+
     @property
     def _is_quiet(self) -> bool:
         return self.silent_s > self._silence_s / 3

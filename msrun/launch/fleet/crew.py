@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import signal
 import time
@@ -17,6 +18,11 @@ from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
+ASLEEP_S = 2.0
+"""A loop that comes so much too late was stopped meanwhile, with the whole process."""
+PAUSE_WAIT_S = 1.0
+"""How long agents may take to hear that the launcher is about to be stopped."""
+POLL_S = 0.01
 
 
 class Crew:
@@ -102,6 +108,8 @@ class Crew:
                     return False
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
+                if time.monotonic() > min(moments) + ASLEEP_S:
+                    self._excuse_all()
                 for message in self._inbox.take():
                     self._deliver(message, handlers)
                 self._heed_signals()
@@ -126,6 +134,9 @@ class Crew:
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
+            if signum == signal.SIGTSTP:
+                self._pause()
+                continue
             if signum not in self._forward:
                 self._interrupts += 1
                 self.interrupt = self.interrupt or Interrupted(f"stopped by {signal_name(signum)}", signum)
@@ -134,6 +145,22 @@ class Crew:
             if self._interrupts > 2 and signum == signal.SIGINT:  # whoever insists is not kept waiting by a dead host
                 self.is_abandoned = True
             self.tell_all("signal", signum=signum)
+
+    def _pause(self) -> None:
+        """Stop as Ctrl-Z wants, once the agents know why they will hear nothing; their part of the job goes on."""
+        self.tell_all("pause")
+        deadline = time.monotonic() + PAUSE_WAIT_S
+        for link in self.links:
+            link.beat()
+        while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._excuse_all()
+        self.tell_all("resume")
+
+    def _excuse_all(self) -> None:
+        for link in self.links:
+            link.excuse()
 
 
 def _ignore(_node_rank: int, _message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def run_fleet_job(
     """
     job_id = job_id or new_job_id()
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
         own = own_logs(spec.worker_log_name, _ranks_of_hosts(spec))
@@ -205,7 +206,9 @@ class FleetRun:
                 write_rank_table(plan)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
-        self._console = Console(plan, quiet=self._quiet)
+        except UsageError as error:
+            self._fail(error)
+        self._console = Console(plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail)
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)

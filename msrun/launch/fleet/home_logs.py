@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from msrun import contract
+from msrun.agent.logs.own_file import create_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
-from msrun.launch.directory.log_directory import create_file
 from msrun.launch.remote.log_sender import unpack_piece
 
 _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
@@ -47,7 +47,7 @@ class PlainLog:
     """One log that is not rotated."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = create_file(path)
+        self._descriptor = create_own_file(path)
 
     def write(self, data: bytearray, count: int) -> None:
         """Append the first `count` bytes."""
@@ -109,7 +109,7 @@ class HomeLogs:
         path = self._folder / name
         if self._rotation is None or name == contract.SCHEDULER_LOG:
             return PlainLog(path)
-        os.close(create_file(path))
+        os.close(create_own_file(path))
         return RotatedLog(str(path), self._rotation)
 
     def write(self, node_rank: int, message: Message) -> None:

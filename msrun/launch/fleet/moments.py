@@ -55,6 +55,7 @@ FIELDS: Mapping[str, Mapping[str, Callable[[object], Any]]] = {
     "hang": {"reason": _text, "lagging": _list_of(_number)},
     "log_lost": {"reason": _text, "lost_bytes": _bytes_by_rank},
     "note": {"text": _text},
+    "lingering": {"global_rank": _number, "what": _text},
     "waiting": {"text": _text},
     "stopping": {"reason": _text},
     "restarting": {"attempt": _number, "delay_s": _seconds, "reason": _text},

@@ -3,6 +3,7 @@
 Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
+                        pause {}    resume {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code}
@@ -160,7 +161,8 @@ class Agent:
 
         listener, self._listener = self._listener, None
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
-        part = AgentPart(display, say, listener, self._server, home, stopped_limit_s=STOPPED_SHARE * job.silence_s)
+        limit_s = STOPPED_SHARE * job.silence_s
+        part = AgentPart(display, say, link.obey, listener, self._server, home, stopped_limit_s=limit_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

@@ -2,23 +2,23 @@
 
 A thread: gives signs of life, passes signals and wishes on, and sends what the job says and writes, however slowly the
 launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are numbered, so
-nothing is lost or doubled. When no launcher comes any more, the agent gets SIGHUP, which ends its part of the job.
+nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and ends.
+A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
 
 Messages without a number: beat {seen} both ways, attach {seen} and attached {seen}.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import selectors
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 
+from msrun.agent.signals import GONE, SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message
@@ -30,6 +30,8 @@ WINDOW_BYTES = 4 << 20
 ORPHAN_S = 5.0
 """How long an agent whose connection was closed waits for another one; a cut one is given up later."""
 CLOSE_S = 2.0
+PAUSE_S = 3600.0
+"""How long a launcher may be silent that has said that it is stopped."""
 
 
 class LauncherLink(threading.Thread):
@@ -52,7 +54,11 @@ class LauncherLink(threading.Thread):
         self._has_logs = True
         self.is_orphan = False
         """No launcher has come in time."""
-        self._is_closing = False
+        self._is_closing = self._is_paused = False
+        self._signals: SignalPipe | None = None
+        self._early_signals: list[int] = []
+        """Those that came before the job could hear them."""
+        self._signal_lock = threading.Lock()
 
     # -- for the agent's main thread ----------------------------------------------------------------------------------
 
@@ -75,6 +81,13 @@ class LauncherLink(threading.Thread):
             silence_s: how long the launcher may give no sign of life.
         """
         self._outbox.post({"type": "_resume", "listener": listener, "silence_s": silence_s})
+
+    def obey(self, signals: SignalPipe) -> None:
+        """Have the job, which reads these signals, told of the launcher's from now on, and of its end."""
+        with self._signal_lock:
+            self._signals = signals
+            for signum in self._early_signals:
+                signals.tell(signum)
 
     def send_logs(self, next_log: Callable[[], Message | None]) -> None:
         """Send logs from now on: `next_log` returns the next message, None when there is nothing new."""
@@ -204,9 +217,18 @@ class LauncherLink(threading.Thread):
 
     def _heed(self, message: Message) -> None:
         if message["type"] == "signal":
-            os.kill(os.getpid(), int(message["signum"]))
+            self._signal(int(message["signum"]))
+        elif message["type"] in ("pause", "resume"):
+            self._is_paused = message["type"] == "pause"
         else:
             self._inbox.put(message)
+
+    def _signal(self, signum: int) -> None:
+        with self._signal_lock:
+            if self._signals is None:
+                self._early_signals.append(signum)
+            else:
+                self._signals.tell(signum)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -231,7 +253,14 @@ class LauncherLink(threading.Thread):
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
-        if self._stream is not None and now - self._heard_at > self._silence_s:
+        silence_s = PAUSE_S if self._is_paused else self._silence_s
+        if self._stream is not None and now - self._heard_at > silence_s:
+            print(  # noqa: T201 - the launcher, if it is there again, finds it on this process's stderr
+                f"msrun agent: the launcher gave no sign of life for {silence_s:g} s (was it stopped?), so the agent "
+                "ended its part of the job; see --heartbeat_time_out",
+                file=sys.stderr,
+                flush=True,
+            )
             self._part()
             self._abandon()
         elif self._stream is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
@@ -241,7 +270,7 @@ class LauncherLink(threading.Thread):
         if not self.is_orphan and not self._is_closing:
             self.is_orphan = True
             self._inbox.put({"type": "gone"})
-            os.kill(os.getpid(), signal.SIGHUP)
+            self._signal(GONE)
 
 
 def _nothing() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import os
 import threading
 import zlib
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from typing import Protocol
 
 from msrun import contract
 from msrun.cluster.messages import Message
-from msrun.launch.directory.rotated_reader import RotatedReader
+from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 
 PIECE_BYTES = 1 << 17
 
@@ -27,31 +25,6 @@ class _Reader(Protocol):
 
     def close(self) -> None:
         """Let go of the file."""
-
-
-class GrowingFile:
-    """A file that is written meanwhile. It stays the same one when it is renamed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._descriptor = -1
-
-    def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes; empty when there are none now."""
-        self.hold()
-        return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
-
-    def hold(self) -> None:
-        """Open the file, if it is there, so that a new name does not take it away."""
-        if self._descriptor < 0:
-            with contextlib.suppress(OSError):
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 class LogSender:

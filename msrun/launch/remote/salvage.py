@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
 from msrun.agent.processes.last_resort import SERVER_END_S, marked_processes
 from msrun.agent.processes.process_control import POLL_S
@@ -44,7 +45,7 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
 
 def _send(path: Path, offset: int) -> None:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
             file.seek(offset)
             while data := file.read(PIECE_BYTES):
                 message: Message = pack_piece(path.name, None, data)

@@ -252,7 +252,7 @@ def _build_row(status: JobStatus, planned: PlannedWorker, events: EventsRecord, 
     if status.is_over:
         state = {WorkerState.RUNNING.value: "lost", WorkerState.PLANNED.value: "not started"}.get(state, state)
     log_at, step, loss = _read_log(status.log_dir / planned.log_name) if planned.log_name else (None, None, None)
-    if progress.is_reported:
+    if progress.steps:
         step = progress.steps or step
         loss = progress.loss if math.isfinite(progress.loss) else loss
     return WorkerRow(planned.global_rank, planned.host, worker.pid if worker else 0, state, log_at, step, loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from msrun.launch.printable import one_line
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
 from msrun.planning.ranks import fold_ranks
 
@@ -46,7 +47,7 @@ def render_status(status: JobStatus, width: int | None = None) -> str:
 
 
 def _head_lines(status: JobStatus) -> list[str]:
-    lines = [f"job {_one_line(status.job_id)}: {_one_line(status.describe())}"]
+    lines = [f"job {one_line(status.job_id)}: {one_line(status.describe())}"]
     facts = []
     if status.launcher_host:
         facts.append(f"launcher pid {status.launcher_pid} on {status.launcher_host}")
@@ -59,17 +60,17 @@ def _head_lines(status: JobStatus) -> list[str]:
         facts.append(f"started again {status.restarts} time{'s' if status.restarts > 1 else ''}")
     if status.exit_code is not None:
         facts.append(f"exit status {status.exit_code}")
-    lines += [_one_line(", ".join(facts))] if facts else []
-    lines.append(f"logs in {_one_line(str(status.log_dir))}")
-    return lines + [f"note: {_one_line(note)}" for note in status.notes]
+    lines += [one_line(", ".join(facts))] if facts else []
+    lines.append(f"logs in {one_line(str(status.log_dir))}")
+    return lines + [f"note: {one_line(note)}" for note in status.notes]
 
 
 def _row_cells(row: WorkerRow, now: float) -> tuple[str, ...]:
     return (
         str(row.global_rank),
-        _one_line(row.host),
+        one_line(row.host),
         str(row.pid) if row.pid else "-",
-        _one_line(row.state),
+        one_line(row.state),
         f"{describe_span(max(0.0, now - row.log_at))} ago" if row.log_at is not None else "-",
         str(row.step) if row.step is not None else "-",
         f"{row.loss:.6g}" if row.loss is not None else "-",
@@ -87,9 +88,9 @@ def _group_cells(status: JobStatus) -> list[tuple[str, ...]]:
         cells.append(
             (
                 _fold(row.global_rank for row in rows),
-                _one_line(names[0]) if len(names) == 1 else f"{len(names)} hosts",
+                one_line(names[0]) if len(names) == 1 else f"{len(names)} hosts",
                 str(len(rows)),
-                _one_line(state),
+                one_line(state),
                 f"{_range(ages, describe_span)} ago" if ages else "-",
                 _range([row.step for row in rows if row.step is not None], str),
                 _range([row.loss for row in rows if row.loss is not None], lambda loss: f"{loss:.6g}"),
@@ -157,8 +158,3 @@ def describe_span(seconds: float) -> str:
     if whole < _DAYS_S:
         return f"{whole // _HOURS_S} h {whole % _HOURS_S // 60} min"
     return f"{whole // _DAYS_S} d {whole % _DAYS_S // _HOURS_S} h"
-
-
-def _one_line(text: str) -> str:
-    """Return text that cannot move the cursor: what is not printable, as a name or a log may hold, is shown escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

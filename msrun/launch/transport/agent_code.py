@@ -41,6 +41,14 @@ sys.path.insert(0,p)
 os.environ["PYTHONPATH"]=os.pathsep.join([p]+[q for q in os.environ.get("PYTHONPATH","").split(os.pathsep) if q])
 """
 
+# The name msrun is that of our package, whatever PYTHONPATH holds of that name.
+_OWN = """\
+own=[p for p in sys.path if os.path.isfile(os.path.join(p,"msrun","launch","remote","agent.py"))][:1]
+sys.path[:0]=own
+import msrun
+del sys.path[:len(own)]
+"""
+
 _START = "from msrun.launch.remote.agent import main\nmain()\n"
 _SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{node_rank},{offsets})\n"
 _ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{node_rank})\n"
@@ -70,7 +78,7 @@ def salvage_code(
 
 
 def _prelude(environment: Mapping[str, str], shipped: str) -> bytes:
-    return (_ENVIRONMENT.format(environment=ascii(dict(environment))) + shipped).encode("ascii")
+    return (_ENVIRONMENT.format(environment=ascii(dict(environment))) + shipped + _OWN).encode("ascii")
 
 
 def pack_msrun() -> str:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.launch.console import MAX_HELD_BYTES, LogTail, discard_output
+from msrun.launch.console import MAX_HELD_BYTES, LogTail
+from msrun.launch.output import discard_output
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import wait_until
 
-from msrun.agent.logs import log_pipes
+from msrun.agent.logs import log_pipes, rotated_log
 from msrun.agent.logs.log_pipes import (
     ALL_PIPES_BYTES,
     MAX_PIPE_BYTES,
@@ -153,7 +153,10 @@ def _ignores(pid: int, signum: int) -> bool:
     return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
 
 
-def test_loss_is_reported_also_when_the_writer_has_ended_long_ago(start: Callable[[list[str]], Server]) -> None:
+def test_loss_is_reported_also_when_the_writer_has_ended_long_ago(
+    start: Callable[[list[str]], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotated_log, "open_own_file", os.open)  # a device is no log of ours, but as good as a full disk
     server = start(["/dev/full"])
     writer = server.start_writer()
     worker = server.start_worker(0, lambda fd: (os.write(fd, b"12345\n"), None)[1])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.agent.logs import log_writer
+from msrun.agent.logs import log_writer, rotated_log
 from msrun.agent.logs.log_writer import LogStream, LogWriter
 from msrun.agent.logs.rotated_log import LogRotation, rotated_path
 from msrun.cluster.messages import Channel
@@ -172,7 +172,10 @@ def test_writer_that_nobody_stops_does_not_keep_it_when_the_server_is_gone(
     running.release()
 
 
-def test_full_disk_keeps_no_worker_waiting_and_is_told_once_and_counted(tmp_path: Path) -> None:
+def test_full_disk_keeps_no_worker_waiting_and_is_told_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotated_log, "open_own_file", os.open)  # a device is no log of ours, but as good as a full disk
     running = Running(["/dev/full", str(tmp_path / "log"), "/dev/full"])
     for _ in range(50):
         for index in range(3):

@@ -1,0 +1,60 @@
+"""Workers whose program has ended and whose process goes on: told once, and not waited for without an end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.watchdog import session_cpu_s, size_of
+from msrun.errors import HangTimeout
+from msrun.planning.ranks import fold_ranks
+
+INTERVAL_S = 1.0
+LIMIT_S = 300.0
+"""How long workers that linger may show no sign of life when there is no --hang_time_out."""
+BUSY_SHARE = 0.001
+"""Share of a core that is a sign of life: an upload needs little."""
+
+
+class LingerWatch:
+    """Looks at the progress board from time to time."""
+
+    def __init__(self, board: ProgressBoard, logs: Mapping[int, str], hang_time_out_s: float) -> None:
+        self._board = board
+        self._logs = logs
+        self._limit_s = hang_time_out_s or LIMIT_S
+        self._told: set[int] = set()
+        self._signs: dict[int, tuple[int, float, float]] = {}
+        """Global rank -> size of its log, processor seconds, and when it last showed a sign of life."""
+
+    def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
+        """Look once.
+
+        Args:
+            running: global rank -> pid of every worker that runs.
+            now: monotonic seconds.
+
+        Returns the ranks that have been found to linger since the last look, with what each waits for, and why the job
+        is to be ended: all workers that run linger, and none has done anything for the limit.
+        """
+        records = {rank: self._board.read(rank) for rank in running}
+        lingering = {rank: record for rank, record in records.items() if record.ended_at}
+        new = {rank: record.name for rank, record in lingering.items() if rank not in self._told}
+        self._told.update(new)
+        if not lingering or len(lingering) < len(running):
+            return new, None
+        cpu_s = session_cpu_s(running.values())
+        for rank, record in lingering.items():
+            size, used_s = size_of(self._logs[rank]), cpu_s.get(running[rank], 0.0)
+            old_size, old_s, at = self._signs.get(rank, (-1, 0.0, record.ended_at))
+            if size != old_size or used_s - old_s > BUSY_SHARE * (now - at):
+                self._signs[rank] = (size, used_s, now if old_size >= 0 else at)
+        idle_s = now - max(at for rank, (_, _, at) in self._signs.items() if rank in lingering)
+        if idle_s < self._limit_s:
+            return new, None
+        rank, record = next(iter(lingering.items()))
+        more = f" (so do rank {fold_ranks(sorted(lingering.keys() - {rank}))})" if len(lingering) > 1 else ""
+        return new, HangTimeout(
+            f"rank {rank} has ended its program and waits for {record.name}{more}, without a sign of life for "
+            f"{idle_s:.0f} s: end threads and atexit functions, or give a longer --hang_time_out"
+        )

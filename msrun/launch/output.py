@@ -1,0 +1,216 @@
+"""What msrun prints while it supervises a job: written by threads, so that a reader who pauses holds up nothing.
+
+A paused terminal, `| less` or a full pipe stops the thread that writes there, and nothing else. Each place has one
+thread and one bounded queue; stdout and stderr that lead to the same place share them, so that their order stays. What
+does not fit is dropped, and said as soon as there is room again. A reader that has gone (`| head`) gets no more.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections import Counter, deque
+from typing import TextIO
+
+from msrun.launch.printable import printable
+
+STDOUT, STDERR = 1, 2
+MAX_WAITING_BYTES = 1 << 20
+ROOM_BYTES = 1 << 18
+"""With less than this in the queue there is room for more of what can wait elsewhere."""
+STALL_S = 2.0
+"""How long a reader that takes nothing is waited for at the end of a job."""
+FLUSH_S = 30.0
+"""How long one that takes something is waited for."""
+_PIECE_BYTES = 1 << 16
+
+
+class _Place:
+    """A terminal, a pipe or a file, the thread that writes there, and what waits for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._moved_at = time.monotonic()
+        self._dropped: Counter[int] = Counter()
+        self._gone: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._is_ended = False
+
+    def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
+        with self._changed:
+            if descriptor in self._gone or not data:
+                return
+            if not is_kept and self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
+                self._dropped[descriptor] += len(data)
+                return
+            if not self._waiting_bytes:
+                self._moved_at = time.monotonic()
+            self._put(descriptor, data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="msrun-output", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def is_open(self, descriptor: int) -> bool:
+        return descriptor not in self._gone
+
+    def wait(self, below_bytes: int, deadline: float) -> bool:
+        """Return whether less than this waits; waits for it until the deadline, or as long as the reader reads."""
+        with self._changed:
+            while self._waiting_bytes >= below_bytes:
+                now = time.monotonic()
+                end = min(deadline, self._moved_at + STALL_S)
+                if now >= end:
+                    return False
+                self._changed.wait(end - now)
+        return True
+
+    def end(self) -> None:
+        """Let the thread end once nothing waits."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+        if self._thread is not None and not self._waiting_bytes:
+            self._thread.join()
+
+    def _put(self, descriptor: int, data: bytes) -> None:
+        self._queue.append((descriptor, data))
+        self._waiting_bytes += len(data)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._is_ended:
+                        return
+                    self._changed.wait()
+                descriptor, data = self._queue.popleft()
+            left = memoryview(data)
+            while left:
+                count = self._write_some(descriptor, left[:_PIECE_BYTES]) or len(left)
+                left = left[count:]
+                self._note_progress(count)
+
+    def _note_progress(self, count: int) -> None:
+        with self._changed:
+            self._waiting_bytes -= count
+            self._moved_at = time.monotonic()
+            for descriptor, dropped in list(self._dropped.items()):
+                if not self._queue:
+                    del self._dropped[descriptor]
+                    self._put(descriptor, f"msrun: {dropped} bytes were left out here: nobody read them\n".encode())
+            self._changed.notify_all()
+
+    def _write_some(self, descriptor: int, data: memoryview) -> int:
+        """Return how many bytes were written; 0 when nobody reads any more, or the disk is full: the job goes on."""
+        try:
+            return os.write(descriptor, data)
+        except BlockingIOError:  # another program has made this pipe or terminal a non-blocking one
+            select.select([], [descriptor], [], STALL_S)
+            return self._write_some(descriptor, data)
+        except OSError:
+            with self._changed:
+                self._gone.add(descriptor)
+                others = [entry for entry in self._queue if entry[0] != descriptor]
+                self._waiting_bytes -= sum(len(dropped) for _, dropped in self._queue)
+                self._queue.clear()
+                for entry in others:
+                    self._put(*entry)
+            return 0
+
+
+_places: dict[tuple[int, int], _Place] = {}
+
+
+def _place(descriptor: int) -> _Place:
+    found = os.fstat(descriptor)
+    return _places.setdefault((found.st_dev, found.st_ino), _Place())
+
+
+def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
+    """Have bytes written to stdout or stderr. Never waits, never fails.
+
+    Args:
+        is_kept: nothing of it is dropped; for somebody who asks for room first.
+    """
+    _place(descriptor).write(descriptor, data, is_kept=is_kept)
+
+
+def say_lines(text: str) -> None:
+    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place."""
+    line = f"{printable(text)}\n"
+    if sys.stderr is sys.__stderr__:
+        write(STDERR, line.encode("utf-8", "backslashreplace"))
+    else:
+        sys.stderr.write(line)
+
+
+def has_room(descriptor: int, deadline: float = 0.0) -> bool:
+    """Return whether there is room for more of what can wait elsewhere.
+
+    Args:
+        deadline: moment of `time.monotonic` until which room is waited for, as long as the reader reads.
+    """
+    return _place(descriptor).wait(ROOM_BYTES, deadline)
+
+
+def is_idle(descriptor: int, deadline: float = 0.0) -> bool:
+    """Return whether everything has been written; `deadline` as for `has_room`."""
+    return _place(descriptor).wait(1, deadline)
+
+
+def is_open(descriptor: int) -> bool:
+    """Return False once nobody reads there any more."""
+    return _place(descriptor).is_open(descriptor)
+
+
+def is_one_place() -> bool:
+    """Return whether stdout and stderr lead to the same terminal, file or pipe."""
+    return _place(STDOUT) is _place(STDERR)
+
+
+def flush() -> None:
+    """Wait until everything has been written: for a reader that reads up to FLUSH_S, for one that does not STALL_S."""
+    deadline = time.monotonic() + FLUSH_S
+    for place in list(_places.values()):
+        place.wait(1, deadline)
+
+
+def close() -> None:
+    """Flush, and end the threads that have nothing more to write: a process that forks should have none."""
+    flush()
+    for place in _places.values():
+        place.end()
+    _places.clear()
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null in the place of standard streams that were closed (`msrun ... >&-`).
+
+    First of all: whatever is opened before takes their numbers, and gets what is meant for them.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)  # noqa: FBT003 - the interface of os
+        if getattr(sys, name) is None:
+            stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Send what is written from now on nowhere: the reader has gone. The interpreter's last flush then succeeds too."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

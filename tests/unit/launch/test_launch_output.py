@@ -1,0 +1,103 @@
+"""A place to write to whose reader may pause, be slow or go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from job_runner import wait_until
+
+from msrun.launch import output
+
+PIPE_BYTES = 4096
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """A full pipe: its ends, with a place of its own."""
+    monkeypatch.setattr(output, "STALL_S", 0.05)
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(writer, b"." * PIPE_BYTES)
+    place = output._Place()
+    monkeypatch.setattr(output, "_place", lambda _: place)
+    yield reader, writer
+    os.set_blocking(reader, False)
+    wait_until(lambda: place.wait(1, 0.0) or drained(reader), "everything was written")
+    place.end()
+    os.close(reader)
+    os.close(writer)
+
+
+def drained(reader: int) -> bytes:
+    """Read what there is; return nothing, so that somebody who waits goes on."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(reader, 1 << 20)
+    return b""
+
+
+def read(reader: int, size: int) -> bytes:
+    text = b""
+    while len(text) < size:
+        text += os.read(reader, size - len(text))
+    return text
+
+
+def test_a_reader_who_pauses_holds_up_nobody_and_misses_nothing(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    for count in range(100):
+        output.write(writer, b"%03d\n" % count)
+    assert not output.is_idle(writer)
+    text = read(reader, PIPE_BYTES + 400)
+    assert text == b"." * PIPE_BYTES + b"".join(b"%03d\n" % count for count in range(100))
+    wait_until(lambda: output.is_idle(writer), "everything was written")
+
+
+def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    piece = b"x" * (output.MAX_WAITING_BYTES // 4)
+    for _ in range(6):
+        output.write(writer, piece)
+    assert not output.has_room(writer)
+    said = f"msrun: {2 * len(piece)} bytes were left out here: nobody read them\n".encode()
+    text = read(reader, PIPE_BYTES + 4 * len(piece) + len(said))
+    assert text.endswith(piece + said)
+
+
+def test_room_comes_back_with_the_reader(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    output.write(writer, b"x" * (output.ROOM_BYTES + PIPE_BYTES))
+    assert not output.has_room(writer)
+    read(reader, output.ROOM_BYTES)
+    wait_until(lambda: output.has_room(writer), "room")
+
+
+def test_a_reader_who_takes_nothing_is_not_waited_for_long(pipe: tuple[int, int]) -> None:
+    _, writer = pipe
+    output.write(writer, b"never read")
+    assert not output.has_room(writer, 0.0) or not output.is_idle(writer)
+    assert not output._place(writer).wait(1, time.monotonic() + 3600)
+
+
+def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = output._Place()
+    monkeypatch.setattr(output, "_place", lambda _: place)
+    reader, writer = os.pipe()
+    os.close(reader)
+    output.write(writer, b"into nothing")
+    wait_until(lambda: not output.is_open(writer), "noticed")
+    output.write(writer, b"into nothing")
+    assert output.is_idle(writer)
+    place.end()
+    os.close(writer)
+
+
+def test_a_pipe_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    output.write(writer, b"whole")
+    assert read(reader, PIPE_BYTES + 5).endswith(b"whole")

@@ -1,0 +1,27 @@
+"""linger.py RANK HOW [STATUS]: the program of rank RANK ends, with exit code STATUS, and its process does not.
+
+HOW: thread (a thread that is no daemon), atexit (a function of atexit), both for as long as the file `go` is missing;
+busy (such a thread that computes).
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def upload() -> None:
+    while not Path("go").exists():
+        if sys.argv[2] != "busy":
+            time.sleep(0.05)
+    Path("uploaded").touch()
+
+
+if os.environ["RANK"] == sys.argv[1]:
+    if sys.argv[2] == "atexit":
+        atexit.register(upload)
+    else:
+        threading.Thread(target=upload, name="uploader").start()
+    sys.exit(int(sys.argv[3]) if len(sys.argv) > 3 else 0)

@@ -19,7 +19,8 @@ from msrun import __version__, contract
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line, printable
-from msrun.options import HOST_OPTIONS, OPTIONS, TRUE_WORDS, build_spec, normalise, own_options
+from msrun.option_types import TRUE_WORDS
+from msrun.options import HOST_OPTIONS, OPTIONS, build_spec, normalise, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables

@@ -289,12 +289,11 @@ class Supervisor:
         self._watch.stop()
         attempt.fault, attempt.lagging, attempt.doing = error, lagging, self._watch.doing(attempt.membership)
         attempt.membership.is_stopping = True
-        if not isinstance(error, HangTimeout):  # of a hang the stacks tell more
+        is_anyone_left = attempt.membership.count(WorkerState.RUNNING) > 0
+        if not isinstance(error, HangTimeout) or not is_anyone_left:  # of a hang the stacks tell more
             self._report_failure()
         self._tell("hang", reason=str(error), lagging=list(lagging))
-        if not attempt.membership.count(WorkerState.RUNNING):
-            if isinstance(error, HangTimeout):
-                self._report_failure()
+        if not is_anyone_left:
             self._stop(str(error))
             return
         self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.shm.segment import Segment
-from msrun.runtime.shm.work import gone_how
 
 _HEAD = struct.Struct("<qq")
 
@@ -258,7 +257,7 @@ class Mail:
             others = [operation.source]
         else:
             others = [rank for rank in range(segment.size) if rank != segment.rank]
-        gone = [gone_how(segment, rank) for rank in others]
+        gone = [segment.gone_how(rank) for rank in others]
         if not all(gone):
             return
         self.advance()

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.runtime.shm.collective_line import Collectives
 from msrun.runtime.shm.collectives import AllGather, AllReduce, Barrier, Broadcast, Collective, Exchange, Scatter
 from msrun.runtime.shm.mail import Mail, Receive, Send
 from msrun.runtime.shm.reduction import Reduction
 from msrun.runtime.shm.segment import Segment
-from msrun.runtime.shm.work import Collectives, ShmWork, forget, start
+from msrun.runtime.shm.work import ShmWork, forget, start
 
 _SUM = dist.ReduceOp.SUM
 _ProcessGroup: Any = dist.ProcessGroup

@@ -124,6 +124,12 @@ class Segment:
         poll.register(self._watched[rank], select.POLLIN)
         return bool(poll.poll(0))
 
+    def gone_how(self, rank: int) -> str:
+        """Return how a rank is gone, or nothing if it is not."""
+        if self.words[self.left + rank]:
+            return "has left it"
+        return "has ended" if self.has_ended(rank) else ""
+
     def close(self) -> None:
         """Let go of the memory; it is gone when all have."""
         for watched in self._watched.values():

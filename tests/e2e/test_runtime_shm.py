@@ -61,3 +61,11 @@ def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: st
 def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
+
+
+def test_operations_go_on_while_a_rank_waits_for_something_else(workers: Path, tmp_path: Path) -> None:
+    run_failure(workers, tmp_path, "busy_elsewhere", ranks=3)
+    for rank in range(3):
+        texts, took = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert texts == []
+        assert took < 10

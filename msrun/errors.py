@@ -126,6 +126,10 @@ class WorldError(ParallelError):
     """The process group or a named group is missing, incomplete or wrong."""
 
 
+class CollectiveError(WorldError, RuntimeError):
+    """A collective or a message that can never end, is late, or was called otherwise by another rank."""
+
+
 class DataError(ParallelError):
     """A data file is missing, damaged or not of the promised format."""
 

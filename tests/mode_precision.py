@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -201,15 +201,16 @@ def sum_of_short_gradients(mode: str, form: str, *, is_wide: bool) -> Result:
 
 @contextmanager
 def summed_types() -> Iterator[set[str]]:
-    """Give the types of what the ranks add up, of more than one number."""
+    """Give the types in which the ranks add up the gradient, the only message of four numbers."""
     types = set()
-    reduce = Reduction.__init__
+    reduce = Reduction.reduce
 
-    def note(self: Reduction, op: Any, dtype: torch.dtype) -> None:
-        types.add(str(dtype))
-        reduce(self, op, dtype)
+    def note(self: Reduction, parts: Sequence[Tensor], result: Tensor) -> None:
+        if result.numel() == 4:
+            types.add(str(result.dtype))
+        reduce(self, parts, result)
 
-    with mock.patch.object(Reduction, "__init__", note):
+    with mock.patch.object(Reduction, "reduce", note):
         yield types
 
 

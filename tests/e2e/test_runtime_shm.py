@@ -42,10 +42,10 @@ def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("killed", "rank 2 of the group has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
-        ("killed_before_pending", "rank 2 of the group has ended while rank {rank} waits for it in all_reduce of 3"),
-        ("killed_before_message", "rank 2 of the group has ended while rank {rank} waits for it in"),
-        ("left", "rank 2 of the group has left it while rank {rank} waits for it in barrier"),
+        ("killed", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
+        ("killed_before_pending", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3"),
+        ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
+        ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
         ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
         ("late", "Timed out after 0.2 s in all_reduce of 3 ranks, 4 x float32: waits for rank 2"),
     ],

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.errors import CollectiveError
 from msrun.runtime.progress import waiting_in
 
 _LOOK_EVERY_S = 0.2
@@ -67,12 +68,12 @@ class Line(Protocol):
         """Sleep until the word has another value."""
         ...
 
-    def late_ranks(self) -> list[int]:
+    def late_ranks(self) -> list[str]:
         """Return whom the first operation waits for."""
         ...
 
     @property
-    def error(self) -> RuntimeError | None:
+    def error(self) -> CollectiveError | None:
         """Why nothing moves any more."""
         ...
 
@@ -104,7 +105,7 @@ def wait_for(line: Line, operation: Operation, most_s: float) -> bool:
     """Move everything on until an operation is done; return False when the time is over.
 
     Raises:
-        RuntimeError: it can never end.
+        CollectiveError: it can never end.
     """
     with _background.spared():
         return _wait_for(line, operation, most_s)
@@ -229,7 +230,7 @@ class ShmWork(dist.Work):
         """Wait for the operations.
 
         Raises:
-            RuntimeError: they can never end, or the time is over; after `timeout` one may wait again.
+            CollectiveError: they can never end, or the time is over; after `timeout` one may wait again.
         """
         given = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         most_s = self._most_s if given is None else given
@@ -243,13 +244,13 @@ class ShmWork(dist.Work):
                     self._error = error
                     raise
             if not is_done:
-                raise RuntimeError(self._describe_time_out(operation, most_s))
+                raise CollectiveError(self._describe_time_out(operation, most_s))
         self._close()
         return True
 
     def _describe_time_out(self, operation: Operation, most_s: float) -> str:
-        late = ", ".join(map(str, self._line.late_ranks()))
-        return f"Timed out after {most_s:g} s in {operation.describe()}: waits for rank {late or 'of the other end'}"
+        late = ", ".join(self._line.late_ranks())
+        return f"Timed out after {most_s:g} s in {operation.describe()}: waits for {late or 'the other end'}"
 
     def _close(self) -> None:
         if self._finish is not None:

@@ -47,7 +47,7 @@ def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
         ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
         ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
         ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
-        ("late", "Timed out after 0.2 s in all_reduce of 3 ranks, 4 x float32: waits for rank 2"),
+        ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
     ],
 )
 def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:

@@ -250,7 +250,7 @@ class ShmWork(dist.Work):
 
     def _describe_time_out(self, operation: Operation, most_s: float) -> str:
         late = ", ".join(self._line.late_ranks())
-        return f"Timed out after {most_s:g} s in {operation.describe()}: waits for {late or 'the other end'}"
+        return f"{operation.describe()}: Timed out after {most_s:g} s, waits for {late or 'the other end'}"
 
     def _close(self) -> None:
         if self._finish is not None:

@@ -1,0 +1,55 @@
+"""Install torch into this Python as constraints.txt has it: the CPU build where one is to be had.
+
+python .ci/install_torch.py [INDEX]
+
+INDEX is an index of CPU builds that pip asks beside its own. Without it, or where it cannot be reached, pip's own
+index, cache and --find-links have to do. What is about to be downloaded, and its size, is said before.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import urllib.request
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+TORCH = ["-c", "constraints.txt", "torch", "numpy"]
+LOOK_S = 5.0
+BIG = "with CUDA, 2 GB and more with NVIDIA's libraries; for the CPU build set TORCH_INDEX to an index that has it"
+
+
+def can_be_reached(index: str) -> bool:
+    """Return whether an index answers at once; pip would ask it again and again."""
+    try:
+        with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=LOOK_S):
+            return True
+    except OSError:
+        return False
+
+
+def size_in_mb(url: str) -> str:
+    """Return the size of a file, as far as its server tells."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=LOOK_S) as answer:
+            return f"{int(answer.headers['Content-Length']) / 1e6:.0f} MB"
+    except (OSError, TypeError, ValueError):
+        return "of unknown size"
+
+
+def main() -> None:
+    """Say what comes, and install it with pip's own progress."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    index = sys.argv[1] if len(sys.argv) > 1 else ""
+    more = ["--extra-index-url", index] if index and can_be_reached(index) else []
+    look = [*PIP, *more, *TORCH, "--dry-run", "--quiet", "--report", "-"]
+    report = json.loads(subprocess.run(look, stdout=subprocess.PIPE, check=True).stdout)
+    packages = {package["metadata"]["name"]: package for package in report["install"]}
+    url, version = packages["torch"]["download_info"]["url"], packages["torch"]["metadata"]["version"]
+    has_cuda = any(name.startswith(("nvidia-", "cuda-")) for name in packages)
+    print(f"torch {version}, {size_in_mb(url)}{f', {BIG}' if has_cuda else ''}; {len(packages)} packages", flush=True)
+    subprocess.run([*PIP, *more, *TORCH, "--no-warn-script-location"], check=True)
+
+
+if __name__ == "__main__":
+    main()

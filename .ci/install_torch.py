@@ -42,12 +42,13 @@ def main() -> None:
         return
     index = sys.argv[1] if len(sys.argv) > 1 else ""
     more = ["--extra-index-url", index] if index and can_be_reached(index) else []
-    look = [*PIP, *more, *TORCH, "--dry-run", "--quiet", "--report", "-"]
+    look = [*PIP, *more, *TORCH, "--no-deps", "--dry-run", "--quiet", "--report", "-"]
     report = json.loads(subprocess.run(look, stdout=subprocess.PIPE, check=True).stdout)
-    packages = {package["metadata"]["name"]: package for package in report["install"]}
-    url, version = packages["torch"]["download_info"]["url"], packages["torch"]["metadata"]["version"]
-    has_cuda = any(name.startswith(("nvidia-", "cuda-")) for name in packages)
-    print(f"torch {version}, {size_in_mb(url)}{f', {BIG}' if has_cuda else ''}; {len(packages)} packages", flush=True)
+    (torch,) = [package for package in report["install"] if package["metadata"]["name"] == "torch"]
+    needs = torch["metadata"].get("requires_dist", [])
+    has_cuda = any(need.startswith(("nvidia-", "cuda-")) and "extra ==" not in need for need in needs)
+    size = size_in_mb(torch["download_info"]["url"])
+    print(f"torch {torch['metadata']['version']}: {size}{f', {BIG}' if has_cuda else ''}", flush=True)
     subprocess.run([*PIP, *more, *TORCH, "--no-warn-script-location"], check=True)
 
 

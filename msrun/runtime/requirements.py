@@ -52,7 +52,7 @@ def describe_untested(version: str) -> str:
     oldest, newest = (tuple(map(int, text.split("."))) for text in contract.TORCH_VERSIONS)
     with contextlib.suppress(ValueError):
         if not oldest <= tuple(int(part) for part in version.split(".")[:2]) <= newest:
-            tested = ' to '.join(contract.TORCH_VERSIONS)
+            tested = " to ".join(contract.TORCH_VERSIONS)
             return f"torch {version} is not tested with msrun.runtime; tested are {tested}"
     return ""
 

@@ -1,5 +1,5 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.   make test: install the test extras and run the tests.
-# make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make package: build and try the package.   make bench: start-up time against torchrun.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all zoo lint bench clean
+.PHONY: demo test test-all zoo lint package bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -64,6 +64,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+package: $(VENV)/.test
+	.ci/try_package $(abspath $(BIN))/python
 
 bench: $(VENV)/.test
 	$(RUN) python benchmarks/launch.py

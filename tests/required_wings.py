@@ -26,9 +26,7 @@ def required() -> list[str]:
     wanted = [word.strip() for word in os.environ.get("REQUIRE", "").split(",") if word.strip()]
     unknown = [word for word in wanted if word not in WINGS]
     if unknown:
-        raise pytest.UsageError(
-            f"REQUIRE={os.environ['REQUIRE']}: no such wing {unknown}; there are {', '.join(WINGS)}"
-        )
+        raise pytest.UsageError(f"REQUIRE: no such wing: {', '.join(unknown)}; there are {', '.join(WINGS)}")
     return wanted
 
 
@@ -42,6 +40,10 @@ def fail_if_required(report: pytest.TestReport | pytest.CollectReport, wanted: l
             report.outcome = "failed"
             report.longrepr = f"{reason}; REQUIRE={wing} does not let it be skipped"
             return
+
+
+def pytest_sessionstart() -> None:
+    required()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,5 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.   make test: install the test extras and run the tests.
-# make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make package: build and try the package.   make bench: start-up time against torchrun.
+# make test-all: also the zoo, more random networks and random kills.   make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
 
 PYTHON ?= python3
 VENV := .venv
@@ -64,6 +64,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile
 
 package: $(VENV)/.test
 	.ci/try_package $(abspath $(BIN))/python

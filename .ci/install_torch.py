@@ -6,16 +6,27 @@ INDEX is an index of CPU builds that pip asks beside its own. Without it, or whe
 index, cache and --find-links have to do. What is about to be downloaded, and its size, is said before.
 """
 
-import importlib.util
 import json
+import re
 import subprocess
 import sys
 import urllib.request
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
 TORCH = ["-c", "constraints.txt", "torch", "numpy"]
 LOOK_S = 5.0
 BIG = "with CUDA, 2 GB and more with NVIDIA's libraries; for the CPU build set TORCH_INDEX to an index that has it"
+
+
+def is_installed() -> bool:
+    """Return whether the torch of constraints.txt is there; any build of it will do."""
+    wanted = re.search(r"^torch==(\S+)", Path("constraints.txt").read_text(), flags=re.MULTILINE)
+    try:
+        return wanted is not None and version("torch").partition("+")[0] == wanted[1]
+    except PackageNotFoundError:
+        return False
 
 
 def can_be_reached(index: str) -> bool:
@@ -38,7 +49,7 @@ def size_in_mb(url: str) -> str:
 
 def main() -> None:
     """Say what comes, and install it with pip's own progress."""
-    if importlib.util.find_spec("torch") is not None:
+    if is_installed():
         return
     index = sys.argv[1] if len(sys.argv) > 1 else ""
     more = ["--extra-index-url", index] if index and can_be_reached(index) else []

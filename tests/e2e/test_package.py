@@ -96,7 +96,7 @@ def test_sdist_holds_what_the_repository_holds(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for folder in ("docs", "examples", "tests", "benchmarks", "msrun", "ranktable", "launch_templates"):
         assert any(name.startswith(f"{folder}/") for name in names), folder
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "constraints.txt", "pyproject.toml"} <= names
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "constraints.txt"} <= names
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -35,7 +35,6 @@ from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.requirements import warn_if_untested
-from msrun.runtime.shared_host import tell_host
 from msrun.runtime.shm.futex import why_not
 from msrun.runtime.shm.process_group import register
 
@@ -76,7 +75,6 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     if spec.world_size > 1 or spec.rendezvous or spec.meeting:
         progress.enter_phase(contract.PHASE_JOINING)
         spec = _join(spec, backend_name, timeout_s)
-        tell_host(spec.global_rank)
         uncaught.install()  # torch has put its own hook around, with the world
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)

@@ -70,8 +70,8 @@ WRONG = {
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir cannot be made": (["--log_dir=/proc/logs/x", "train.py"], r"--log_dir /proc/logs/x: .*give a directory"),
-    "long script": (["x" * 300], r"x{9,}\.\.\.: the path is too long"),
-    "long directory": (["--chdir=" + "x" * 300, "train.py"], r"x{9,}\.\.\.: the path is too long"),
+    "long script": (["x" * 300], r"x\.\.\.: the path is too long"),
+    "long directory": (["--chdir=" + "x" * 300, "train.py"], r"x\.\.\.: the path is too long"),
     "deep cores": (["--bind_core=" + "[" * 3000, "train.py"], r"neither True, False nor a JSON object"),
     "home of nobody": (["--ssh_config=~nobody-here/x", "train.py"], r"--ssh_config ~nobody-here/x: there is no user"),
     "token for all": (

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from msrun.foreign_words import reject_foreign_options
-from msrun.options import GROUPS, normalise
+from msrun.options import GROUPS, normalise, underscored
 
 COLUMN = 28
 """Width of the options; the help of a wider one begins on the next line."""
@@ -22,6 +22,14 @@ class LaunchCommand(click.Command):
         if not ctx.resilient_parsing:
             reject_foreign_options(args)
         return super().parse_args(ctx, normalise(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Propose options in one spelling: with dashes when the word has begun so."""
+        found = super().shell_complete(ctx, incomplete)
+        values = {item.value for item in found}
+        return [
+            item for item in found if item.value == underscored(item.value) or underscored(item.value) not in values
+        ]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section for each group."""

@@ -29,13 +29,16 @@ def require_packages() -> None:
             f"msrun.runtime needs {' and '.join(missing)}, not installed for {sys.executable}; "
             "run: pip install 'msrun[runtime]'"
         )
-    warn_if_untested()
+    warn_if_untested(stacklevel=4)  # whoever imports msrun.runtime
 
 
-def warn_if_untested() -> None:
+def warn_if_untested(stacklevel: int = 3) -> None:
     """Warn once a job when the runtime's tests have not been run with the torch that is installed.
 
     The fork server, which imports the runtime for the workers, and the ranks but the first say nothing.
+
+    Args:
+        stacklevel: whose line the warning names, as in `warnings.warn`; 3 is the caller of the caller.
     """
     global _has_warned
     is_fork_server = contract.MSRUN_JOB_ID in os.environ and contract.RANK not in os.environ
@@ -44,7 +47,7 @@ def warn_if_untested() -> None:
     _has_warned = True
     text = describe_untested(_torch_version())
     if text:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
 def describe_untested(version: str) -> str:

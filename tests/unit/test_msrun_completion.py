@@ -31,7 +31,8 @@ def complete(*words: str) -> list[str]:
 
 
 def test_options_values_and_files_are_proposed() -> None:
-    assert "plain,--worker_num" in complete("--work")
+    assert complete("--worker_n") == ["plain,--worker_num"]
+    assert complete("--worker-n") == ["plain,--worker-num"]
     assert complete("--start_method", "f") == ["plain,fork"]
     assert complete("--hostfile", "ho") == ["file,ho"]
     assert complete("--worker_num", "2", "tr") == ["file,tr"]

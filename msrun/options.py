@@ -128,8 +128,8 @@ GROUPS: dict[str, list[click.Option]] = {
             "=False",
             type=Boolean(),
             default=True,
-            help="Do not take hosts, workers and address from Slurm, mpirun, Kubernetes or torchrun's PET_ variables where "
-            "they are not given.",
+            help="Do not take hosts, workers and address from Slurm, mpirun, Kubernetes or torchrun's PET_ variables "
+            "where they are not given.",
         ),
         option(
             "cluster_time_out",

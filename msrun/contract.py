@@ -137,6 +137,10 @@ PHASE_JOINED: Final = 2
 PHASE_LEFT: Final = 3
 PHASE_PLAIN_TORCH: Final = 4
 
+# -- torch ----------------------------------------------------------------------------------------------------------
+TORCH_VERSIONS: Final = ("2.11", "2.13")
+"""The oldest and the newest that msrun is meant for and tested with; docs/versions.md has the table."""
+
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0
 EXIT_USAGE: Final = 2

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from msrun.runtime.requirements import require_packages
+
 _HOMES = {
     "world": "init release is_initialized get_local_rank get_local_rank_size",
     "groups": (
@@ -47,6 +49,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 _ROOMS = ("data", "nn", "optim", "train")
 
 __all__ = sorted(_HOME_OF)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
+
+require_packages()
 
 if TYPE_CHECKING:
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint

@@ -51,7 +51,7 @@ WRONG = {
     "unknown option": (["--worker_nmu=2", "train.py"], r"--worker_nmu: no such option \(did you mean --worker_num\?\)"),
     "dashes in an unknown option": (["--log-dri=x", "train.py"], r"--log-dri: .*did you mean --log-dir\?"),
     "abbreviation": (["--worker=2", "train.py"], r"--worker: no such option"),
-    "short option": (["-n", "2", "train.py"], r"-n: no such option"),
+    "short option": (["-n", "2", "train.py"], r"-n is mpirun's and srun's, .*did you mean --worker_num"),
     "option without its value": (["--worker_num"], r"--worker_num.* requires an argument"),
     "join": (["--join=maybe", "train.py"], r"--join: 'maybe': give True or False"),
     "dry run": (["--dry_run=yaml", "train.py"], r"--dry_run: 'yaml' is not one of 'text', 'json'"),

@@ -1,4 +1,4 @@
-"""shm_busy.py FOLDER: collectives and messages without an end, short and long, waited for and not, in groups of all sizes."""
+"""shm_busy.py FOLDER: collectives and messages without an end, short and long, waited for and not, in three groups."""
 
 import random
 import sys

@@ -1,5 +1,6 @@
 # make demo: install into .venv and train on 8 workers.   make test: install the test extras and run the tests.
 # make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make docs: the site, in docs/_build; warnings are errors.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all zoo lint bench clean
+.PHONY: demo test test-all zoo lint docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -25,6 +26,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.zoo: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,zoo]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -57,8 +62,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build
+	@echo "docs/_build/index.html"
+
 bench: $(VENV)/.test
 	$(RUN) python benchmarks/launch.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info examples/data examples/*/log_output examples/*/checkpoints
+	rm -rf $(VENV) build docs/_build *.egg-info examples/data examples/*/log_output examples/*/checkpoints

@@ -1,4 +1,4 @@
-"""docs/zoo.md: what came of every model in every mode."""
+"""docs/reference/models.md: what came of every model in every mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.jobs import Case, Outcome
 from zoo.packages import PACKAGES
 from zoo.training import MICRO_BATCHES, MODES, STAGES, STEPS, tolerance
 
-PAGE = REPOSITORY / "docs" / "zoo.md"
+PAGE = REPOSITORY / "docs" / "reference" / "models.md"
 
 _FIGURE = re.compile(r"\b\d\.\de[+-]\d\d\b")
 _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:\d)")

@@ -1,0 +1,181 @@
+"""The documentation as text: links and anchors lead somewhere, blocks are what they say, options exist, tables are whole."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import doc_pages
+import pytest
+import yaml
+from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
+from job_runner import REPOSITORY
+
+from launch_templates.cli import cli as launch_template
+from msrun import contract
+from msrun.cli import command as msrun
+from msrun.options import normalise
+from msrun.sources import Sources
+from ranktable.cli import cli as ranktable
+
+COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
+LAUNCHERS = {"srun", "mpirun"}
+README_LINES = 150
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+
+
+def all_blocks() -> list[Block]:
+    return [block for page in doc_pages.pages() for block in doc_pages.blocks(page)]
+
+
+def test_every_link_and_anchor_leads_somewhere() -> None:
+    dead = []
+    for page in doc_pages.pages():
+        for target in LINK.findall(doc_pages.prose(page)):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            other = (page.parent / path).resolve() if path else page
+            if not other.is_file() or (anchor and anchor not in doc_pages.anchors(other)):
+                dead.append(f"{page.relative_to(REPOSITORY)}: {target}")
+    assert dead == []
+
+
+def test_every_page_of_the_site_is_in_its_table_of_contents() -> None:
+    listed = {
+        (DOCS / line).resolve()
+        for block in doc_pages.blocks(DOCS / "index.md")
+        if block.language == "{toctree}"
+        for line in block.text.split()
+        if not line.startswith(":")
+    }
+    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)}
+    assert pages - {DOCS / "index"} == listed
+
+
+def test_files_named_in_sources_exist() -> None:
+    named = re.compile(r"\b(docs/[\w/-]+\.(?:md|svg|py))\b")
+    folders = ("msrun", "ranktable", "launch_templates", "examples", "tests", "benchmarks")
+    sources = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    sources += [REPOSITORY / "Makefile", REPOSITORY / "pyproject.toml"]
+    missing = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in sources
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (REPOSITORY / name).exists()
+    ]
+    assert missing == []
+
+
+def test_the_readme_is_short_and_its_second_command_runs_the_tests() -> None:
+    readme = REPOSITORY / "README.md"
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= README_LINES
+    first = next(block for block in doc_pages.blocks(readme) if block.language == "sh")
+    assert first.text.split("\n")[:2] == ["make demo", "make test"]
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text().splitlines()
+
+
+def test_blocks_have_a_known_language_and_parse_as_it() -> None:
+    faults = []
+    for block in all_blocks():
+        if block.language not in LANGUAGES | DIRECTIVES:
+            faults.append(f"{block.place}: language {block.language!r} is none of {sorted(LANGUAGES)}")
+            continue
+        try:
+            if block.language == "python":
+                ast.parse(block.text)
+            elif block.language == "json":
+                json.loads(block.text)
+            elif block.language == "yaml":
+                yaml.safe_load(block.text)
+            elif block.language == "console" and not block.text.startswith("$ "):
+                faults.append(f"{block.place}: a console block begins with a command")
+        except (SyntaxError, ValueError, yaml.YAMLError) as error:
+            faults.append(f"{block.place}: {error}")
+        source = block.marks.get("file", "").partition(", from ")[2]
+        if source and not (DOCS / source).read_text(encoding="utf-8").endswith(block.text):
+            faults.append(f"{block.place}: differs from docs/{source}")
+    assert faults == []
+
+
+def test_commands_have_options_that_exist() -> None:
+    """Also those that cannot run here: Slurm, several hosts, a cluster."""
+    faults = []
+    for block in all_blocks():
+        lines = [line for line, _ in block.commands] if block.language in ("sh", "console") else []
+        for line in lines:
+            for words in own_commands(line):
+                problem = find_usage_error(words)
+                if problem and not any(f"error: {words[1].partition('=')[0]}" in said for said in block.text.splitlines()):
+                    faults.append(f"{block.place}: {shlex.join(words)}: {problem}")
+    tables = re.compile(r"`((?:msrun|ranktable|launch-template) (?:[a-z]+ )?--?[\w-]+[^`]*)`")
+    for page in doc_pages.pages():
+        for words in [words for span in tables.findall(page.read_text(encoding="utf-8")) for words in own_commands(span)]:
+            problem = "" if {"...", "|"} & set(words) or "\\|" in " ".join(words) else find_usage_error(words)
+            if problem and "no such option" in problem.lower():
+                faults.append(f"{page.relative_to(REPOSITORY)}: {shlex.join(words)}: {problem}")
+    assert faults == []
+
+
+def own_commands(line: str) -> list[list[str]]:
+    """Return the calls of this project's commands in a shell line, also those that another launcher starts."""
+    found = []
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return []
+    for part in re.split(r"\x00(?:&&|\|\||\||;)\x00", "\x00".join(["", *words, ""])):
+        own = [word for word in part.split("\x00") if word]
+        while own and (re.match(r"\w+=", own[0]) or own[0] in LAUNCHERS):
+            starts = [index for index, word in enumerate(own[1:], 1) if word in COMMANDS]
+            own = own[starts[0] if own[0] in LAUNCHERS and starts else 1 :]
+        own = own[: own.index(">")] if ">" in own else own
+        if own and own[0] in COMMANDS and len(own) > 1:
+            found.append(own)
+    return found
+
+
+def find_usage_error(words: list[str]) -> str:
+    """Return what is wrong with a command's options, or "". Nothing is started."""
+    command, own = COMMANDS[words[0]], words[1:]
+    try:
+        if isinstance(command, click.Group):
+            if own[0] in ("--help", "--version"):
+                return ""
+            _, sub, own = command.resolve_command(click.Context(command), own)
+            assert sub is not None
+            command = sub
+            with click.Context(launch_template if words[0] == "launch-template" else ranktable) as parent:
+                parent.token_normalize_func = (lambda token: token.replace("-", "_")) if words[0] == "ranktable" else None
+                command.make_context(words[1], list(own), parent=parent)
+        else:
+            command.make_context(words[0], normalise(own), obj=Sources())
+    except click.exceptions.Exit:
+        return ""
+    except click.ClickException as error:
+        return "" if "does not exist" in error.format_message() else error.format_message()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("page", "prefix"), [("environment", ("MSRUN_", "MS_", "RANK", "MASTER_", "TORCHELASTIC_")), ("files", ("LOG", "JSON"))]
+)
+def test_tables_of_the_contract_are_whole(page: str, prefix: tuple[str, ...]) -> None:
+    text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    constants: dict[str, Any] = {name: value for name, value in vars(contract).items() if name.isupper()}
+    if page == "environment":
+        names = contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS
+    else:
+        names = {value for value in constants.values() if isinstance(value, str) and Path(value).suffix}
+    assert [name for name in sorted(names) if name not in text] == []
+
+
+def test_every_exit_status_of_the_contract_is_explained() -> None:
+    text = (DOCS / "reference" / "exit_status.md").read_text(encoding="utf-8")
+    codes = {value for name, value in vars(contract).items() if name.startswith("EXIT_")}
+    assert [code for code in sorted(codes) if not re.search(rf"\b{code}\b", text)] == []

@@ -3,7 +3,6 @@
 An HTML comment in the line before a block says what a test does with it:
 
     <!-- file: NAME -->                  written under this name; console blocks of the page use it
-    <!-- file: NAME, from PATH -->       the same, and equal to this file below docs/, apart from its docstring
     <!-- not run: REASON -->             only parsed: the options of its commands, the syntax of Python
     <!-- printed by: NAME -->            the output of this Python file, which runs with the Python blocks
     <!-- setup ... -->                   Python that runs before the block, on several lines
@@ -47,7 +46,7 @@ class Block:
     @property
     def file_name(self) -> str:
         """What it is written as, or ""."""
-        return self.marks.get("file", "").partition(", from ")[0]
+        return self.marks.get("file", "")
 
     @property
     def is_run(self) -> bool:

@@ -1,6 +1,6 @@
 """Draw processes.svg and weight_and_batch.svg.
 
-    python docs/pictures/diagrams.py
+python docs/pictures/diagrams.py
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Drawing:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img">\n'
             f"<title>{escape(self.title)}</title>\n<style>\n{STYLE}\n</style>\n"
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+            'orient="auto">'
             '<polygon points="0,0 8,4 0,8" fill="#57606a"/></marker></defs>\n'
             f'<rect x="0" y="0" width="{self.width}" height="{self.height}" style="fill:#ffffff;stroke:none"/>\n'
         )
@@ -134,7 +135,11 @@ def draw_weight_and_batch() -> None:
     drawing.between(456, 208, 230, "all_gather")
     drawing.between(612, 208, 230, "reduce_scatter")
     drawing.text(20, 344, "A batch of 64 rows", "title")
-    batch = ("copies, micro batches", "divide the rows further"), ("sum and count", "of the losses"), ("loss", "the global mean")
+    batch = (
+        ("copies, micro batches", "divide the rows further"),
+        ("sum and count", "of the losses"),
+        ("loss", "the global mean"),
+    )
     for rank in (0, 1):
         y = 358 + rank * 78
         for index, lines in enumerate([("own rows", f"{32 * rank}-{32 * rank + 31}"), *batch]):

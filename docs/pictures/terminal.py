@@ -1,6 +1,6 @@
-"""Run failing_job.py under msrun and save what the terminal shows as failing_job.svg.
+"""Run the script of tutorials/failing_job.md under msrun and save what the terminal shows as failing_job.svg.
 
-    python docs/pictures/terminal.py
+python docs/pictures/terminal.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,6 +17,8 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
+TUTORIAL = HERE.parent / "tutorials" / "failing_job.md"
+SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = "msrun --worker_num 4 train.py"
 COLUMNS = 96
 STATUS_LINE = re.compile(r"[^\n]*\r\x1b\[K")
@@ -59,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "job")
         folder.mkdir()
-        shutil.copy(HERE / "failing_job.py", folder / "train.py")
+        (folder / "train.py").write_text(SCRIPT.findall(TUTORIAL.read_text(encoding="utf-8"))[0], encoding="utf-8")
         text = shown_on_a_terminal(COMMAND.split(), folder).replace(str(folder), "/home/you/job")
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ class Reader:
         return faults
 
     def differences(self, shown: list[str], said: str) -> list[str]:
-        """Return lines that the page shows and the program does not say; without "...", those that it does not show too."""
+        """Return lines that the page shows and nobody says; without "...", also lines that it does not show."""
         expected = Counter(self.plain(line) for line in shown if line.strip() and line.strip() != "...")
         actual = Counter(self.plain(line) for line in said.splitlines() if line.strip())
         found = [f"not said: {line}" for line in expected - actual]
@@ -106,16 +105,14 @@ def test_commands_of_a_page_say_what_it_shows(page: Path, msrun: JobRunner, tmp_
 def test_a_reader_of_the_readme_gets_to_a_script_and_a_cut_network_of_their_own(
     msrun: JobRunner, tmp_path: Path
 ) -> None:
-    """By copying what stands there: a torchrun script unchanged, and a network cut in two with the losses of one process."""
+    """By copying what stands there: a torchrun script unchanged, a network cut in two with the right losses."""
     reader = Reader(msrun, README, tmp_path)
     assert reader.read() == []
     log = (reader.home / "log_output" / "worker_0.log").read_text()
     cut = re.search(r"parameters (\d+) KB of (\d+) KB on this rank", log)
     assert cut is not None and int(cut[1]) <= int(cut[2]) / 2 + 1
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=reader.home, env=msrun.environ(reader.env), capture_output=True, text=True, check=True
-    )
-    losses = [[float(loss) for loss in re.findall(r"^\d (\S+)$", text, re.MULTILINE)] for text in (log, alone.stdout)]
+    _, alone = reader.type("python train.py")
+    losses = [[float(loss) for loss in re.findall(r"^\d (\S+)$", text, re.MULTILINE)] for text in (log, alone)]
     assert len(losses[0]) == 3
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""The documentation as text: links and anchors lead somewhere, blocks are what they say, options exist, tables are whole."""
+"""The documentation as text: links lead somewhere, blocks are what they say, options exist, tables are whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 import doc_pages
-import pytest
 import yaml
 from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
 from job_runner import REPOSITORY
@@ -19,12 +17,14 @@ from job_runner import REPOSITORY
 from launch_templates.cli import cli as launch_template
 from msrun import contract
 from msrun.cli import command as msrun
+from msrun.errors import UsageError
 from msrun.options import normalise
 from msrun.sources import Sources
 from ranktable.cli import cli as ranktable
 
 COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
 LAUNCHERS = {"srun", "mpirun"}
+UNDERSCORED = ranktable.context_settings["token_normalize_func"]
 README_LINES = 150
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
@@ -51,8 +51,8 @@ def test_every_page_of_the_site_is_in_its_table_of_contents() -> None:
         (DOCS / line).resolve()
         for block in doc_pages.blocks(DOCS / "index.md")
         if block.language == "{toctree}"
-        for line in block.text.split()
-        if not line.startswith(":")
+        for line in block.text.splitlines()
+        if line and not line.startswith(":")
     }
     pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)}
     assert pages - {DOCS / "index"} == listed
@@ -97,9 +97,6 @@ def test_blocks_have_a_known_language_and_parse_as_it() -> None:
                 faults.append(f"{block.place}: a console block begins with a command")
         except (SyntaxError, ValueError, yaml.YAMLError) as error:
             faults.append(f"{block.place}: {error}")
-        source = block.marks.get("file", "").partition(", from ")[2]
-        if source and not (DOCS / source).read_text(encoding="utf-8").endswith(block.text):
-            faults.append(f"{block.place}: differs from docs/{source}")
     assert faults == []
 
 
@@ -107,18 +104,19 @@ def test_commands_have_options_that_exist() -> None:
     """Also those that cannot run here: Slurm, several hosts, a cluster."""
     faults = []
     for block in all_blocks():
-        lines = [line for line, _ in block.commands] if block.language in ("sh", "console") else []
-        for line in lines:
+        for line, shown in block.commands if block.language in ("sh", "console") else []:
             for words in own_commands(line):
                 problem = find_usage_error(words)
-                if problem and not any(f"error: {words[1].partition('=')[0]}" in said for said in block.text.splitlines()):
+                if problem and not any(": error: " in said for said in shown):
                     faults.append(f"{block.place}: {shlex.join(words)}: {problem}")
-    tables = re.compile(r"`((?:msrun|ranktable|launch-template) (?:[a-z]+ )?--?[\w-]+[^`]*)`")
     for page in doc_pages.pages():
-        for words in [words for span in tables.findall(page.read_text(encoding="utf-8")) for words in own_commands(span)]:
-            problem = "" if {"...", "|"} & set(words) or "\\|" in " ".join(words) else find_usage_error(words)
-            if problem and "no such option" in problem.lower():
-                faults.append(f"{page.relative_to(REPOSITORY)}: {shlex.join(words)}: {problem}")
+        for span in re.findall(
+            r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", page.read_text(encoding="utf-8")
+        ):
+            for words in own_commands(span):
+                problem = find_usage_error(words)
+                if "no such option" in problem.lower():
+                    faults.append(f"{page.relative_to(REPOSITORY)}: {shlex.join(words)}: {problem}")
     assert faults == []
 
 
@@ -143,39 +141,34 @@ def own_commands(line: str) -> list[list[str]]:
 def find_usage_error(words: list[str]) -> str:
     """Return what is wrong with a command's options, or "". Nothing is started."""
     command, own = COMMANDS[words[0]], words[1:]
+    if {"--help", "--version"} & {*own}:
+        return ""
     try:
         if isinstance(command, click.Group):
-            if own[0] in ("--help", "--version"):
-                return ""
             _, sub, own = command.resolve_command(click.Context(command), own)
             assert sub is not None
             command = sub
             with click.Context(launch_template if words[0] == "launch-template" else ranktable) as parent:
-                parent.token_normalize_func = (lambda token: token.replace("-", "_")) if words[0] == "ranktable" else None
-                command.make_context(words[1], list(own), parent=parent)
+                parent.token_normalize_func = UNDERSCORED if words[0] == "ranktable" else None
+                command.make_context(words[1], own, parent=parent)
         else:
             command.make_context(words[0], normalise(own), obj=Sources())
-    except click.exceptions.Exit:
-        return ""
+    except UsageError:
+        return ""  # a file of the reader's that is not here; only a --config is opened so early
     except click.ClickException as error:
         return "" if "does not exist" in error.format_message() else error.format_message()
     return ""
 
 
-@pytest.mark.parametrize(
-    ("page", "prefix"), [("environment", ("MSRUN_", "MS_", "RANK", "MASTER_", "TORCHELASTIC_")), ("files", ("LOG", "JSON"))]
-)
-def test_tables_of_the_contract_are_whole(page: str, prefix: tuple[str, ...]) -> None:
-    text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
-    constants: dict[str, Any] = {name: value for name, value in vars(contract).items() if name.isupper()}
-    if page == "environment":
-        names = contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS
-    else:
-        names = {value for value in constants.values() if isinstance(value, str) and Path(value).suffix}
-    assert [name for name in sorted(names) if name not in text] == []
-
-
-def test_every_exit_status_of_the_contract_is_explained() -> None:
-    text = (DOCS / "reference" / "exit_status.md").read_text(encoding="utf-8")
-    codes = {value for name, value in vars(contract).items() if name.startswith("EXIT_")}
-    assert [code for code in sorted(codes) if not re.search(rf"\b{code}\b", text)] == []
+def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
+    constants = {name: value for name, value in vars(contract).items() if name.isupper()}
+    explained = {
+        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS,
+        "files": {value for value in constants.values() if isinstance(value, str) and Path(value).suffix},
+        "exit_status": {str(value) for name, value in constants.items() if name.startswith("EXIT_")},
+    }
+    missing = []
+    for page, names in explained.items():
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
+    assert missing == []

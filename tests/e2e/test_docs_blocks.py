@@ -99,7 +99,8 @@ def pages_with_commands() -> Iterator[object]:
 def test_commands_of_a_page_say_what_it_shows(page: Path, msrun: JobRunner, tmp_path: Path) -> None:
     if "tls.md" in page.name:
         pytest.skip("test_launch_tls.py runs its commands")
-    assert Reader(msrun, page, tmp_path).read() == []
+    faults = Reader(msrun, page, tmp_path).read()
+    assert not faults, "\n".join(faults)
 
 
 def test_a_reader_of_the_readme_gets_to_a_script_and_a_cut_network_of_their_own(
@@ -107,7 +108,8 @@ def test_a_reader_of_the_readme_gets_to_a_script_and_a_cut_network_of_their_own(
 ) -> None:
     """By copying what stands there: a torchrun script unchanged, a network cut in two with the right losses."""
     reader = Reader(msrun, README, tmp_path)
-    assert reader.read() == []
+    faults = reader.read()
+    assert not faults, "\n".join(faults)
     log = (reader.home / "log_output" / "worker_0.log").read_text()
     cut = re.search(r"parameters (\d+) KB of (\d+) KB on this rank", log)
     assert cut is not None and int(cut[1]) <= int(cut[2]) / 2 + 1
@@ -125,27 +127,28 @@ def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path:
     (tmp_path / "blocks.json").write_text(json.dumps(pages))
     done = msrun.run_world(2, RUN_BLOCKS, tmp_path / "blocks.json", tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [fault for result in results for fault in result["faults"]] == [], done.stderr
+    faults = [fault for result in results for fault in result["faults"]]
+    assert not faults, "\n".join(faults) + done.stderr
     reader = Reader(msrun, README, tmp_path)
-    faults = []
     for page in doc_pages.pages():
         scripts = {block.file_name: block.place for block in doc_pages.blocks(page) if block.file_name}
         for block in doc_pages.blocks(page):
             if "printed by" in block.marks:
-                shown = [line for line in block.text.splitlines() if not line.startswith(("$ ", "msrun: "))]
+                shown = [line for line in block.text.splitlines() if not line.startswith(("$ ", "msrun"))]
                 said = results[0]["printed"][scripts[block.marks["printed by"]]]
                 faults += [f"{block.place}: {fault}" for fault in reader.differences([*shown, "..."], said)]
-    assert faults == []
+    assert not faults, "\n".join(faults)
 
 
 def entries(block: Block, of_page: list[Block]) -> list[dict[str, object]]:
     """Return a Python block, and its setup, for run_blocks.py; nothing of a script that a command of the page runs."""
     if block.language != "python" or not block.is_run:
         return []
-    commands = [line for other in of_page if other.is_run for line, _ in other.commands if other.language == "console"]
+    run = [other for other in of_page if other.is_run and other.language == "console"]
+    commands = [line for other in run for line, _ in other.commands]
     if block.file_name and any(block.file_name in line.split() for line in commands):
         return []
     common = {"place": block.place, "path": str(block.page)}
     setup = {**common, "line": block.setup_line, "code": block.marks.get("setup", ""), "name": ""}
-    run = {**common, "line": block.line, "code": block.text, "name": block.file_name}
-    return [*([setup] if setup["code"] else []), run]
+    own = {**common, "line": block.line, "code": block.text, "name": block.file_name}
+    return [*([setup] if setup["code"] else []), own]

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
-from msrun.runtime import init
+import msrun.runtime
 
 pages = json.loads(Path(sys.argv[1]).read_text())
 results = Path(sys.argv[2])
-init()
+msrun.runtime.init()
+msrun.runtime.init = lambda: None  # blocks call it again
 faults, printed = [], {}
 for page in pages:
     shared = {"__name__": "__main__"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from msrun import __version__
 
 project = "msrun"
@@ -21,7 +24,22 @@ autodoc_class_signature = "separated"
 autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 
+smartquotes = False  # -- is an option's
+
 html_theme = "furo"
 html_title = f"msrun {__version__}"
 html_copy_source = False
 html_show_sourcelink = False
+
+
+def escape_help(_app: Any, _context: Any, lines: list[str]) -> None:
+    """Keep the help of options as it is: it is text, not reStructuredText."""
+    lines[:] = [
+        line if line.lstrip().startswith((".. ", ":")) else re.sub(r"([*_`|\\])", r"\\\1", line) for line in lines
+    ]
+
+
+def setup(app: Any) -> None:
+    """Connect to Sphinx."""
+    app.connect("sphinx-click-process-options", escape_help)
+    app.connect("sphinx-click-process-arguments", escape_help)

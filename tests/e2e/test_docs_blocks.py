@@ -11,7 +11,6 @@ import shlex
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import doc_pages
@@ -109,12 +108,14 @@ class Reader:
         return re.sub(r" {2,}", "  ", line).rstrip()
 
 
-def pages_with_commands() -> Iterator[object]:
-    """All but the README, which has a test of its own, and the commands that test_launch_tls.py runs."""
+def pages_with_commands() -> list[object]:
+    """All but the README, which has its own test, and the commands that test_launch_tls.py runs."""
+    found = []
     for page in doc_pages.pages():
         has_commands = any(b.language in ("sh", "console") and b.is_run for b in doc_pages.blocks(page))
         if has_commands and page not in (README, doc_pages.DOCS / "how-to" / "tls.md"):
-            yield pytest.param(page, id=str(page.relative_to(REPOSITORY)))
+            found.append(pytest.param(page, id=str(page.relative_to(REPOSITORY))))
+    return found
 
 
 @pytest.mark.parametrize("page", pages_with_commands())

@@ -15,7 +15,7 @@ from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
 from job_runner import REPOSITORY
 
 from launch_templates.cli import cli as launch_template
-from msrun import contract
+from msrun import contract, runtime
 from msrun.cli import command as msrun
 from msrun.errors import UsageError
 from msrun.options import normalise
@@ -172,3 +172,8 @@ def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
     assert missing == []
+
+
+def test_every_public_name_of_the_runtime_is_in_its_reference() -> None:
+    text = (DOCS / "reference" / "runtime.md").read_text(encoding="utf-8")
+    assert [name for name in runtime.__all__ if f"msrun.runtime.{name}\n" not in text] == []

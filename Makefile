@@ -1,14 +1,18 @@
-# make demo: install into .venv and train on 8 workers.   make test: install the test extras and run the tests.
-# make test-all: also the zoo, more random networks and random kills.   make lint: ruff and mypy.   make bench: start-up time against torchrun.
+# make demo: install into .venv, with torch's CPU build, and train on 8 workers.   make test: install the test extras and run the tests.
+# make test-all: also the zoo, more random networks and random kills.   make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
 # make docs: the site, in docs/_build; warnings are errors.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The newest set of packages that passed the tests.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# Asked for torch beside pip's own index when it can be reached; TORCH_INDEX= for pip's own alone.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all zoo lint docs bench clean
+.PHONY: demo test test-all zoo lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -16,20 +20,24 @@ $(BIN)/python:
 	  apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); } \
 	  || { rm -rf $(VENV); echo "as root: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e '.[runtime,examples]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) --quiet -e '.[test]'
 	@touch $@
 
 $(VENV)/.zoo: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,zoo]'
+	$(PIP) --quiet -e '.[test,zoo]'
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) --quiet -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -61,6 +69,11 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile
+
+package: $(VENV)/.test
+	.ci/try_package $(abspath $(BIN))/python
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build

@@ -27,6 +27,8 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from figures import add_json_option, kept, record
+
 SIZES = {"64 B": 64, "16 KB": 16 << 10, "0.5 MB": 512 << 10, "2.8 MB": 2_800_000, "12 MB": 12_000_000}
 TARGETS = {2: {"16 KB": 10.0, "0.5 MB": 6.0, "12 MB": 2.0}, 8: {"16 KB": 15.0, "0.5 MB": 8.0, "12 MB": 2.5}}
 DEADLINE_S = 300
@@ -116,39 +118,52 @@ def copy_rate() -> float:
     return statistics.median(rates)
 
 
+def compare(ranks: int, rounds: int, rate: float, has_mpi: bool) -> None:
+    """Print every size of message for one number of ranks.
+
+    Args:
+        rate: bytes per millisecond of a copy.
+    """
+    own = [__file__, f"--rounds={rounds}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "msrun", "--worker_num", str(ranks), "--tail_worker_log=0", *own]
+        found = measure(command, "msrun", Path(folder))
+        if has_mpi:
+            mpi = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), sys.executable, *own]
+            for label, figures in measure(mpi, "mpirun", Path(folder)).items():
+                found[label] |= figures
+    for label, figures in found.items():
+        ratio, aim = figures["gloo"] / figures["shm"], TARGETS.get(ranks, {}).get(label)
+        memory = SIZES[label] * ranks * 4 / rate / min(ranks, os.cpu_count() or 1)
+        other = f"{figures['mpirun']:9.3f}" if "mpirun" in figures else f"{'-':>9}"
+        text = f"{aim:.1f}" if aim else "-"
+        print(
+            f"{ranks:>5} {label:>7} {figures['gloo']:9.3f} {figures['shm']:9.3f} {ratio:6.1f} {text:>5} "
+            f"{memory:9.3f} {other}"
+        )
+        record("all_reduce", ranks=ranks, size=label, bytes=SIZES[label], rounds=rounds, ms=figures, memory_ms=memory)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--rounds", type=int, default=9)
+    add_json_option(parser)
     options = parser.parse_args()
     role = os.environ.get(ROLE)
     if role:
         (run_rank if role == "msrun" else run_mpi_rank)(options.rounds)
         return
-    rate, own = copy_rate(), [__file__, f"--rounds={options.rounds}"]
+    rate = copy_rate()
     has_mpi = shutil.which("mpirun") and importlib.util.find_spec("mpi4py")
     print(
         f"{os.cpu_count()} cores; a copy moves {rate / 1e6:.1f} GB/s"
         + ("" if has_mpi else "; mpirun or mpi4py missing")
     )
     print(f"{'ranks':>5} {'bytes':>7} {'gloo ms':>9} {'shm ms':>9} {'times':>6} {'aim':>5} {'memory':>9} {'mpirun':>9}")
-    for ranks in map(int, options.ranks.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "msrun", "--worker_num", str(ranks), "--tail_worker_log=0", *own]
-            found = measure(command, "msrun", Path(folder))
-            if has_mpi:
-                mpi = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), sys.executable, *own]
-                for label, figures in measure(mpi, "mpirun", Path(folder)).items():
-                    found[label] |= figures
-        for label, figures in found.items():
-            ratio, aim = figures["gloo"] / figures["shm"], TARGETS.get(ranks, {}).get(label)
-            memory = SIZES[label] * ranks * 4 / rate / min(ranks, os.cpu_count() or 1)
-            other = f"{figures['mpirun']:9.3f}" if "mpirun" in figures else f"{'-':>9}"
-            text = f"{aim:.1f}" if aim else "-"
-            print(
-                f"{ranks:>5} {label:>7} {figures['gloo']:9.3f} {figures['shm']:9.3f} {ratio:6.1f} {text:>5} "
-                f"{memory:9.3f} {other}"
-            )
+    with kept(options.json):
+        for ranks in map(int, options.ranks.split(",")):
+            compare(ranks, options.rounds, rate, bool(has_mpi))
 
 
 if __name__ == "__main__":

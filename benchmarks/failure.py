@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from failure_job import EXIT_CODE, line
+from figures import add_json_option, kept, record
 from launch import DEADLINE_S, HERE, environment, row
 
 PROGRAM = str(HERE / "failure_job.py")
@@ -200,6 +201,8 @@ def measure_end(peers: dict[str, Command], sizes: Sequence[int], repeats: int, p
             ours, ratio = medians["msrun"][1], medians["torchrun"][1] / medians["msrun"][1]
             cells = [f"{1000 * seconds:.0f}" for name in peers for seconds in medians[name]]
             print(row(str(size), *cells, f"{ratio:.1f}x"), flush=True)
+            for name, (end_s, gone_s) in medians.items():
+                record("end", workers=size, others=how, launcher=name, repeats=repeats, end_s=end_s, all_gone_s=gone_s)
             if size == TARGET_WORKERS:
                 tell_target(f"below {1000 * END_TARGET_S:.0f} ms", ours < END_TARGET_S)
                 tell_target(f"{END_TARGET_RATIO:g}x faster than torchrun", ratio >= END_TARGET_RATIO)
@@ -237,6 +240,7 @@ def measure_idle(peers: dict[str, Command], size: int, duration_s: float, parent
         print(
             row(name, f"{percent:.2f}", f"{1000 * used_s:.0f}", str(len(others)), f"{1000 * before_s:.0f}"), flush=True
         )
+        record("idle", workers=size, launcher=name, seconds=duration_s, cpu_s=used_s, cpu_before_s=before_s)
         if name == "msrun":
             tell_target(f"below {IDLE_TARGET_PERCENT:g} %", percent < IDLE_TARGET_PERCENT)
 
@@ -283,6 +287,10 @@ def measure_write(has_mpirun: bool, size: int, lines: int, repeats: int, parent:
                 exact[name] &= [digest_of_file(folder / "logs", file) for file in files] == expected
                 shutil.rmtree(folder)
         tell_write(taken, exact, "msrun" if how == "each" else "msrun, in blocks")
+        for name, rows in taken.items():
+            writing_s, job_s = (statistics.median(column) for column in zip(*rows, strict=True))
+            size_of = {"workers": size, "lines": lines, "program": how, "repeats": repeats}
+            record("write", **size_of, way=name, writing_s=writing_s, job_s=job_s, is_exact=exact[name])
 
 
 def time_write(argv: Sequence[str], size: int, folder: Path) -> tuple[float, float]:
@@ -346,6 +354,7 @@ def main() -> None:
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--lines", type=int, default=1_000_000, help="lines that each of 8 workers writes")
     parser.add_argument("--quick", action="store_true", help="small sizes, three runs each")
+    add_json_option(parser)
     options = parser.parse_args()
     if options.quick:
         options.sizes, options.idle_workers, options.idle_seconds, options.lines = "2,8", 8, 10.0, 100_000
@@ -362,7 +371,7 @@ def main() -> None:
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # jobs and folders are cleared away then, too
     print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors")
-    with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
+    with kept(options.json), tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
         if "end" in parts:
             sizes = [int(text) for text in options.sizes.split(",")]
             measure_end(peers, sizes, options.repeats, Path(folder))

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from figures import add_json_option, kept, record
+
 HERE = Path(__file__).resolve().parent
 JOB = str(HERE / "launch_job.py")
 DEADLINE_S = 600.0
@@ -92,12 +94,14 @@ def measure_times(peers: dict[str, Command], sizes: Sequence[int], repeats: int,
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratios = [f"{medians[name] / medians['msrun']:.1f}x" for name in others]
         print(row(str(size), *(f"{medians[name]:.2f}" for name in peers), *ratios), flush=True)
+        record("start", workers=size, repeats=repeats, median_s=medians)
 
 
 def measure_large(size: int, repeats: int, folder: Path) -> None:
     """Print the wall time of msrun alone with many workers."""
     times = [run(msrun_command(size), folder) for _ in range(repeats)]
     print(f"\nmsrun alone, {size} workers: median {statistics.median(times):.2f} s of {repeats} runs")
+    record("large", workers=size, repeats=repeats, median_s={"msrun": statistics.median(times)})
 
 
 def measure_help(repeats: int) -> None:
@@ -116,6 +120,7 @@ def measure_help(repeats: int) -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians["torchrun"] / medians["msrun"]
     print(f"\n--help, CPU seconds: msrun {medians['msrun']:.3f}, torchrun {medians['torchrun']:.3f} ({ratio:.0f}x)")
+    record("help", repeats=repeats, median_cpu_s=medians)
 
 
 def measure_memory(peers: dict[str, Command], size: int, folder: Path) -> None:
@@ -144,6 +149,7 @@ def measure_memory(peers: dict[str, Command], size: int, folder: Path) -> None:
     print(row("launcher", "MiB", "processes", "ratio"))
     for name, (mebibytes, count) in found.items():
         print(row(name, f"{mebibytes:.0f}", str(count), f"{mebibytes / found['msrun'][0]:.1f}x"))
+        record("memory", workers=size, launcher=name, pss_mib=mebibytes, processes=count)
 
 
 def wait_for_ranks(folder: Path, size: int, process: subprocess.Popen[bytes]) -> None:
@@ -196,11 +202,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, three runs each")
     parser.add_argument("--pss", type=int, nargs="?", const=32, metavar="WORKERS", help="measure memory, not time")
     parser.add_argument("--large", type=int, metavar="WORKERS", help="msrun alone, with this many workers")
+    add_json_option(parser)
     options = parser.parse_args()
     repeats = min(3, options.repeats) if options.quick else options.repeats
     sizes = [int(text) for text in options.sizes.split(",") if text] or (QUICK_SIZES if options.quick else SIZES)
     print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors")
-    with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
+    with kept(options.json), tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
         if options.pss:
             measure_memory(find_peers(), options.pss, Path(folder))
         elif options.large:

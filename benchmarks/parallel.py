@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from figures import add_json_option, kept, record
 from launch import DEADLINE_S, HERE, environment
 from parallel_link import limited_link, run_ranks, why_no_link
 
@@ -202,6 +203,8 @@ def compare(part: str, shorten: int, parent: Path) -> None:
         ratio = ratio_of(found[above], found[below])
         cells += [str(ratio), str(ratio_of(found[above], found[below], "processor"))]
         print(row(case.words, *cells), flush=True)
+        times = {"msrun": median_ms(found["msrun"]), what.peer: median_ms(found["torch"])}
+        record(part, network=case.words, step_ms=times, ratio=vars(ratio), ratio_is=ratio_words)
         if what.is_faster:
             tell_target(f"at least {what.target:g}x faster than {what.peer}", ratio.median >= what.target)
         else:
@@ -221,6 +224,7 @@ def compare_memory(case: Case, parent: Path) -> None:
     }
     ratio = peaks["msrun"] / peaks["torch"]
     print(row(f"{case.words}: peak", f"{peaks['msrun']:.0f} MiB", f"{peaks['torch']:.0f} MiB", f"{ratio:.2f}x"))
+    record("fsdp memory", network=case.words, peak_mib=peaks)
     tell_target(f"at most {MEMORY_TARGET:g}x the memory", ratio <= MEMORY_TARGET)
 
 
@@ -254,6 +258,8 @@ def tell_copies(case: Case, found: dict[str, Any]) -> None:
     ratio, bound = ratio_of(found["1"], found["2"]), max(compute, communicate)
     alone = f"{compute:.0f} | {communicate:.0f}"
     print(row(case.words, f"{one:.0f}", f"{two:.0f}", alone, str(ratio)), flush=True)
+    times = {way: median_ms(found[way]) for way in ("1", "2", "1+", "2+", "communicate")} | {"compute": compute}
+    record("copies", network=case.words, link_mbit_per_s=LINK_MBIT_PER_S, step_ms=times, ratio=vars(ratio))
     tell_target(f"two copies at least {COPIES_TARGET:g}x faster than one", ratio.median >= COPIES_TARGET)
     words = f"two copies within {COPIES_BOUND:g}x of the larger of computing and communicating"
     tell_target(f"{words} ({two / bound:.2f}x)", two <= COPIES_BOUND * bound)
@@ -286,6 +292,8 @@ def compare_pipeline(shorten: int, parent: Path) -> None:
             shares = f"{idle:.3f} | {mean_idle:.3f}"
             cells = (way, f"{median_ms(found[way]):.1f}", shares, f"{formula:.3f}", f"{100 * difference:+.0f} %")
             print(row(case.words, *cells), flush=True)
+            shares_of = {"idle_busiest": idle, "idle_mean": mean_idle, "formula": formula}
+            record("pipeline", network=case.words, schedule=way, step_ms=median_ms(found[way]), **shares_of)
         words = f"idle share of {way} at most {100 * BUBBLE_TARGET:g} % above the formula"
         tell_target(words, difference <= BUBBLE_TARGET)
 
@@ -300,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="a third of the rounds")
+    add_json_option(parser)
     options = parser.parse_args()
     parts = options.parts.split(",")
     if wrong := set(parts) - set(PARTS):
@@ -308,7 +317,7 @@ def main() -> None:
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # jobs, links and folders are cleared away then, too
     print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors, {RANKS} ranks of one thread")
-    with tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as name:
+    with kept(options.json), tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as name:
         folder, shorten = Path(name), 3 if options.quick else 1
         for part in parts:
             if part in COMPARISONS:

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from figures import add_json_option, kept, record
+
 ROOT = Path(__file__).resolve().parent.parent
 DEVICES_PER_SERVER = 8
 SIZES = (2048, 4096, 8192, 12288, 16384)
@@ -136,17 +138,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     parser.add_argument("--once", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.once:
         print(json.dumps(run_once(options.once, options.folder)))
         return 0
-    results = {size * DEVICES_PER_SERVER: measure(size, options.rounds) for size in options.servers}
+    results = {}
+    with kept(options.json):
+        for size in options.servers:
+            results[size * DEVICES_PER_SERVER] = found = measure(size, options.rounds)
+            record("rank tables", devices=size * DEVICES_PER_SERVER, rounds=options.rounds, median_s=found)
     print_results(results)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     misses = find_misses(results)
     print("\n".join(f"MISSED: {miss}" for miss in misses) or "all limits kept")
     return 1 if misses else 0

@@ -28,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from figures import add_json_option, kept, record
 from launch import row
 from ssh_hosts import Run, hosts_of
 from ssh_peers import Peer, find_peers, msrun
@@ -64,6 +65,10 @@ def compare(peers: Mapping[str, Peer], count: int, workers: int, repeats: int) -
     print(row("", *peers))
     firsts = {name: [run.first_reduce_s for run in values] for name, values in runs.items()}
     medians = {name: statistics.median(values) for name, values in firsts.items()}
+    for name, values in runs.items():
+        job = {"hosts": count, "workers_per_host": workers, "repeats": repeats, "launcher": name}
+        end_s = statistics.median(run.end_s for run in values)
+        record("first all_reduce", **job, median_s=medians[name], least_s=min(firsts[name]), end_s=end_s)
     print(row("first reduce", *(f"{value:.2f}" for value in medians.values())))
     print(row("least", *(f"{min(values):.2f}" for values in firsts.values())))
     print(row("end", *(f"{statistics.median(run.end_s for run in values):.2f}" for values in runs.values())))
@@ -93,6 +98,7 @@ def show_phases(count: int, repeats: int) -> None:
         values = [line[name] for line in table if name in line]
         every = "  ".join(f"{value:.2f}" for value in values)
         print(f"  {name:<28}{statistics.median(values):8.2f}   ({every})")
+        record("phases", hosts=count, repeats=repeats, phase=name, median_s=statistics.median(values))
     print(f"  {'processor seconds':<28}{_median_cpu(runs):>8}")
 
 
@@ -158,6 +164,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="peers, phases")
     parser.add_argument("--phase_hosts", type=int, help="hosts of the phases; 64, or 8 with --quick")
     parser.add_argument("--quick", action="store_true", help="few hosts, one run each")
+    add_json_option(parser)
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
@@ -167,11 +174,12 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     print_machine()
     try:
-        if "peers" in parts:
-            peers = choose_peers(options.peers)
-            compare(peers, options.hosts or count, options.workers or workers, options.repeats or repeats)
-        if "phases" in parts:
-            show_phases(options.phase_hosts or phase_hosts, options.repeats or repeats)
+        with kept(options.json):
+            if "peers" in parts:
+                peers = choose_peers(options.peers)
+                compare(peers, options.hosts or count, options.workers or workers, options.repeats or repeats)
+            if "phases" in parts:
+                show_phases(options.phase_hosts or phase_hosts, options.repeats or repeats)
     except KeyboardInterrupt:
         raise SystemExit("interrupted: hosts and jobs have been taken away") from None
 

@@ -29,7 +29,22 @@ class Outcome:
     output: str | None = None
 
 
+def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    """All packages of the distribution msrun have one version, that of its metadata."""
+    if is_asked and not context.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"launch-template, version {version('msrun')}")
+        except PackageNotFoundError:
+            click.echo("launch-template, version unknown: msrun is not installed, only on Python's path")
+        context.exit()
+
+
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def cli() -> None:
     """Render and check Kubernetes manifests that start msrun in pods."""
 

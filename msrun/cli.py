@@ -16,11 +16,15 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
+from msrun.build_spec import build_spec
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
+from msrun.example_command import examples_command
+from msrun.foreign_words import describe_late_options, describe_separate_value
+from msrun.help_page import LaunchCommand, ScriptWords
 from msrun.launch import output
 from msrun.launch.printable import one_line, printable
 from msrun.option_types import TRUE_WORDS
-from msrun.options import HOST_OPTIONS, OPTIONS, build_spec, normalise, own_options
+from msrun.options import HOST_OPTIONS, OPTIONS, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables
@@ -33,21 +37,23 @@ EPILOG = """\b
 Examples:
   msrun --worker_num 8 train.py --lr 0.1
   msrun --worker_num 2 -m package.train
-  msrun --worker_num 8 --log_dir log_output pytest -s train.py
   msrun --worker_num 4 --dry_run=json train.py
   msrun --config job.yaml --check
   msrun --hosts node[01-16]:8 train.py
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
   srun --ntasks-per-node=1 msrun train.py
+  msrun examples list
 
-An option may also be set as MSRUN_<OPTION> in the environment (MSRUN_WORKER_NUM=4) or as a line of the --config file
-(worker_num: 4), which may hold script, args, module and env, too. The command line wins over the environment, that
-over the file; --dry_run shows what holds and where it came from.
+--a-b is the same as --a_b. A value that may be left out follows =, as in --dry_run=json or --quiet=False. Everything
+after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the environment
+(MSRUN_WORKER_NUM=4) or in the --config file (worker_num: 4). Precedence: command line, then environment, then file;
+--dry_run shows each value and its source.
 """
 
 
 @click.command(
-    params=list(OPTIONS),
+    cls=LaunchCommand,
+    params=[*OPTIONS, ScriptWords(["words"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")],
     epilog=EPILOG,
     context_settings={
         "ignore_unknown_options": False,
@@ -58,20 +64,26 @@ over the file; --dry_run shows what holds and where it came from.
     options_metavar="[OPTIONS]",
 )
 @click.version_option(__version__, prog_name="msrun")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(**options: Any) -> int:
-    """Start a parallel job: one scheduler and one worker per device, logs in LOG_DIR/worker_<rank>.log.
+    """Start a parallel job: one worker process per device, with logs in LOG_DIR/worker_<rank>.log.
 
-    SCRIPT is a Python file, -m MODULE, `python x.py`, `pytest x.py` or any executable. Everything after SCRIPT is its
-    own.
+    SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
     """
+    if options["install_completion"] is not None:
+        from msrun.completion import install_completion
+
+        _print_text(install_completion(command, options["install_completion"], os.environ))
+        return contract.EXIT_OK
     if options["status"] is not None or options["stop"] is not None:
         return _look_after(options)
     context = click.get_current_context()
     options = apply_sources(context, options)
+    sources = context.ensure_object(Sources)
+    _say_hint(sources.hint, options)
     if options["check"]:
         return _check(options)
-    spec = _spec(options, context.ensure_object(Sources))
+    spec = _spec(options, sources)
+    _say_hint(describe_late_options(spec.program), options)
     caller = without_option_variables(os.environ, option_shapes(command.params))
     from msrun.launch.preflight.checks import check_host
 
@@ -108,6 +120,13 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     )
     check_spec(spec)
     return spec
+
+
+def _say_hint(text: str, options: dict[str, Any]) -> None:
+    if text:
+        from msrun.launch.console import say
+
+        say(text, quiet=options["quiet"])
 
 
 def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
@@ -213,12 +232,15 @@ def _print_error(text: str) -> None:
 
 def _usage_text(error: click.ClickException) -> str:
     """Return click's message in our form: one line, with a hint for a misspelled option."""
+    context = getattr(error, "ctx", None)
+    name = context.command_path if context is not None else "msrun"
     if isinstance(error, click.NoSuchOption):
-        spellings = [spelling for parameter in command.params for spelling in parameter.opts]
-        return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; msrun --help lists them"
+        known = context.command if context is not None else command
+        spellings = [spelling for parameter in known.params for spelling in parameter.opts]
+        return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; {name} --help lists them"
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{_place(error)}: {error.message.rstrip('.')}"
-    return error.format_message().rstrip(".") + "; see msrun --help"
+    return f"{error.format_message().rstrip('.')}; see {name} --help"
 
 
 def _place(error: click.BadParameter) -> str:
@@ -248,13 +270,24 @@ def _has_directory() -> bool:
     return True
 
 
+def _start(words: list[str], sources: Sources) -> int:
+    """Run the command that the words begin with: `examples`, or else the job."""
+    if words[:1] == [examples_command.name]:
+        text = examples_command.main(words[1:], prog_name="msrun examples", standalone_mode=False)
+        if isinstance(text, str):  # click itself has printed --help
+            _print_text(text)
+        return contract.EXIT_OK
+    sources.hint = describe_separate_value(words)
+    return int(command.main(words, prog_name="msrun", standalone_mode=False, obj=sources) or 0)
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
     output.open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     sources = Sources()
     try:
-        status = command.main(normalise(words), prog_name="msrun", standalone_mode=False, obj=sources)
+        status = _start(words, sources)
     except MsrunError as error:
         if _wants_tracebacks(words, sources):
             raise

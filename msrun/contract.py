@@ -128,14 +128,18 @@ FILE_MODE: Final = 0o600
 #   name          the newest collective in words, UTF-8, filled up with NUL; of a worker that lingers, what it waits for
 #   ended_at      when its program ended, of a worker whose process goes on for long after that; else 0
 # Moments are seconds of CLOCK_MONOTONIC.
-PROGRESS_RECORD: Final = "=QQddQQd64sd"
-PROGRESS_RECORD_BYTES: Final = 128
-PROGRESS_NAME_BYTES: Final = 64
+PROGRESS_RECORD: Final = "=QQddQQd128sd"
+PROGRESS_RECORD_BYTES: Final = 192
+PROGRESS_NAME_BYTES: Final = 128
 PHASE_UNKNOWN: Final = 0
 PHASE_JOINING: Final = 1
 PHASE_JOINED: Final = 2
 PHASE_LEFT: Final = 3
 PHASE_PLAIN_TORCH: Final = 4
+
+# -- torch ----------------------------------------------------------------------------------------------------------
+TORCH_VERSIONS: Final = ("2.11", "2.13")
+"""The oldest and the newest that msrun is meant for and tested with; docs/reference/versions.md has the table."""
 
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0

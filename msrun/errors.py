@@ -15,6 +15,8 @@
         CaptureError            1    the network cannot be captured as one graph
         VerificationError       1    a training step differs from that of one process
         WorldError              1    the process cannot find, join or leave its world
+          CollectiveError       1    a collective cannot end, is late, or was called otherwise by another rank
+        MissingPackageError     1    msrun.runtime needs a package that is not installed
         DataError               1    a data file is missing, damaged or not what it claims to be
         CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
 
@@ -124,6 +126,14 @@ class VerificationError(ParallelError):
 
 class WorldError(ParallelError):
     """The process group or a named group is missing, incomplete or wrong."""
+
+
+class MissingPackageError(ParallelError, ImportError):
+    """A package that `msrun.runtime` is built on is not installed; the launcher does without."""
+
+
+class CollectiveError(WorldError, RuntimeError):
+    """A collective or a message that can never end, is late, or was called otherwise by another rank."""
 
 
 class DataError(ParallelError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 TRUE_WORDS = ("true", "1", "yes", "on")
 FALSE_WORDS = ("false", "0", "no", "off")
@@ -34,7 +35,30 @@ class PlanForm(click.Choice):  # type: ignore[type-arg]  # generic in newer clic
         return super().convert("text" if word in TRUE_WORDS else value, param, ctx)
 
 
-def option(name: str, **settings: Any) -> click.Option:
-    """Return a click option that is also spelled with dashes."""
+class Option(click.Option):
+    """An option that --help shows with one spelling and what follows it: `--grace S`, `--dry_run[=json]`, `--quiet`."""
+
+    def __init__(self, names: list[str], shown: str, **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.shown = shown
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return what stands in the two columns of --help."""
+        record = super().get_help_record(ctx)
+        return None if record is None else (f"{self.opts[0]}{self.shown}", record[1])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Propose values; after an option that may stand alone, files, for SCRIPT may follow."""
+        if not self.shown.startswith(" "):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
+
+
+def option(name: str, value: str, **settings: Any) -> click.Option:
+    """Return a click option that is also spelled with dashes.
+
+    Args:
+        value: the word for its value in --help: `N`, or `=False` and `[=json]` for one that may be left out.
+    """
     spellings = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-    return click.Option([*spellings, name], **settings)
+    return Option([*spellings, name], value if value.startswith(("=", "[=")) or not value else f" {value}", **settings)

@@ -23,7 +23,7 @@ from msrun.planning.environment import masked
 from msrun.planning.masking import mask_url, mask_words
 from msrun.planning.settings import COMMAND_LINE, Setting, option_variables, variable_name
 
-OF_ONE_COMMAND = frozenset({"module", "status", "stop", "version", "help"})
+OF_ONE_COMMAND = frozenset({"module", "status", "stop", "install_completion", "version", "help"})
 """Options that neither a variable nor a file may set; -m is a mark on the word after it."""
 
 
@@ -36,6 +36,8 @@ class Sources:
     config: JobConfig = field(default_factory=lambda: JobConfig(""))
     settings: tuple[Setting, ...] = ()
     """What holds in the end, and where it came from."""
+    hint: str = ""
+    """What the user should know of the words as they were given; empty for nothing."""
 
     def raw(self, name: str) -> str:
         """Return the letters that a variable or the file holds for an option; empty for none."""

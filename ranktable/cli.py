@@ -41,7 +41,22 @@ _EXIT_INTERRUPTED = 130
 _COMMANDS = (generate, validate, check, detect, show, convert, fix, merge, split, join, select, diff, digest, rules)
 
 
+def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    """All packages of the distribution msrun have one version, that of its metadata."""
+    if is_asked and not context.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"ranktable, version {version('msrun')}")
+        except PackageNotFoundError:
+            click.echo("ranktable, version unknown: msrun is not installed, only on Python's path")
+        context.exit()
+
+
 @click.group(context_settings=_SETTINGS)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def cli() -> None:
     """Generate, validate, check and show rank tables for parallel training."""
 

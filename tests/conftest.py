@@ -11,6 +11,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 from job_runner import JobRunner, is_job_variable
+from required_wings import (  # noqa: F401 - hooks
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_sessionstart,
+)
 
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -25,6 +27,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.graph.pending import traffic
+from msrun.runtime.shm.reduction import Reduction
 
 Result = dict[str, Any]
 STEPS = 8
@@ -185,14 +188,30 @@ def sum_of_short_gradients(mode: str, form: str, *, is_wide: bool) -> Result:
     if mode == "fsdp":
         step.hsdp(threshold=0)
     step = step.enable_fp32_communication() if is_wide else step.disable_gradient_fp32_sync()
-    if form == "module":
-        step(x).backward()
-        assert network.weight.grad is not None
-        if mode == "fsdp":
-            return {"gradient": network.weight.grad.full_tensor().tolist(), "dtype": str(network.weight.grad.dtype)}  # type: ignore[operator]
-        return {"gradient": network.weight.grad.tolist(), "dtype": str(network.weight.grad.dtype)}
-    _, (gradient,) = step(x)
-    return {"gradient": gradient.tolist(), "dtype": str(gradient.dtype)}
+    with summed_types() as types:
+        if form == "module":
+            step(x).backward()
+            gradient = network.weight.grad
+            assert gradient is not None
+        else:
+            _, (gradient,) = step(x)
+    whole = gradient.full_tensor() if mode == "fsdp" else gradient  # type: ignore[operator]
+    return {"gradient": whole.tolist(), "dtype": str(gradient.dtype), "summed": sorted(types)}
+
+
+@contextmanager
+def summed_types() -> Iterator[set[str]]:
+    """Give the types in which the ranks add up the gradient, the only message of four numbers."""
+    types = set()
+    reduce = Reduction.reduce
+
+    def note(self: Reduction, parts: Sequence[Tensor], result: Tensor) -> None:
+        if result.numel() == 4:
+            types.add(str(result.dtype))
+        reduce(self, parts, result)
+
+    with mock.patch.object(Reduction, "reduce", note):
+        yield types
 
 
 def model_with_a_dynamic_scale() -> Result:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # bash run.sh [TEXT]
-#   TEXT: a text file; without it, this project's README.
+#   TEXT: a text file; without it, the program itself.
 set -e
 [ -n "$1" ] && export TEXT="$(realpath "$1")"
 cd "$(dirname "$0")"

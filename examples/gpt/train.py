@@ -1,8 +1,8 @@
 """A small GPT on four dimensions at once: pipeline x data x tensor x optimizer parallel, with recomputed blocks.
 
-Start with `bash run.sh [TEXT]`. TEXT is any text file; without it the program learns the letters of this project's
-README. 8 ranks are 2 stages of 4 ranks, and these 2 parts of the batch by 2 parts of every block. One process gives the
-same losses: `python train.py`.
+Start with `bash run.sh [TEXT]`. TEXT is any text file; without it the program learns its own letters. 8 ranks are
+2 stages of 4 ranks, and these 2 parts of the batch by 2 parts of every block. One process gives the same losses:
+`python train.py`.
 """
 
 import os
@@ -30,7 +30,7 @@ RANKS = get_group_size()
 STAGES = 2 if RANKS > 1 else 1
 BATCH, LENGTH, WIDTH, HEADS = 16, 32, 64, 4
 
-text = Path(os.getenv("TEXT") or Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+text = Path(os.getenv("TEXT") or __file__).read_text(encoding="utf-8")
 letters = sorted(set(text))
 number_of = {letter: number for number, letter in enumerate(letters)}
 tokens = torch.tensor([number_of[letter] for letter in text])

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -37,13 +38,17 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
     host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)
-    has_store = True
+    has_store = is_store_needed = True
     while not channel.is_closed:
         for message in channel.receive():
             record.note(message)
             if message.get("type") == "job":
                 has_store = message.get("has_store", True)
+                is_store_needed = message.get("is_store_needed", True)
             if message.get("type") == "ready" and has_store:
+                if find_spec("torch") is None:
+                    host.do_without(is_store_needed=is_store_needed)
+                    continue
                 host.is_wanted_late = message["start_method"] == "fork" and "torch" not in sys.modules
                 threading.Thread(target=host.open, daemon=True).start()
             if message.get("type") == "restarting":
@@ -87,6 +92,25 @@ class StoreHost:
         except BaseException:  # noqa: BLE001 - whatever it was, the agent has to learn that the store is gone
             traceback.print_exc()
             os._exit(1)
+
+    def do_without(self, *, is_store_needed: bool) -> None:
+        """Act for a Python without torch, which hardly any worker then asks for a store.
+
+        On one host rank 0 of a torch program of another Python opens the store itself, at the same address. The
+        workers of several hosts have been told to expect it: the first that asks for it ends the job.
+        """
+        if is_store_needed:
+            threading.Thread(target=self._end_at_first_client, daemon=True).start()
+        else:
+            self._listener.shutdown(socket.SHUT_RDWR)  # also for whoever else holds the descriptor
+            self._listener.close()
+
+    def _end_at_first_client(self) -> None:
+        select.select([self._listener], [], [])
+        self._record.write(
+            f"a worker asks for torch's store, which needs torch for {sys.executable}: pip install 'msrun[runtime]'"
+        )
+        os._exit(1)
 
     def renew(self) -> None:
         """Replace the store by an empty one on the same socket: torch takes what it finds there for its own job's."""

@@ -34,6 +34,8 @@ LOST_PEER = (
     "remote worker crashing",
     "broken pipe",
     "socket timeout",
+    " has ended while rank ",
+    " has left the group while rank ",
 )
 """What torch's backends say, in small letters, when another rank has gone."""
 LATE_S = 0.5

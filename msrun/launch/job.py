@@ -291,6 +291,7 @@ class SchedulerRecord:
                 "world_size": len(host.workers),
                 "host": host.where,
                 "has_store": self._has_store,
+                "is_store_needed": host.common_env[contract.TORCHELASTIC_USE_AGENT_STORE] == "True",
             }
             kind = "job"
         if not self._channel.is_closed:

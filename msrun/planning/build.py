@@ -74,6 +74,7 @@ def build_plan(
         threads=min(threads),
         group_world_size=len(seating.hosts) if seating else 1,
         interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
+        has_store=host.has_torch or seating is not None,
     )
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]

@@ -53,12 +53,14 @@ def common_environment(
     threads: int,
     group_world_size: int = 1,
     interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
+    has_store: bool = True,
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
 
     Args:
         group_world_size: number of hosts.
         interfaces: variables that choose network interfaces.
+        has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
     """
     env = {name: value for name, value in interfaces.items() if name not in caller}
     env.update(early_environment(caller=caller, extra=extra, threads=threads))
@@ -72,7 +74,7 @@ def common_environment(
             contract.TORCHELASTIC_RUN_ID: job_id,
             contract.TORCHELASTIC_RESTART_COUNT: "0",
             contract.TORCHELASTIC_MAX_RESTARTS: str(max_restarts),
-            contract.TORCHELASTIC_USE_AGENT_STORE: "True",
+            contract.TORCHELASTIC_USE_AGENT_STORE: str(has_store),
             contract.MS_WORKER_NUM: str(world_size),
             contract.MS_SCHED_HOST: master_addr,
             contract.MS_SCHED_PORT: str(master_port),

@@ -12,11 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from msrun.runtime.public_names import names_below
+from msrun.runtime.requirements import require_packages
 
 _MODULES = names_below(__name__)
 _ROOMS = ("data", "nn", "optim", "parallel", "train")
 
 __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
+
+require_packages()
 
 if TYPE_CHECKING:
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint

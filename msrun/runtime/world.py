@@ -34,7 +34,7 @@ from msrun.runtime.joining.ms_role import find_scheduler
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
 from msrun.runtime.joining.spec import ALONE, WorldSpec
-from msrun.runtime.shared_host import tell_host
+from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.futex import why_not
 from msrun.runtime.shm.process_group import register
 
@@ -66,6 +66,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     if _spec is not None:
         raise WorldError("init() was called twice: call release() first to join again")
     uncaught.install()
+    warn_if_untested()  # not said yet where the fork server has imported the runtime
     scheduler = find_scheduler(os.environ)
     if scheduler is not None:
         run_scheduler(*scheduler, os.environ, timeout_s)
@@ -74,7 +75,6 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     if spec.world_size > 1 or spec.rendezvous or spec.meeting:
         progress.enter_phase(contract.PHASE_JOINING)
         spec = _join(spec, backend_name, timeout_s)
-        tell_host(spec.global_rank)
         uncaught.install()  # torch has put its own hook around, with the world
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)

@@ -21,7 +21,6 @@ from msrun.launch.fleet.agent_link import AgentCode, AgentLink
 from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster, Mustered
-from msrun.launch.remote import launcher_link
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.remote.stream import Stream
@@ -241,20 +240,18 @@ WISHES = (
 
 def launcher_ends(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """An agent whose launcher says anything: its thread goes on, or lets the agent end."""
-    with mock.patch.object(launcher_link, "os") as fake, open(os.devnull, "w") as nowhere:
-        fake.getpid, fake.kill = os.getpid, lambda *_: None
-        with contextlib.redirect_stderr(nowhere):
-            for rng in _batches(rng_of):
-                ours, theirs = socket.socketpair()
-                descriptor = ours.detach()
-                link = LauncherLink(Stream(descriptor, descriptor))
-                for _ in range(MESSAGES_OF_A_JOB):
-                    data = frame(encode_any(rng, change_value(rng, {**rng.choice(WISHES), "seq": rng.randint(0, 9)})))
-                    with contextlib.suppress(OSError):
-                        theirs.sendall(change_bytes(rng, data) if rng.random() < 0.1 else data)
-                    link._look(0.0)
-                    yield
-                theirs.close()
-                if link._stream is not None:
-                    link._stream.close()
-                link._outbox.close()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        for rng in _batches(rng_of):
+            ours, theirs = socket.socketpair()
+            descriptor = ours.detach()
+            link = LauncherLink(Stream(descriptor, descriptor))
+            for _ in range(MESSAGES_OF_A_JOB):
+                data = frame(encode_any(rng, change_value(rng, {**rng.choice(WISHES), "seq": rng.randint(0, 9)})))
+                with contextlib.suppress(OSError):
+                    theirs.sendall(change_bytes(rng, data) if rng.random() < 0.1 else data)
+                link._look(0.0)
+                yield
+            theirs.close()
+            if link._stream is not None:
+                link._stream.close()
+            link._outbox.close()

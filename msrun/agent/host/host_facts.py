@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from msrun.agent.host.accelerators import read_gpus, read_npus
@@ -37,4 +38,5 @@ def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostF
         gpus_reason=visible_gpus.reason,
         npus_reason=visible_npus.reason,
         topology=topology,
+        has_torch=find_spec("torch") is not None,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -45,8 +46,6 @@ PROCESSES_OF_MSRUN = 3
 """Fork server, scheduler and its store."""
 USUAL_THREADS = 4
 """Of a worker that uses torch, beside its compute threads."""
-TORCH_VERSIONS = ("2.11", "2.14")
-"""At least, and below."""
 
 
 @dataclass(frozen=True)
@@ -260,13 +259,11 @@ def _look_at_torch(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """Read what is installed; importing it would take seconds."""
     found = installed_version("torch")
     if not found:
-        return Finding("warn", "torch", "not installed for this Python; the job's store and msrun.runtime need it")
-    least, below = (tuple(map(int, text.split("."))) for text in TORCH_VERSIONS)
+        return Finding("warn", "torch", "not installed for this Python; msrun.runtime needs it")
+    oldest, newest = (tuple(map(int, text.split("."))) for text in contract.TORCH_VERSIONS)
     with contextlib.suppress(ValueError):
-        if not least <= tuple(int(part) for part in found.split(".")[:2]) < below:
-            return Finding(
-                "warn", "torch", f"{found}: tested with {TORCH_VERSIONS[0]} up to, not with {TORCH_VERSIONS[1]}"
-            )
+        if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
+            return Finding("warn", "torch", f"{found}: not tested; tested are {' to '.join(contract.TORCH_VERSIONS)}")
     return Finding("ok", "torch", found)
 
 

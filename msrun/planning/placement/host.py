@@ -28,6 +28,8 @@ class HostFacts:
     """The same for ASCEND_RT_VISIBLE_DEVICES."""
     topology: Topology | None = None
     """Cores and NUMA nodes; None when only `cpus` is known."""
+    has_torch: bool = True
+    """Whether msrun's own Python has torch: without it the scheduler cannot serve torch's store."""
 
     def known_topology(self) -> Topology:
         """Return the topology, flat when nothing is known of it."""

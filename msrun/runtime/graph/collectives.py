@@ -21,10 +21,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.halo import Window, add_gradients, gradient_message, join_window, window_message
 from msrun.runtime.graph.pending import Pending
-from msrun.runtime.graph.transfers import start_exchange, start_gather, start_halo, start_reduce_scatter
+from msrun.runtime.graph.transfers import (
+    start_all_reduce,
+    start_exchange,
+    start_gather,
+    start_halo,
+    start_reduce_scatter,
+)
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
 from msrun.runtime.graph.pending import Pending
 from msrun.runtime.graph.plain_tensors import plain_tensors
 from msrun.runtime.graph.segments import Segment
-from msrun.runtime.graph.transfers import start_reduce_scatter
+from msrun.runtime.graph.transfers import start_all_reduce, start_reduce_scatter
 from msrun.runtime.groups import axes_group
 from msrun.runtime.layout import Axes, Mesh
 

@@ -1,4 +1,4 @@
-"""Transfers: all-gather, reduce-scatter, all-to-all and halo, started now and waited for later, counted."""
+"""Transfers: all-reduce, all-gather, reduce-scatter, all-to-all and halo, started now and waited for later, counted."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ _reduce_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 _MOST_BROADCASTS = 8
 """Largest group of gloo's in which parameters are gathered by a broadcast from each rank."""
+
+
+def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> Pending:
+    """Sum over the group. `value` is not changed, unless `in_place`: then nobody may read it any more."""
+    traffic.add("all_reduce", value)
+    own = value.contiguous() if in_place else value.clone(memory_format=torch.contiguous_format)
+    return Pending(own, dist.all_reduce(own, group=group, async_op=True), name=name_of("all_reduce", group))
 
 
 def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:

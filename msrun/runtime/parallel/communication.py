@@ -28,9 +28,8 @@ from torch.autograd.function import once_differentiable
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import groups, world
 from msrun.runtime.graph import marked_calls
-from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.transfers import start_exchange, start_gather, start_reduce_scatter
+from msrun.runtime.graph.transfers import start_all_reduce, start_exchange, start_gather, start_reduce_scatter
 from msrun.runtime.progress import waiting_in
 
 _EXTREMES = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

@@ -81,6 +81,7 @@ def value_and_grad(
             replicas_called.reset(token)
         loss = result[0] if has_aux else result
         weights = [current(weight) for weight in kept or []]
+        _check_wanted(weights)
         grads = _gradients(loss, inputs, weights, called)
         for weight, gradient in zip(weights, grads[len(inputs) :], strict=True):
             note_weight(gradient, weight)
@@ -90,6 +91,20 @@ def value_and_grad(
         return pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, result), gradients
 
     return run
+
+
+def _check_wanted(weights: Sequence[Tensor]) -> None:
+    """Refuse weights that were frozen since.
+
+    Raises:
+        StrategyError: one does not require a gradient.
+    """
+    frozen = [index for index, weight in enumerate(weights) if not weight.requires_grad]
+    if frozen:
+        raise StrategyError(
+            f"value_and_grad: weights[{frozen[0]}] of {len(weights)} does not require a gradient; call value_and_grad "
+            "again with the weights that do"
+        )
 
 
 def _gradients(

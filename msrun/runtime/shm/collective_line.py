@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from msrun.errors import CollectiveError
 from msrun.runtime.shm.collectives import Collective, describe
 from msrun.runtime.shm.segment import NOTE, SLOTS, Segment
 from msrun.runtime.shm.work import Operation, lock
@@ -25,7 +26,7 @@ class Collectives:
         self._to_post: deque[Collective] = deque()
         self._to_add: deque[Collective] = deque()
         self._to_take: deque[Collective] = deque()
-        self._error: RuntimeError | None = None
+        self._error: CollectiveError | None = None
 
     def add(self, operation: Collective) -> None:
         """Put an operation at the end of the line."""
@@ -43,7 +44,7 @@ class Collectives:
             try:
                 moved = self._post() | self._add_up() | self._take()
             except Exception as error:
-                self._error = RuntimeError(f"{self._to_take[0].describe()}: {error}")
+                self._error = CollectiveError(f"{self._to_take[0].describe()}: {error}")
                 raise
         return bool(self._to_take) and self._error is None
 
@@ -144,10 +145,10 @@ class Collectives:
             at = ((step % SLOTS) * size + rank) * NOTE
             note = tuple(notes[at : at + NOTE])
             if note != operation.note:
-                self._error = RuntimeError(
-                    f"the ranks of a group have called different operations: rank {self._segment.rank} "
-                    f"{operation.describe()}, rank {rank} {describe(note, size)} (step {step} of the group); all must "
-                    "call the same ones in the same order"
+                self._error = CollectiveError(
+                    f"the ranks of a group have called different operations: {self._segment.name()} "
+                    f"{operation.describe()}, {self._segment.name(rank)} {describe(note, size)} (step {step} of the "
+                    "group); all must call the same ones in the same order"
                 )
                 return
 
@@ -217,8 +218,11 @@ class Collectives:
         self._words.sleep(word, seen, min(most_s, 0.002) if is_for_slot else most_s)
         self._words[self._segment.blocked + self._segment.rank] = 0
 
-    def late_ranks(self) -> list[int]:
+    def late_ranks(self) -> list[str]:
         """Return whom the first operation waits for."""
+        return [self._segment.name(rank) for rank in self._late()]
+
+    def _late(self) -> list[int]:
         if not self._to_take:
             return []
         word, value, kind = self._blocking()
@@ -235,21 +239,21 @@ class Collectives:
         """Raise if an operation can never end.
 
         Raises:
-            RuntimeError: ranks have called different operations, or one that is waited for has ended or left.
+            CollectiveError: ranks have called different operations, or one that is waited for has ended or left.
         """
         with lock:
             if self._error is not None:
                 raise self._error
-            for rank in self.late_ranks():
+            for rank in self._late():
                 gone = self._segment.gone_how(rank)
-                if gone and rank in self.late_ranks():  # it may have counted before it ended
-                    self._error = RuntimeError(
-                        f"rank {rank} of the group {gone} while rank {self._segment.rank} waits for it in "
-                        f"{operation.describe()}"
+                if gone and rank in self._late():  # it may have counted before it ended
+                    who, waiting = self._segment.name(rank), self._segment.name()
+                    self._error = CollectiveError(
+                        f"{who} {gone} while {waiting} waits for it in {operation.describe()}"
                     )
                     raise self._error
 
     @property
-    def error(self) -> RuntimeError | None:
+    def error(self) -> CollectiveError | None:
         """Why nothing moves any more."""
         return self._error

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.errors import CollectiveError
 from msrun.runtime.shm.segment import Segment
+from msrun.runtime.shm.work import lock
 
 _HEAD = struct.Struct("<qq")
 
@@ -23,6 +25,7 @@ _HEAD = struct.Struct("<qq")
 class Send:
     """A message on its way out."""
 
+    segment: Segment
     to: int
     tag: int
     data: Tensor
@@ -38,13 +41,14 @@ class Send:
 
     def describe(self) -> str:
         """Return what to call it."""
-        return f"send of {len(self.data)} bytes to rank {self.to}, tag {self.tag}"
+        return f"send of {len(self.data)} bytes to {self.segment.name(self.to)}, tag {self.tag}"
 
 
 @dataclass(eq=False)
 class Receive:
     """A message that is asked for."""
 
+    segment: Segment
     source: int | None
     """None: from anybody, until it is known."""
     tag: int
@@ -54,7 +58,7 @@ class Receive:
 
     def describe(self) -> str:
         """Return what to call it."""
-        source = "any rank" if self.source is None else f"rank {self.source}"
+        source = "any rank" if self.source is None else self.segment.name(self.source)
         return f"receive of {len(self.data)} bytes from {source}, tag {self.tag}"
 
 
@@ -85,7 +89,7 @@ class Mail:
         self._sends: dict[int, deque[Send]] = {}
         self._receives: list[Receive] = []
         self._boxes = [_Box() for _ in range(segment.size)]
-        self._error: RuntimeError | None = None
+        self._error: CollectiveError | None = None
 
     def send(self, send: Send) -> None:
         """Put a message behind those to the same rank."""
@@ -173,9 +177,9 @@ class Mail:
 
     def _fits(self, receive: Receive, source: int, count: int) -> bool:
         if count != len(receive.data):
-            self._error = RuntimeError(
-                f"rank {source} has sent {count} bytes with tag {receive.tag}, and rank {self._segment.rank} waits for "
-                f"{len(receive.data)}: both ends need tensors of one size"
+            self._error = CollectiveError(
+                f"{self._segment.name(source)} has sent {count} bytes with tag {receive.tag}, and "
+                f"{self._segment.name()} waits for {len(receive.data)}: both ends need tensors of one size"
             )
         return self._error is None
 
@@ -238,15 +242,15 @@ class Mail:
         """Sleep until the word has another value."""
         self._words.sleep(word, seen, most_s)
 
-    def late_ranks(self) -> list[int]:
+    def late_ranks(self) -> list[str]:
         """Return whom a message is sent to, or awaited from."""
-        return [*self._sends, *self._sources()]
+        return [self._segment.name(rank) for rank in (*self._sends, *self._sources())]
 
     def check(self, operation: Any) -> None:
         """Raise if a message can never go, or come.
 
         Raises:
-            RuntimeError: sizes that differ, or the other end has ended or left.
+            CollectiveError: sizes that differ, or the other end has ended or left.
         """
         if self._error is not None:
             raise self._error
@@ -260,15 +264,14 @@ class Mail:
         gone = [segment.gone_how(rank) for rank in others]
         if not all(gone):
             return
-        self.advance()
+        with lock:
+            self.advance()
         if not operation.is_done:
-            whom = f"rank {others[0]}" if len(others) == 1 else "every other rank"
-            raise RuntimeError(
-                f"{whom} of the group {gone[0]} while rank {segment.rank} waits for it in {operation.describe()}"
-            )
+            whom = segment.name(others[0]) if len(others) == 1 else "every other rank of the group"
+            raise CollectiveError(f"{whom} {gone[0]} while {segment.name()} waits for it in {operation.describe()}")
 
     @property
-    def error(self) -> RuntimeError | None:
+    def error(self) -> CollectiveError | None:
         """Why nothing moves any more."""
         return self._error
 

@@ -254,7 +254,7 @@ class ShmGroup(_ProcessGroup):
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> ShmWork:
         """Send a tensor to a rank."""
         value = _Value(tensors[0], writes=False)
-        made = Send(to, tag, value.bytes)
+        made = Send(self._segment, to, tag, value.bytes)
         start(self._mail, lambda: self._mail.send(made))
         return self._work(self._mail, [made], [])
 
@@ -268,7 +268,7 @@ class ShmGroup(_ProcessGroup):
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> ShmWork:
         value = _Value(tensor, reads=False)
-        made = Receive(source, tag, value.bytes)
+        made = Receive(self._segment, source, tag, value.bytes)
         start(self._mail, lambda: self._mail.receive(made))
         return self._work(self._mail, [made], [value])
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from msrun.runtime.shm.futex import Words, why_not
@@ -70,6 +71,7 @@ class Segment:
         self.mail = data[self._mail_at :].view(size, size, self.mail_bytes)
         self._views: dict[torch.dtype, list[list[Tensor]]] = {}
         self.words[self._pid + rank] = os.getpid()
+        self.words[self._world + rank] = dist.get_rank() if dist.is_initialized() else rank
         self._watched: dict[int, int] = {}
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
@@ -82,12 +84,12 @@ class Segment:
         """Per slot: how many ranks have written there, over all rounds."""
         self.summed = SLOTS
         """Per slot: how many have left sums there, over all rounds."""
-        self.posted, self.added, self.finished, self.left, self.bell, self.blocked, self._pid = (
-            2 * SLOTS + size * number for number in range(7)
+        self.posted, self.added, self.finished, self.left, self.bell, self.blocked, self._pid, self._world = (
+            2 * SLOTS + size * number for number in range(8)
         )
         """Per rank: steps written, steps added up, steps done with; whether it has left; the bell of its mailboxes;
-        whether it waits for others to be done; its process"""
-        self._joined = 2 * SLOTS + 7 * size
+        whether it waits for others to be done; its process; its rank in the world"""
+        self._joined = 2 * SLOTS + 8 * size
         self._words = self._joined + 1
         self._notes_at = _page(_PAGE + 4 * self._words)
         self._mail_counts_at = _page(self._notes_at + 8 * NOTE * SLOTS * size)
@@ -124,10 +126,14 @@ class Segment:
         poll.register(self._watched[rank], select.POLLIN)
         return bool(poll.poll(0))
 
+    def name(self, rank: int | None = None) -> str:
+        """Return what to call a rank, by default this one: by its number in the world."""
+        return f"rank {self.words[self._world + (self.rank if rank is None else rank)]}"
+
     def gone_how(self, rank: int) -> str:
         """Return how a rank is gone, or nothing if it is not."""
         if self.words[self.left + rank]:
-            return "has left it"
+            return "has left the group"
         return "has ended" if self.has_ended(rank) else ""
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""torch's `Work` on operations of a group, and how operations move on: no thread does anything.
+"""torch's `Work` on operations of a group, and how operations move on.
 
 Starting an operation writes this rank's part as far as there are free slots, and announces it. Whoever waits moves all
 operations of this process on, in every group, so that no rank waits for another's part of an operation that the other
@@ -7,9 +7,12 @@ has started; when nothing moves it sleeps on the word that the rank it waits for
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -17,12 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.errors import CollectiveError
 from msrun.runtime.progress import waiting_in
 
 _LOOK_EVERY_S = 0.2
 """How often a rank that sleeps looks whether the others are alive."""
 _MOVE_EVERY_S = 0.001
 """The same where it has other operations to move on meanwhile."""
+_STILL_S = 0.02
+"""How long operations may stand still while nobody waits for one."""
+_REST_AFTER = 50
+"""Looks without any operation after which the thread rests."""
 lock = threading.RLock()
 _moving: dict[Line, None] = {}
 """The lines that hold operations which are not done."""
@@ -60,12 +68,12 @@ class Line(Protocol):
         """Sleep until the word has another value."""
         ...
 
-    def late_ranks(self) -> list[int]:
+    def late_ranks(self) -> list[str]:
         """Return whom the first operation waits for."""
         ...
 
     @property
-    def error(self) -> RuntimeError | None:
+    def error(self) -> CollectiveError | None:
         """Why nothing moves any more."""
         ...
 
@@ -83,6 +91,8 @@ def start(line: Line, add: Callable[[], None]) -> None:
     with lock:
         add()
         move(line)
+        if line in _moving:
+            _background.have_awake()
 
 
 def forget(line: Line) -> None:
@@ -95,8 +105,13 @@ def wait_for(line: Line, operation: Operation, most_s: float) -> bool:
     """Move everything on until an operation is done; return False when the time is over.
 
     Raises:
-        RuntimeError: it can never end.
+        CollectiveError: it can never end.
     """
+    with _background.spared():
+        return _wait_for(line, operation, most_s)
+
+
+def _wait_for(line: Line, operation: Operation, most_s: float) -> bool:
     now = time.monotonic()
     end, look_at = now + most_s, now + _LOOK_EVERY_S
     while True:
@@ -120,6 +135,74 @@ def wait_for(line: Line, operation: Operation, most_s: float) -> bool:
             look_at = now + _LOOK_EVERY_S
         if now >= end:
             return operation.is_done
+
+
+class _Background:
+    """The thread that moves operations on while this process does something else; started when one is left."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        """Threads that wait for an operation, and move all on themselves."""
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._is_resting = self._is_over = False
+
+    def have_awake(self) -> None:
+        """Begin to look, or go on."""
+        if self._thread is None and not self._is_over:
+            self._thread = threading.Thread(target=self._run, name="msrun-shm", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)  # a thread in torch's code must not see the end of the interpreter
+        elif self._is_resting:
+            self._is_resting = False
+            self._wake.set()
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """Wait without the thread's help."""
+        with lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with lock:
+                self._waiting -= 1
+
+    def forget(self) -> None:
+        """Begin anew in a forked child, which has no such thread."""
+        self._thread, self._waiting, self._is_resting = None, 0, False
+        _moving.clear()
+        lock.release()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_LOOK_EVERY_S)
+
+    def _run(self) -> None:
+        idle, pause = 0, _STILL_S
+        while not self._is_over:
+            self._wake.wait(None if self._is_resting else pause)
+            self._wake.clear()
+            with lock:
+                idle = 0 if _moving else idle + 1
+                self._is_resting = idle > _REST_AFTER
+            if not self._waiting:
+                pause = _MOVE_EVERY_S if self._move() else _STILL_S
+
+    def _move(self) -> bool:
+        """Move everything on; return whether something moved."""
+        with lock:
+            before = [line.next_word()[0] for line in _moving]
+            for line in list(_moving):
+                with suppress(Exception):  # whoever waits is told
+                    move(line)
+            return before != [line.next_word()[0] for line in _moving]
+
+
+_background = _Background()
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_background.forget)
 
 
 class ShmWork(dist.Work):
@@ -147,7 +230,7 @@ class ShmWork(dist.Work):
         """Wait for the operations.
 
         Raises:
-            RuntimeError: they can never end, or the time is over; after `timeout` one may wait again.
+            CollectiveError: they can never end, or the time is over; after `timeout` one may wait again.
         """
         given = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         most_s = self._most_s if given is None else given
@@ -161,13 +244,13 @@ class ShmWork(dist.Work):
                     self._error = error
                     raise
             if not is_done:
-                raise RuntimeError(self._describe_time_out(operation, most_s))
+                raise CollectiveError(self._describe_time_out(operation, most_s))
         self._close()
         return True
 
     def _describe_time_out(self, operation: Operation, most_s: float) -> str:
-        late = ", ".join(map(str, self._line.late_ranks()))
-        return f"Timed out after {most_s:g} s in {operation.describe()}: waits for rank {late or 'of the other end'}"
+        late = ", ".join(self._line.late_ranks())
+        return f"{operation.describe()}: Timed out after {most_s:g} s, waits for {late or 'the other end'}"
 
     def _close(self) -> None:
         if self._finish is not None:

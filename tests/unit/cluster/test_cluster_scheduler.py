@@ -83,6 +83,40 @@ def test_store_that_was_never_started_needs_no_renewal() -> None:
         StoreHost(listener, Record(io.StringIO())).renew()
 
 
+def test_without_torch_the_address_is_left_to_rank_0_also_where_another_process_holds_the_socket() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        held_elsewhere = listener.dup()
+        StoreHost(listener.dup(), Record(io.StringIO())).do_without(is_store_needed=False)
+        with held_elsewhere:
+            port = held_elsewhere.getsockname()[1]
+            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+            store.set("a", "b")
+
+
+def test_without_torch_a_worker_that_needs_the_store_ends_the_scheduler_with_a_word() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        program = (
+            "import socket, sys, threading; from msrun.cluster.scheduler import Record, StoreHost\n"
+            f"host = StoreHost(socket.socket(fileno={listener.fileno()}), Record(sys.stdout))\n"
+            "host.do_without(is_store_needed=True)\n"
+            "threading.Event().wait()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    with socket.create_connection(address):
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert text[24:] == (
+        f"a worker asks for torch's store, which needs torch for {sys.executable}: pip install 'msrun[runtime]'\n"
+    )
+
+
 def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_its_agent() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours)

@@ -15,9 +15,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msrun.build_spec import build_spec
 from msrun.cli import command
 from msrun.errors import UsageError
-from msrun.options import build_spec, normalise
+from msrun.options import normalise
 from msrun.planning.config import JobConfig, OptionShape, parse_config
 from msrun.planning.settings import variable_name
 from msrun.planning.spec import LaunchSpec

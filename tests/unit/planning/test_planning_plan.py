@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def test_plan_of_several_hosts_holds_the_whole_fleet_and_the_own_host() -> None:
     assert [env[name] for name in names] == ["6", "1", "1", "3", "10.0.0.1", "env://"]
     assert (env["GLOO_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth1", "eth1")
     assert "NCCL_SOCKET_IFNAME" not in env
+
+
+@pytest.mark.parametrize(("has_torch", "expected"), [(True, "True"), (False, "False")])
+def test_workers_expect_torchs_store_only_of_a_scheduler_that_has_torch(has_torch: bool, expected: str) -> None:
+    plan = plan_for({}, replace(HOST, has_torch=has_torch), worker_num=2, local_worker_num=2)
+    assert plan.hosts[0].common_env["TORCHELASTIC_USE_AGENT_STORE"] == expected
 
 
 def test_interface_that_the_user_chose_stays() -> None:

@@ -47,4 +47,4 @@ def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit() -> Non
     )
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = run_python(program, environ)
-    assert "rank 1 of 2 could not join at env:// with gloo" in done.stdout, done.stderr
+    assert "rank 1 of 2 could not join at env:// with shm" in done.stdout, done.stderr

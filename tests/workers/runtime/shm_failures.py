@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from msrun.runtime import init
-from msrun.runtime.graph.all_reduce import start_all_reduce
+from msrun.runtime.graph.transfers import start_all_reduce
 
 FOLDER, WHAT, SIZE = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 LAST = SIZE - 1
@@ -71,15 +71,28 @@ def killed_before_message() -> None:
     if RANK == 0:
         dist.recv(torch.ones(4), LAST)
     else:
-        dist.send(torch.ones(4_000_000), LAST)
+        dist.send(torch.ones(8_000_000), LAST)  # more than a mailbox takes
 
 
 def left() -> None:
     if RANK == LAST:
         dist.destroy_process_group()
-        time.sleep(5)
+        time.sleep(2)
     else:
         dist.barrier()
+
+
+def busy_elsewhere() -> None:
+    """An operation of many steps goes on while a rank waits for something that another does after it."""
+    store = dist.distributed_c10d._get_default_store()
+    value = torch.ones(8_000_000)
+    work = dist.all_reduce(value, async_op=True)
+    if RANK == 0:
+        store.wait(["done"], timedelta(seconds=20))
+    work.wait()
+    if RANK == LAST:
+        store.set("done", "")
+    assert value.sum() == SIZE * 8_000_000
 
 
 def other_operation() -> None:

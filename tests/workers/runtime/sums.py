@@ -1,28 +1,25 @@
 """All-reduces of every kind of tensor, many at once; writes what was wrong.
 
-usage: sums.py RESULT.json together|apart; apart: every rank says that it has a host of its own
+usage: sums.py RESULT.json
 """
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from msrun.runtime import get_group_size, get_rank, init, release, shared_host
-from msrun.runtime.graph import all_reduce
-from msrun.runtime.graph.all_reduce import start_all_reduce
+from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.graph.pending import traffic
+from msrun.runtime.graph.transfers import start_all_reduce
+from msrun.runtime.shm.segment import SLOT_BYTES
 
-if sys.argv[2] == "apart":
-    shared_host._own_host = lambda: f"host {os.environ['RANK']}"
 init(timeout_s=60)
 rank, size = get_rank(), get_group_size()
 group = dist.group.WORLD
-limit = all_reduce._SHORT_BYTES_ON_A_HOST // (size - 1)
+limit = SLOT_BYTES
 SHAPES = [(), (1,), (0, 3), (2,), (3, 5), (limit // 4 - 1,), (limit // 4,), (limit // 4 + 1,), (64, 8, 33)]
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
@@ -67,9 +64,7 @@ everyone = [None] * size
 dist.all_gather_object(everyone, (wrong, digests))
 if rank == 0:
     same = {str(count): len({digests[count] for _, digests in everyone}) for count in digests}
-    is_shared = shared_host.share_host(range(size))
     found = {
-        "shared": is_shared,
         "wrong": [text for texts, _ in everyone for text in texts],
         "results": same,
         "runs": len(started),

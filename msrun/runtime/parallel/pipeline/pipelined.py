@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.graph.all_reduce import start_all_reduce
 from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
 from msrun.runtime.graph.operators.rule import DRAW
 from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
@@ -25,6 +24,7 @@ from msrun.runtime.graph.pending import traffic
 from msrun.runtime.graph.segments import Segment
 from msrun.runtime.graph.stages import StageProgram
 from msrun.runtime.graph.step import arrived
+from msrun.runtime.graph.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values

@@ -1,0 +1,67 @@
+"""Install torch into this Python as constraints.txt has it: the CPU build where one is to be had.
+
+python .ci/install_torch.py [INDEX]
+
+INDEX is an index of CPU builds that pip asks beside its own. Without it, or where it cannot be reached, pip's own
+index, cache and --find-links have to do. What is about to be downloaded, and its size, is said before.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+TORCH = ["-c", "constraints.txt", "torch", "numpy"]
+LOOK_S = 5.0
+BIG = "with CUDA, 2 GB and more with NVIDIA's libraries; for the CPU build set TORCH_INDEX to an index that has it"
+
+
+def is_installed() -> bool:
+    """Return whether the torch of constraints.txt is there; any build of it will do."""
+    wanted = re.search(r"^torch==(\S+)", Path("constraints.txt").read_text(), flags=re.MULTILINE)
+    try:
+        return wanted is not None and version("torch").partition("+")[0] == wanted[1]
+    except PackageNotFoundError:
+        return False
+
+
+def can_be_reached(index: str) -> bool:
+    """Return whether an index answers at once; pip would ask it again and again."""
+    try:
+        with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=LOOK_S):
+            return True
+    except OSError:
+        return False
+
+
+def size_in_mb(url: str) -> str:
+    """Return the size of a file, as far as its server tells."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=LOOK_S) as answer:
+            return f"{int(answer.headers['Content-Length']) / 1e6:.0f} MB"
+    except (OSError, TypeError, ValueError):
+        return "of unknown size"
+
+
+def main() -> None:
+    """Say what comes, and install it with pip's own progress."""
+    if is_installed():
+        return
+    index = sys.argv[1] if len(sys.argv) > 1 else ""
+    more = ["--extra-index-url", index] if index and can_be_reached(index) else []
+    look = [*PIP, *more, *TORCH, "--no-deps", "--dry-run", "--quiet", "--report", "-"]
+    report = json.loads(subprocess.run(look, stdout=subprocess.PIPE, check=True).stdout)
+    (torch,) = [package for package in report["install"] if package["metadata"]["name"] == "torch"]
+    needs = torch["metadata"].get("requires_dist", [])
+    has_cuda = any(need.startswith(("nvidia-", "cuda-")) and "extra ==" not in need for need in needs)
+    size = size_in_mb(torch["download_info"]["url"])
+    print(f"torch {torch['metadata']['version']}: {size}{f', {BIG}' if has_cuda else ''}", flush=True)
+    subprocess.run([*PIP, *more, *TORCH, "--no-warn-script-location"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""From the words of the command line to what was asked: all options translated into a LaunchSpec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msrun.errors import UsageError
+from msrun.planning.hosts.ssh_settings import NO_CONFIG, SshSettings
+from msrun.planning.log_size import parse_size
+from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
+from msrun.planning.private_file import check_private
+from msrun.planning.program import parse_program
+from msrun.planning.settings import TOKEN_VARIABLE
+from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
+from msrun.planning.tls_spec import TlsSpec, parse_tls_config
+
+
+def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
+    """Translate the command line's words into a LaunchSpec.
+
+    Raises:
+        UsageError: a word that cannot be understood.
+    """
+    working_directory = Path(options["chdir"] or ".").absolute()
+    if not working_directory.is_dir():
+        raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
+    worker_num = options["worker_num"]
+    env_file = options["env_file"]
+    file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
+    return LaunchSpec(
+        program=parse_program(options["words"], is_module=options["module"], working_directory=working_directory),
+        worker_num=worker_num,
+        local_worker_num=worker_num if options["local_worker_num"] is None else options["local_worker_num"],
+        working_directory=working_directory,
+        log_dir=Path(options["log_dir"]).absolute(),
+        master_addr=options["master_addr"],
+        master_port=options["master_port"],
+        node_rank=options["node_rank"],
+        cluster_time_out_s=options["cluster_time_out"],
+        grace_s=options["grace"],
+        forward_signals=parse_signals(options["signals"]),
+        hang_time_out_s=options["hang_time_out"],
+        max_restarts=options["max_restarts"],
+        start_method=options["start_method"],
+        device_target=options["device_target"],
+        preload=tuple(options["preload"]),
+        env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
+        token=_read_token(options["token_file"], caller),
+        heartbeat_time_out_s=options["heartbeat_time_out"],
+        tls=_read_tls(options["tls_config"], caller),
+        forward_env=tuple(options["forward_env"]),
+        ship=options["ship"],
+        ssh=_ssh_settings(options),
+        rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
+        worker_log_name=options["worker_log_name"],
+        log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
+        log_keep=options["log_keep"],
+        bind_core=parse_bind_core(options["bind_core"]),
+        bind_numa=parse_bind_numa(options["bind_numa"]),
+        tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
+        is_raw_tail=options["raw"],
+    )
+
+
+def _ssh_settings(options: dict[str, Any]) -> SshSettings:
+    config = options["ssh_config"]
+    return SshSettings(
+        config_file=config if config is None or str(config) == NO_CONFIG else _home("--ssh_config", config),
+        user=options["ssh_user"],
+        port=options["ssh_port"],
+        identity_files=tuple(_home("--ssh_identity", path) for path in options["ssh_identity"]),
+        host_keys=options["ssh_host_keys"],
+        connect_time_out_s=options["ssh_connect_time_out"],
+        window=options["ssh_window"],
+    )
+
+
+def _home(name: str, path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{name} {path}: there is no user {path.parts[0].removeprefix('~')!r}") from None
+
+
+def _read_token(path: Path | None, caller: dict[str, str]) -> str:
+    """Return the token of the file, else that of the environment; a line break at its end does not count."""
+    if path is None:
+        return caller.get(TOKEN_VARIABLE, "").strip()
+    token = _read_text("--token_file", path).strip()
+    check_private(path.stat().st_mode, f"--token_file {path}", path)
+    if not token:
+        raise UsageError(f"--token_file {path}: is empty; put some random letters into it, e.g. openssl rand -hex 32")
+    return token
+
+
+def _read_tls(path: Path | None, caller: dict[str, str]) -> TlsSpec | None:
+    if path is None:
+        return None
+    return parse_tls_config(_read_text("--tls_config", path), str(path), str(path.absolute().parent), caller)
+
+
+def _read_text(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{name} {path}: cannot be read ({reason}); give a readable text file") from None

@@ -1,0 +1,124 @@
+"""Words that people bring along from other launchers, and words in the wrong place: what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msrun.errors import UsageError
+from msrun.option_types import FALSE_WORDS, TRUE_WORDS
+from msrun.options import OPTIONAL_VALUES, long_options, own_options, script_index, underscored
+from msrun.planning.program import Program
+
+_WORKERS = "--worker_num (workers of the job)"
+_EACH = "--worker_num (workers of the job) or, for several hosts, --local_worker_num (on each)"
+_HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
+LEAVE_OUT = "leave it out"
+_MEETING = "leave it out: hosts meet at --master_addr and --master_port, one host needs neither"
+_TAIL = "--tail_worker_log (ranks to show here; every rank has a log of its own)"
+
+SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env"})
+"""Options that hardly any script means for its launcher."""
+
+FOREIGN_OPTIONS = {
+    "-n": ("mpirun's and srun's", _WORKERS),
+    "-np": ("mpirun's", _WORKERS),
+    "--np": ("mpirun's", _WORKERS),
+    "--ntasks": ("srun's", _WORKERS),
+    "--num_processes": ("accelerate's", _WORKERS),
+    "--nproc_per_node": ("torchrun's", _EACH),
+    "--num_gpus": ("deepspeed's", _EACH),
+    "--ntasks_per_node": ("srun's", _EACH),
+    "--npernode": ("mpirun's", _EACH),
+    "-npernode": ("mpirun's", _EACH),
+    "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
+    "--nnodes": ("torchrun's", f"{_HOSTS}, or --worker_num (over all hosts) and --local_worker_num (on each)"),
+    "--nodes": ("srun's", _HOSTS),
+    "--num_nodes": ("deepspeed's", _HOSTS),
+    "--num_machines": ("accelerate's", _HOSTS),
+    "--nodelist": ("srun's", _HOSTS),
+    "-w": ("srun's", _HOSTS),
+    "-H": ("mpirun's", _HOSTS),
+    "--host": ("mpirun's", _HOSTS),
+    "-hostfile": ("mpirun's", "--hostfile"),
+    "--machinefile": ("mpirun's", "--hostfile"),
+    "-machinefile": ("mpirun's", "--hostfile"),
+    "--machine_rank": ("accelerate's", "--node_rank"),
+    "--main_process_ip": ("accelerate's", "--master_addr"),
+    "--main_process_port": ("accelerate's", "--master_port"),
+    "--standalone": ("torchrun's", "leave it out: a job without --hosts runs on this host alone"),
+    "--rdzv_backend": ("torchrun's", _MEETING),
+    "--rdzv_endpoint": ("torchrun's", _MEETING),
+    "--rdzv_id": ("torchrun's", _MEETING),
+    "--rdzv_conf": ("torchrun's", _MEETING),
+    "--no_python": ("torchrun's", "leave it out: SCRIPT may be any executable"),
+    "--module": ("torchrun's and accelerate's", "-m"),
+    "--tee": ("torchrun's", _TAIL),
+    "--redirects": ("torchrun's", _TAIL),
+    "--local_ranks_filter": ("torchrun's", _TAIL),
+    "--config_file": ("accelerate's", "--config"),
+    "--multi_gpu": ("accelerate's", LEAVE_OUT),
+    "--gpu_ids": ("accelerate's", "CUDA_VISIBLE_DEVICES in the environment"),
+    "--cpu": ("accelerate's", "--device_target cpu"),
+    "--num_cpu_threads_per_process": ("accelerate's", "OMP_NUM_THREADS in the environment"),
+    "-x": ("mpirun's", "--env NAME or --env NAME=VALUE"),
+    "--export": ("srun's", "--env NAME or --env NAME=VALUE"),
+    "-wd": ("mpirun's", "--chdir"),
+    "-wdir": ("mpirun's", "--chdir"),
+    "--bind_to": ("mpirun's", "--bind_core"),
+    "--map_by": ("mpirun's", "--bind_core"),
+    "--cpu_bind": ("srun's", "--bind_core"),
+    "--output": ("srun's", "--log_dir"),
+    "--output_filename": ("mpirun's", "--log_dir"),
+    "--oversubscribe": ("mpirun's", LEAVE_OUT),
+    "--allow_run_as_root": ("mpirun's", LEAVE_OUT),
+}
+"""Option of another launcher, dashes as underscores -> whose it is and what to write here."""
+
+
+def reject_foreign_options(words: Sequence[str]) -> None:
+    """Answer an option of another launcher, before the script, with what to write here.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for word in [words[index] for index in own_options(words)]:
+        name = word.partition("=")[0]
+        if underscored(name) in FOREIGN_OPTIONS:
+            whose, here = FOREIGN_OPTIONS[underscored(name)]
+            answer = here if here.startswith(LEAVE_OUT) else f"did you mean {here}?"
+            raise UsageError(f"{name} is {whose}, not an option of msrun; {answer}")
+
+
+def describe_separate_value(words: Sequence[str]) -> str:
+    """Return a hint when what is taken for SCRIPT looks like the value of the option before it, else nothing."""
+    index = script_index(words)
+    if not 0 < index < len(words):
+        return ""
+    option, word = words[index - 1], words[index]
+    values = ("text", "json") if underscored(option) == "--dry_run" else TRUE_WORDS + FALSE_WORDS
+    is_value = underscored(option) in OPTIONAL_VALUES and word.lower() in values
+    if not is_value or Path(word).exists():
+        return ""
+    return f"{option} {word}: {word} is taken for SCRIPT; write {option}={word} if it is the value"
+
+
+def describe_late_options(program: Program) -> str:
+    """Return a hint when options of msrun's stand after a script that does not speak of them, else nothing."""
+    names = [underscored(word.partition("=")[0]) for word in program.args if word.startswith("--") and word != "--"]
+    late = [name for name in dict.fromkeys(names) if name in long_options() - SHARED]
+    if not late or program.kind != "script":
+        return ""
+    try:
+        text = Path(program.target).read_text(encoding="utf-8", errors="replace").replace("-", "_")
+    except OSError:
+        return ""
+    unknown = [name for name in late if name[2:] not in text]
+    if not unknown:
+        return ""
+    one = "it" if len(unknown) == 1 else "they"
+    belongs = "belongs" if len(unknown) == 1 else "belong"
+    return (
+        f"{', '.join(unknown)} after {Path(program.target).name} {belongs} to the script; "
+        f"{one} must stand before it to be msrun's"
+    )

@@ -1,0 +1,61 @@
+"""The example programs that are installed with msrun, or lie beside it in a checkout."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import shutil
+from pathlib import Path
+
+from msrun.errors import ClusterError, UsageError, near_miss
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
+
+
+def list_examples() -> dict[str, str]:
+    """Return the name of every example and what it shows, in one sentence.
+
+    Raises:
+        ClusterError: the examples are not there.
+    """
+    return {path.parent.name: _first_line(path) for path in sorted(_folder().glob("*/train.py"))}
+
+
+def copy_examples(name: str | None, directory: Path) -> list[Path]:
+    """Copy one example, or all of them, and return their new folders, each `directory`/NAME.
+
+    Raises:
+        UsageError: no such example, something is there already, or it cannot be written.
+        ClusterError: the examples are not there.
+    """
+    names = list(list_examples())
+    if name is not None and name not in names:
+        raise UsageError(f"{name}: no such example{near_miss(name, names)}; there are {', '.join(names)}")
+    targets = [directory / each for each in ([name] if name is not None else names)]
+    for target in targets:
+        if target.exists():
+            raise UsageError(f"{target}: is there already; remove it, or give another DIR")
+    for target in targets:
+        try:
+            shutil.copytree(_folder() / target.name, target, ignore=shutil.ignore_patterns(*LEFT_BY_RUNS))
+        except OSError as error:
+            raise UsageError(f"{target}: cannot be written ({error.strerror}); give another DIR") from None
+    return targets
+
+
+def how_to_run(example: Path) -> str:
+    """Return what to type next."""
+    guide = example / "README.md"
+    return f"see {guide}" if guide.is_file() else f"to run it: bash {shlex.quote(str(example / 'run.sh'))}"
+
+
+def _folder() -> Path:
+    for folder in (PACKAGE / "examples", PACKAGE.parent / "examples"):
+        if (folder / "data_parallel" / "train.py").is_file():
+            return folder
+    raise ClusterError(f"there are no examples in {PACKAGE / 'examples'}; install msrun again")
+
+
+def _first_line(program: Path) -> str:
+    return (ast.get_docstring(ast.parse(program.read_bytes())) or "").partition("\n")[0]

@@ -1,0 +1,60 @@
+"""REQUIRE=hosts,mpirun,cgroup,zoo: tests of these wings that would be skipped fail instead.
+
+A machine without network namespaces, mpirun or a memory cgroup skips what needs them. CI sets REQUIRE, so that a
+wing cannot drop out of its tests unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+
+import pytest
+
+WINGS = {
+    "hosts": r"cannot make (hosts|network namespaces)|there is no ssh",
+    "mpirun": r"no mpirun",
+    "cgroup": r"no memory cgroup",
+    "zoo": r"not installed: pip install .*zoo",
+}
+"""Wing -> what its tests say when they are skipped."""
+
+
+def required() -> list[str]:
+    """Return the wings that REQUIRE names."""
+    wanted = [word.strip() for word in os.environ.get("REQUIRE", "").split(",") if word.strip()]
+    unknown = [word for word in wanted if word not in WINGS]
+    if unknown:
+        raise pytest.UsageError(f"REQUIRE: no such wing: {', '.join(unknown)}; there are {', '.join(WINGS)}")
+    return wanted
+
+
+def fail_if_required(report: pytest.TestReport | pytest.CollectReport, wanted: list[str]) -> None:
+    """Make a skipped test a failed one when its reason is that of a wing that is wanted."""
+    if report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    for wing in wanted:
+        if re.search(WINGS[wing], reason):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; REQUIRE={wing} does not let it be skipped"
+            return
+
+
+def pytest_sessionstart() -> None:
+    required()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fail_if_required(report, required())
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_if_required(report, required())
+    return report

@@ -1,0 +1,95 @@
+"""The installed examples: listed with what they show, and copied whole, over nothing that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY
+
+from msrun.cli import main
+from msrun.errors import UsageError
+from msrun.launch.example_programs import LEFT_BY_RUNS, copy_examples, how_to_run, list_examples
+
+EXAMPLES = REPOSITORY / "examples"
+
+
+def test_every_folder_with_a_program_is_listed_with_a_sentence() -> None:
+    found = list_examples()
+    assert list(found) == sorted(path.parent.name for path in EXAMPLES.glob("*/train.py"))
+    assert all(summary.endswith(".") for summary in found.values())
+
+
+def test_copy_holds_every_file_but_what_runs_have_left(tmp_path: Path) -> None:
+    (folder,) = copy_examples("startup_methods", tmp_path / "new folder")
+    assert folder == tmp_path / "new folder" / "startup_methods"
+    expected = {path.name for path in (EXAMPLES / "startup_methods").iterdir()} - set(LEFT_BY_RUNS)
+    assert {path.name for path in folder.iterdir()} == expected
+    assert (folder / "train.py").read_bytes() == (EXAMPLES / "startup_methods" / "train.py").read_bytes()
+
+
+def test_all_examples_are_copied_or_none(tmp_path: Path) -> None:
+    (tmp_path / "resume").mkdir()
+    with pytest.raises(UsageError, match="resume: is there already; remove it, or give another DIR"):
+        copy_examples(None, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["resume"]
+    (tmp_path / "resume").rmdir()
+    assert [path.name for path in copy_examples(None, tmp_path)] == list(list_examples())
+
+
+def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/gpt: cannot be written \(.*\); give another DIR"):
+        copy_examples("gpt", tmp_path / "file")
+
+
+def test_next_step_is_a_command_that_a_shell_reads_as_meant(odd_path: Path) -> None:
+    assert how_to_run(Path("x y") / "gpt") == "to run it: bash 'x y/gpt/run.sh'"
+    (guided,) = copy_examples("startup_methods", odd_path)
+    assert how_to_run(guided) == f"see {guided}/README.md"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(["examples", *words])
+    shown = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, shown.out, shown.err
+
+
+def test_command_lists_and_copies(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = run(capsys, "list")
+    assert code == 0 and [line.split()[0] for line in text.splitlines()] == list(list_examples())
+    code, text, _ = run(capsys, "copy", "gpt")
+    assert code == 0 and text == "copied msrun_examples/gpt\nto run it: bash msrun_examples/gpt/run.sh\n"
+    assert (tmp_path / "msrun_examples" / "gpt" / "train.py").is_file()
+    assert run(capsys)[1].startswith("Usage: msrun examples")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["copy", "gptt"], "gptt: no such example (did you mean gpt?); there are "),
+        (["copy", "gpt", "a", "b"], "Got unexpected extra argument (b); see msrun examples copy --help"),
+        (["--lsit"], "--lsit: no such option; msrun examples --help lists them"),
+        (["lsit"], "No such command 'lsit'"),
+    ],
+)
+def test_wrong_words_are_one_line_and_status_2(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    code, text, errors = run(capsys, *words)
+    assert (code, text) == (2, "")
+    (shown,) = errors.splitlines()
+    assert shown.startswith(f"msrun: error: {line}")
+
+
+def test_script_named_examples_is_started_by_its_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    program = tmp_path / "examples"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for words in ([str(program)], ["--worker_num=1", str(program)]):
+        with pytest.raises(SystemExit) as caught:
+            main(["--dry_run", *words])
+        assert caught.value.code == 0 and str(program) in capsys.readouterr().out

@@ -1,0 +1,63 @@
+"""Files of figures: what was measured, with the commit, the machine and the versions that it depends on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+MEASURING = sorted(path for path in BENCHMARKS.glob("*.py") if "argparse.ArgumentParser" in path.read_text())
+PROGRAM = """
+import argparse
+from pathlib import Path
+from figures import add_json_option, kept, record
+
+parser = argparse.ArgumentParser()
+add_json_option(parser)
+parser.add_argument("--interrupt", action="store_true")
+options = parser.parse_args()
+with kept(options.json):
+    record("start", workers=2, median_s={"msrun": 0.5})
+    if options.interrupt:
+        raise KeyboardInterrupt
+    record("help", median_cpu_s=0.1)
+"""
+
+
+def measure(folder: Path, *words: str) -> int:
+    (folder / "speed.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "speed.py"), *words]
+    return subprocess.run(command, env={"PYTHONPATH": str(BENCHMARKS)}, capture_output=True, timeout=60).returncode
+
+
+def test_file_says_what_was_run_on_what_with_what(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "speed.json"
+    assert measure(tmp_path, "--json", str(path)) == 0
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == "speed" and found["command"].startswith("python benchmarks/speed.py --json ")
+    assert found["date"].endswith("+00:00") and found["machine"]["cores"] >= 1
+    assert found["versions"]["python"] == sys.version.split()[0] and "torch" in found["versions"]
+    assert {"commit", "is_changed", "load"} <= set(found)
+    assert found["figures"] == [
+        {"part": "start", "workers": 2, "median_s": {"msrun": 0.5}},
+        {"part": "help", "median_cpu_s": 0.1},
+    ]
+
+
+def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unasked(tmp_path: Path) -> None:
+    assert measure(tmp_path, "--interrupt", "--json", str(tmp_path / "part.json")) != 0
+    assert [line["part"] for line in json.loads((tmp_path / "part.json").read_text())["figures"]] == ["start"]
+    assert measure(tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.py", "part.json"}
+
+
+@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
+def test_every_benchmark_keeps_its_figures(path: Path) -> None:
+    text = path.read_text()
+    if path.stem != "figures":
+        assert "add_json_option(parser)" in text and "kept(options.json)" in text and "record(" in text

@@ -1,0 +1,91 @@
+"""--help: groups, the most used options first, each option once, colours on a terminal only."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+from job_runner import REPOSITORY
+
+from msrun.cli import command
+from msrun.options import GROUPS, MOST_USED, OPTIONS
+
+
+def help_text() -> str:
+    return command.get_help(click.Context(command, info_name="msrun", terminal_width=110, color=False))
+
+
+def option_lines(text: str) -> list[str]:
+    options = click.unstyle(text).partition("Examples:")[0]
+    return re.findall(r"^  (--?\w[\w-]*)", options, flags=re.MULTILINE)
+
+
+def test_every_option_stands_in_one_group_and_on_one_line() -> None:
+    assert len(OPTIONS) == len(set(OPTIONS))
+    shown = option_lines(help_text())
+    assert shown == [parameter.opts[0] for parameter in OPTIONS] + ["--version", "-h"]
+
+
+def test_groups_come_in_order_and_begin_with_the_five_most_used() -> None:
+    text = click.unstyle(help_text())
+    titles = [title for title in re.findall(r"^([A-Z][A-Za-z ]+):$", text, flags=re.MULTILINE) if title in GROUPS]
+    assert titles == list(GROUPS) and titles[0] == MOST_USED
+    assert [parameter.name for parameter in GROUPS[MOST_USED]] == [
+        "worker_num",
+        "hosts",
+        "log_dir",
+        "tail_worker_log",
+        "dry_run",
+    ]
+
+
+def test_every_option_has_help_of_one_or_two_sentences() -> None:
+    for parameter in OPTIONS:
+        assert isinstance(parameter, click.Option) and parameter.help
+        assert parameter.help[0].isupper() or parameter.help.startswith("fork:"), parameter.help
+
+
+def run_help(stdout: int, **env: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "msrun", "--help"],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **env},
+        stdout=stdout,
+        timeout=60,
+        check=True,
+    )
+
+
+def read_from_terminal(**env: str) -> bytes:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        os.set_blocking(ours, False)
+        run_help(theirs, **env)  # a page is less than what a terminal holds back
+        os.close(theirs)
+        text = b""
+        try:
+            while part := terminal.read(1 << 16):
+                text += part
+        except OSError:  # the other end has been closed
+            pass
+        return text
+
+
+def test_colours_are_shown_on_a_terminal_only() -> None:
+    assert b"\x1b[" in read_from_terminal()
+    assert b"\x1b[" not in read_from_terminal(NO_COLOR="1")
+    done = subprocess.run(
+        [sys.executable, "-m", "msrun", "--help"], cwd=REPOSITORY, capture_output=True, timeout=60, check=True
+    )
+    assert b"\x1b[" not in done.stdout
+    assert done.stdout.endswith(b"\n")
+
+
+@pytest.mark.parametrize("title", list(GROUPS))
+def test_no_group_is_empty(title: str) -> None:
+    assert GROUPS[title]

@@ -10,6 +10,7 @@ import re
 import shlex
 import socket
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from torch import nn
 from ranktable.cli import main as ranktable
 
 DEADLINE_S = 120.0
+STATUS_S = 20.0
 README = REPOSITORY / "README.md"
 HOME = re.compile(r"/home/(?:you|me)(?=/|\s|$)")
 RUN_BLOCKS = REPOSITORY / "tests" / "workers" / "docs" / "run_blocks.py"
@@ -85,6 +87,9 @@ class Reader:
                     faults += [] if shown == [str(status)] else [f"{block.place}: exit status {status}"]
                     continue
                 status, said = self.type(command)
+                end = time.monotonic() + STATUS_S
+                while command.startswith("msrun --status") and self.differences(shown, said) and time.monotonic() < end:
+                    status, said = self.type(command)  # as a reader does whose job has only just begun
                 faults += [f"{block.place}: {command}: {fault}" for fault in self.differences(shown, said)]
                 if block.language == "sh" and status:
                     faults.append(f"{block.place}: {command}: exit status {status}: {said}")

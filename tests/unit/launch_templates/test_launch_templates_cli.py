@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import subprocess
 import sys
@@ -24,6 +25,18 @@ class Run:
             main(argv)
         self.code = caught.value.code
         self.out, self.err = capsys.readouterr()
+
+
+def test_version_without_an_installation_is_said_to_be_unknown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    run = Run(capsys, "--version")
+    assert (run.code, run.err) == (0, "")
+    assert run.out == "launch-template, version unknown: msrun is not installed, only on Python's path\n"
 
 
 def test_list_names_every_template_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:

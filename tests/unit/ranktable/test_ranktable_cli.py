@@ -1,5 +1,6 @@
 """The command: what it prints, where, and with which exit status."""
 
+import importlib.metadata
 import io
 import json
 import sys
@@ -183,3 +184,13 @@ def test_help_is_printed(run, command):
     status, out, err = run(*command, "--help")
     assert (status, err) == (0, "")
     assert "Usage: ranktable" in out
+
+
+def test_version_without_an_installation_is_said_to_be_unknown(run, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    status, out, err = run("--version")
+    assert (status, out, err) == (0, "ranktable, version unknown: msrun is not installed, only on Python's path\n", "")
+
+
+def not_installed(name):
+    raise importlib.metadata.PackageNotFoundError(name)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import click
+
 from msrun import __version__
+from msrun.cli import command
+from msrun.options import GROUPS
 
 project = "msrun"
 copyright = "the authors of msrun"
@@ -39,7 +43,27 @@ def escape_help(_app: Any, _context: Any, lines: list[str]) -> None:
     ]
 
 
+def group_options(_app: Any, context: click.Context, lines: list[str]) -> None:
+    """Put the options of msrun under the titles that --help gives them."""
+    if context.command is not command:
+        return
+    options: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith(".. option:: "):
+            name = re.split(r"[ ,]", line.removeprefix(".. option:: "))[0]
+            options[name] = []
+        options[name].append(line)
+    lines.clear()
+    for title, group in GROUPS.items():
+        lines += [f".. rubric:: {title}", ""]
+        for parameter in group:
+            lines += options.pop(parameter.opts[0], [])
+    for rest in options.values():
+        lines += rest
+
+
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
     app.connect("sphinx-click-process-options", escape_help)
+    app.connect("sphinx-click-process-options", group_options)
     app.connect("sphinx-click-process-arguments", escape_help)

@@ -24,6 +24,8 @@ from ranktable.cli import cli as ranktable
 
 COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
 LAUNCHERS = {"srun", "mpirun"}
+USERS_OWN = {"API_KEY"}
+"""Given by --env in the plan of tests/golden."""
 UNDERSCORED = ranktable.context_settings["token_normalize_func"]
 README_LINES = 150
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
@@ -163,7 +165,7 @@ def find_usage_error(words: list[str]) -> str:
 def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
     constants = {name: value for name, value in vars(contract).items() if name.isupper()}
     explained = {
-        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS,
+        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS | set_by_default(),
         "files": {value for value in constants.values() if isinstance(value, str) and Path(value).suffix},
         "exit_status": {str(value) for name, value in constants.items() if name.startswith("EXIT_")},
     }
@@ -172,6 +174,12 @@ def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
     assert missing == []
+
+
+def set_by_default() -> set[str]:
+    """Return the variables that a worker of a job without options gets."""
+    plan = json.loads((REPOSITORY / "tests" / "golden" / "plan.json").read_text(encoding="utf-8"))
+    return set(plan["hosts"][0]["env"]) - USERS_OWN
 
 
 def test_every_public_name_of_the_runtime_is_in_its_reference() -> None:

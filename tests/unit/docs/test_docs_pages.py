@@ -176,6 +176,17 @@ def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
     assert missing == []
 
 
+def test_every_room_is_in_the_architecture() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    missing = []
+    for folder in (REPOSITORY / "msrun", REPOSITORY / "msrun" / "runtime"):
+        for path in folder.iterdir():
+            name = f"{path.name}/" if path.is_dir() else path.name
+            if not name.startswith("_") and path.suffix in ("", ".py") and f"`{name}`" not in text:
+                missing.append(name)
+    assert missing == []
+
+
 def set_by_default() -> set[str]:
     """Return the variables that a worker of a job without options gets."""
     plan = json.loads((REPOSITORY / "tests" / "golden" / "plan.json").read_text(encoding="utf-8"))

@@ -44,10 +44,10 @@ Examples:
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list
 
---a-b is the same as --a_b. A value that may be left out follows =, as in --dry_run=json or --quiet=False. Everything
-after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the environment
-(MSRUN_WORKER_NUM=4) or in the --config file (worker_num: 4). Precedence: command line, then environment, then file;
---dry_run shows each value and its source.
+--a-b is the same as --a_b; S is a number of seconds. A value that may be left out follows =, as in --dry_run=json or
+--quiet=False. Everything after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the
+environment (MSRUN_WORKER_NUM=4) or in the --config file (worker_num: 4). Precedence: command line, then environment,
+then file; --dry_run shows each value and its source.
 """
 
 

@@ -64,7 +64,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "=False",
             type=Boolean(),
             default=True,
-            help="Start the job in the background.  [default: True]",
+            help="Start the job in the background. The default, --join=True, waits for it.",
         ),
         option("chdir", "DIR", type=PATH, help="Directory that workers start in.  [default: the current one]"),
         option("env", "NAME[=VALUE]", multiple=True, help="Variable for every worker; may be repeated."),
@@ -128,8 +128,8 @@ GROUPS: dict[str, list[click.Option]] = {
             "=False",
             type=Boolean(),
             default=True,
-            help="Do not take hosts, workers and address from Slurm, mpirun, Kubernetes or torchrun's PET_ variables.  "
-            "[default: True]",
+            help="Do not take hosts, workers and address from Slurm, mpirun, Kubernetes or torchrun's PET_ variables "
+            "where they are not given.",
         ),
         option(
             "cluster_time_out",
@@ -233,7 +233,7 @@ GROUPS: dict[str, list[click.Option]] = {
             type=float,
             default=0.0,
             show_default=True,
-            help="Without progress for so long, stacks are written to the logs and the job ends; 0: no limit.",
+            help="Without progress for so long, write stacks to the logs and end the job; 0: no limit.",
         ),
         option("grace", "S", type=float, default=10.0, show_default=True, help="Time between TERM and KILL."),
         option(

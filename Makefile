@@ -1,5 +1,6 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.   make test: install the test extras and run the tests.
 # make test-all: also the zoo, more random networks and random kills.   make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
+# make docs: the site, in docs/_build; warnings are errors.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all zoo lint package bench clean
+.PHONY: demo test test-all zoo lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -33,6 +34,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.torch
 
 $(VENV)/.zoo: $(VENV)/.test
 	$(PIP) --quiet -e '.[test,zoo]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) --quiet -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -70,8 +75,12 @@ lint: $(VENV)/.test
 package: $(VENV)/.test
 	.ci/try_package $(abspath $(BIN))/python
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build
+	@echo "docs/_build/index.html"
+
 bench: $(VENV)/.test
 	$(RUN) python benchmarks/launch.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info examples/data examples/*/log_output examples/*/checkpoints
+	rm -rf $(VENV) build docs/_build *.egg-info examples/data examples/*/log_output examples/*/checkpoints

@@ -139,7 +139,7 @@ PHASE_PLAIN_TORCH: Final = 4
 
 # -- torch ----------------------------------------------------------------------------------------------------------
 TORCH_VERSIONS: Final = ("2.11", "2.13")
-"""The oldest and the newest that msrun is meant for and tested with; docs/versions.md has the table."""
+"""The oldest and the newest that msrun is meant for and tested with; docs/reference/versions.md has the table."""
 
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0

@@ -240,23 +240,3 @@ def test_test_modules_have_names_of_their_own() -> None:
     """Two of one name cannot be imported side by side."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_links_of_the_readme_lead_somewhere() -> None:
-    readme = ROOT / "README.md"
-    if not readme.is_file():
-        pytest.skip("there is no README.md yet")
-    text = readme.read_text(encoding="utf-8")
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
-    local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
-    assert [target for target in local if not (ROOT / target).exists()] == []
-
-
-def test_anchors_of_the_readme_exist() -> None:
-    readme = ROOT / "README.md"
-    if not readme.is_file():
-        pytest.skip("there is no README.md yet")
-    text = readme.read_text(encoding="utf-8")
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert [anchor for anchor in re.findall(r"\]\(#([^)]+)\)", text) if anchor not in anchors] == []

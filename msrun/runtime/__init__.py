@@ -2,7 +2,8 @@
 
     from msrun.runtime import init, AutoParallel, MicroBatchInterleaved, Model, LossMonitor, no_init_parameters
 
-`msrun.runtime.optim`, `.nn` and `.data` hold optimizers, layers and datasets.
+`msrun.runtime.optim` and `.data` hold optimizers and datasets; `.nn`, `.parallel` and `.train` the names of this one
+that are defined there.
 """
 
 from __future__ import annotations
@@ -10,45 +11,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from msrun.runtime.public_names import names_below
 from msrun.runtime.requirements import require_packages
 
-_HOMES = {
-    "world": "init release is_initialized get_local_rank get_local_rank_size",
-    "groups": (
-        "create_group destroy_group get_process_group_ranks get_world_rank_from_group_rank "
-        "get_group_rank_from_world_rank process_group get_rank get_group_size"
-    ),
-    "parallel.auto_parallel": "AutoParallel",
-    "parallel.plan": "ParallelPlan",
-    "parallel.verification.report": "VerificationReport",
-    "parallel.batch.micro_batch": "MicroBatchInterleaved",
-    "parallel.batch.accumulation": "GradAccumulation",
-    "parallel.recompute": "recompute",
-    "parallel.pipeline.pipeline": "Pipeline",
-    "parallel.gradient": "value_and_grad",
-    "parallel.shard": "shard",
-    "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
-    "parallel.context": (
-        "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context"
-    ),
-    "parallel.modes.hybrid": "layerwise_parallel",
-    "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
-    "named_layout": "Layout",
-    "parallel.parameters.fusion": "set_comm_fusion",
-    "nn.deferred_init": "no_init_parameters init_parameters",
-    "nn.losses": "SoftmaxCrossEntropyExpand",
-    "nn.with_loss": "WithLoss",
-    "train.model": "Model",
-    "train.callbacks": "Callback LossMonitor RunContext",
-    "checkpoint.save": "save_checkpoint",
-    "checkpoint.load": "load_checkpoint latest_checkpoint",
-    "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
-    "progress": "report_progress",
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ROOMS = ("data", "nn", "optim", "train")
+_MODULES = names_below(__name__)
+_ROOMS = ("data", "nn", "optim", "parallel", "train")
 
-__all__ = sorted(_HOME_OF)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
+__all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
 
 require_packages()
 
@@ -95,13 +64,13 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
+    from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
-    from msrun.runtime.parallel.recompute import recompute as recompute
-    from msrun.runtime.parallel.shard import shard as shard
+    from msrun.runtime.parallel.recomputation import recompute as recompute
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.train.callbacks import Callback as Callback
@@ -132,8 +101,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name in _ROOMS:
         value = importlib.import_module(f"{__name__}.{name}")
     else:

@@ -102,7 +102,7 @@ def _is_recomputed() -> bool:
     """Return True inside a part of the network that torch.utils.checkpoint will run again."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "msrun.runtime.parallel.recompute":
+        if frame.f_globals.get("__name__") == "msrun.runtime.parallel.recomputation":
             return False  # which gives it the same masks when it runs again
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             _warn_once(

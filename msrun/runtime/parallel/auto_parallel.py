@@ -38,7 +38,7 @@ from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import LossScale, autocast
-from msrun.runtime.parallel.recompute import checkpointed
+from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step

@@ -15,7 +15,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 SCORES = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])

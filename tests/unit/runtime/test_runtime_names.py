@@ -12,6 +12,8 @@ from job_runner import REPOSITORY
 
 import msrun.runtime
 from msrun.errors import CaptureError, ParallelError, StrategyError, WorldError
+from msrun.runtime import nn, parallel, train
+from msrun.runtime.public_names import names_below
 
 
 def run_python(program: str) -> None:
@@ -43,9 +45,19 @@ def test_first_name_taken_loads_no_more_than_it_needs() -> None:
 
 
 def test_every_name_leads_to_what_its_home_defines() -> None:
-    for name, home in msrun.runtime._HOME_OF.items():
-        module = importlib.import_module(f"msrun.runtime.{home}")
-        assert getattr(msrun.runtime, name) is getattr(module, name)
+    for name, home in names_below("msrun.runtime").items():
+        assert getattr(msrun.runtime, name) is getattr(importlib.import_module(home), name)
+
+
+def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
+    """Whatever has been imported before: no module of a room has the name of a function."""
+    for room in (nn, parallel, train):
+        assert room.__all__
+        for name, home in names_below(room.__name__).items():
+            assert getattr(room, name) is getattr(importlib.import_module(home), name)
+            assert name in dir(room)
+    with pytest.raises(AttributeError, match=r"train' has no name 'model_'; its names are Callback, "):
+        _ = train.model_
 
 
 def test_every_room_is_a_package() -> None:

@@ -23,7 +23,7 @@ from msrun.runtime.graph.operators.rule import Form, operator_call
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 MANY = 300
 

@@ -24,7 +24,7 @@ from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
 

@@ -17,9 +17,9 @@ from msrun.runtime.graph.regions import RecomputeSpec, find_regions, find_spec, 
 from msrun.runtime.graph.replay import Replay, plan_replays
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
-from msrun.runtime.parallel.shard import strategies_of
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.prediction import local_values
 from msrun.runtime.graph.segments import Segment, cut_segments, render_segments
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 
 class Network(nn.Module):

@@ -19,7 +19,7 @@ from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.prediction import local_values, nodes_with_gradient
 from msrun.runtime.layout import TensorLayout
 from msrun.runtime.named_layout import choose_mesh
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 LAYOUT = Layout((2, 2), ("dp", "mp"))
 

@@ -24,8 +24,8 @@ from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.stage_assignment import SLACK, StageAssignment, assign_stages, divide
 from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
 from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
-from msrun.runtime.parallel.shard import strategies_of
 
 
 class Network(nn.Module):

@@ -19,7 +19,7 @@ from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.parallel.shard import strategies_of
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 WITH_RULES = [case for case in BINARY if case.labels.strip(".,")]
 MANY = 700

@@ -39,8 +39,8 @@ from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.parameters.placement import find_placement
-from msrun.runtime.parallel.shard import strategies_of
 
 STEPS = 3
 

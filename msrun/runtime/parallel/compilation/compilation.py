@@ -30,14 +30,14 @@ from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
-from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.shard import strategies_of
 from msrun.runtime.parallel.user_name import user_name
 
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")

@@ -35,7 +35,7 @@ from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, c
 from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
-from msrun.runtime.parallel.recompute import recomputed_in
+from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
 
 

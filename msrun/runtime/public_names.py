@@ -1,0 +1,71 @@
+"""Where the public names of the runtime are, and how a package loads those below it on first use."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+HOMES = {
+    "world": "init release is_initialized get_local_rank get_local_rank_size",
+    "groups": (
+        "create_group destroy_group get_process_group_ranks get_world_rank_from_group_rank "
+        "get_group_rank_from_world_rank process_group get_rank get_group_size"
+    ),
+    "parallel.auto_parallel": "AutoParallel",
+    "parallel.plan": "ParallelPlan",
+    "parallel.verification.report": "VerificationReport",
+    "parallel.batch.micro_batch": "MicroBatchInterleaved",
+    "parallel.batch.accumulation": "GradAccumulation",
+    "parallel.recomputation": "recompute",
+    "parallel.pipeline.pipeline": "Pipeline",
+    "parallel.gradient": "value_and_grad",
+    "parallel.given_strategies": "shard",
+    "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
+    "parallel.context": (
+        "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context"
+    ),
+    "parallel.modes.hybrid": "layerwise_parallel",
+    "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
+    "named_layout": "Layout",
+    "parallel.parameters.fusion": "set_comm_fusion",
+    "nn.deferred_init": "no_init_parameters init_parameters",
+    "nn.losses": "SoftmaxCrossEntropyExpand",
+    "nn.with_loss": "WithLoss",
+    "train.model": "Model",
+    "train.callbacks": "Callback LossMonitor RunContext",
+    "checkpoint.save": "save_checkpoint",
+    "checkpoint.load": "load_checkpoint latest_checkpoint",
+    "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
+    "progress": "report_progress",
+}
+"""Module below msrun.runtime -> its public names."""
+
+
+def names_below(package: str) -> dict[str, str]:
+    """Return name -> module for what is public in the modules of a package of the runtime.
+
+    Args:
+        package: `msrun.runtime`, or a package in it such as `msrun.runtime.nn`.
+    """
+    modules = {f"msrun.runtime.{home}": names for home, names in HOMES.items()}
+    return {name: home for home, names in modules.items() if home.startswith(f"{package}.") for name in names.split()}
+
+
+def loader(package: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package: it imports the module of a public name when the name is first used.
+
+    Raises, when called:
+        AttributeError: another name.
+    """
+    modules = names_below(package)
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no name {name!r}; its names are {', '.join(sorted(modules))}")
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load

@@ -1,0 +1,195 @@
+"""The code blocks of README and docs, run as a reader would run them."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+import json
+import re
+import shlex
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import doc_pages
+import pytest
+import torch
+from doc_pages import Block
+from job_runner import REPOSITORY, JobRunner
+from torch import nn
+
+from ranktable.cli import main as ranktable
+
+DEADLINE_S = 120.0
+STATUS_S = 20.0
+README = REPOSITORY / "README.md"
+HOME = re.compile(r"/home/(?:you|me)(?=/|\s|$)")
+RUN_BLOCKS = REPOSITORY / "tests" / "workers" / "docs" / "run_blocks.py"
+COMMANDS = {"msrun": "msrun", "ranktable": "ranktable", "launch-template": "launch_templates"}
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
+
+class Reader:
+    """Somebody who types the commands of a page into a shell, in an empty folder."""
+
+    def __init__(self, runner: JobRunner, page: Path, folder: Path) -> None:
+        self.runner, self.page = runner, page
+        self.blocks = doc_pages.blocks(page)
+        self.home = folder / "home"
+        self.home.mkdir()
+        commands = folder / "bin"
+        commands.mkdir()
+        modules = {name: f"-m {module} " for name, module in COMMANDS.items()}
+        for name, words in {**modules, "python": ""}.items():
+            (commands / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words}"$@"\n')
+            (commands / name).chmod(0o755)
+        path = f"{commands}:/usr/local/bin:/usr/bin:/bin"
+        self.env = {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def type(self, command: str) -> tuple[int, str]:
+        """Run a command; return its exit status and what the terminal shows."""
+        if command.startswith("ranktable ") and not {"&&", ">", "|"} & {*command.split()}:
+            return self.run_here(command)
+        words = (f"{command}\n",) if command.startswith("echo $?") else (f"{{ {command}\n}} 2>&1",)
+        job = self.runner.start("-c", *words, cwd=self.home, env=self.env, command=("bash",))
+        done = job.finish(DEADLINE_S)
+        return done.code, done.stdout.decode() + done.stderr
+
+    def run_here(self, command: str) -> tuple[int, str]:
+        """Run ranktable in this process: it takes a tenth of the time of a new one."""
+        words = []
+        for word in shlex.split(command, comments=True)[1:]:
+            words += sorted(glob.glob(word, root_dir=self.home)) if "*" in word else [word]
+        said = io.StringIO()
+        with contextlib.chdir(self.home), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            status = ranktable(words)
+        return status, said.getvalue()
+
+    def read(self) -> list[str]:
+        """Do what the page says, in order; return where its output is not what the page shows."""
+        faults = []
+        status = 0
+        for block in self.blocks:
+            if block.file_name:
+                (self.home / block.file_name).write_text(block.text)
+                continue
+            if "setup-sh" in block.marks:
+                status, said = self.type(block.marks["setup-sh"])
+                assert status == 0, f"{block.place}: {said}"
+            if block.language not in ("sh", "console") or not block.is_run:
+                continue
+            for command, shown in block.commands:
+                if command == "echo $?":
+                    faults += [] if shown == [str(status)] else [f"{block.place}: exit status {status}"]
+                    continue
+                status, said = self.type(command)
+                end = time.monotonic() + STATUS_S
+                while command.startswith("msrun --status") and self.differences(shown, said) and time.monotonic() < end:
+                    status, said = self.type(command)  # as a reader does whose job has only just begun
+                faults += [f"{block.place}: {command}: {fault}" for fault in self.differences(shown, said)]
+                if block.language == "sh" and status:
+                    faults.append(f"{block.place}: {command}: exit status {status}: {said}")
+        return faults
+
+    def differences(self, shown: list[str], said: str) -> list[str]:
+        """Return lines that the page shows and nobody says; without "...", also lines that it does not show."""
+        expected = Counter(self.plain(line) for line in shown if line.strip() and line.strip() != "...")
+        actual = Counter(self.plain(line) for line in said.splitlines() if line.strip())
+        found = [f"not said: {line}" for line in expected - actual]
+        if shown and "..." not in (line.strip() for line in shown):
+            found += [f"not shown: {line}" for line in actual - expected]
+        return [*found, f"it says:\n{said}"] if found else []
+
+    def plain(self, line: str) -> str:
+        """Return a line without what differs between machines and runs."""
+        line = line.replace(str(self.home), "/home/you").replace(socket.gethostname(), "vm")
+        line = HOME.sub("HOME", line).replace(sys.executable, "PYTHON").replace("HOME/.venv/bin/python3", "PYTHON")
+        line = re.sub(r"\b[0-9a-f]{16}\b", "ID", line)
+        line = re.sub(r"(?<=\s)-(?=\s|$)", "0", line)  # a number that is not known yet
+        line = re.sub(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", "0", line)
+        return re.sub(r" {2,}", "  ", line).rstrip()
+
+
+def pages_with_commands() -> list[object]:
+    """All but the README, which has its own test, and the commands that test_launch_tls.py runs."""
+    found = []
+    for page in doc_pages.pages():
+        has_commands = any(b.language in ("sh", "console") and b.is_run for b in doc_pages.blocks(page))
+        if has_commands and page not in (README, doc_pages.DOCS / "how-to" / "tls.md"):
+            found.append(pytest.param(page, id=str(page.relative_to(REPOSITORY))))
+    return found
+
+
+@pytest.mark.parametrize("page", pages_with_commands())
+def test_commands_of_a_page_say_what_it_shows(page: Path, msrun: JobRunner, tmp_path: Path) -> None:
+    faults = Reader(msrun, page, tmp_path).read()
+    assert not faults, "\n".join(faults)
+
+
+def test_a_reader_of_the_readme_gets_to_a_script_and_a_cut_network_of_their_own(
+    msrun: JobRunner, tmp_path: Path
+) -> None:
+    """By copying what stands there: a torchrun script unchanged, a network cut in two with the right losses."""
+    reader = Reader(msrun, README, tmp_path)
+    faults = reader.read()
+    assert not faults, "\n".join(faults)
+    log = (reader.home / "log_output" / "worker_0.log").read_text()
+    cut = re.search(r"parameters (\d+) KB of (\d+) KB on this rank", log)
+    assert cut is not None and int(cut[1]) <= int(cut[2]) / 2 + 1
+    losses = [float(loss) for loss in re.findall(r"^\d (\S+)$", log, re.MULTILINE)]
+    assert losses == pytest.approx(plain_torch_losses(), rel=1e-5)
+
+
+def plain_torch_losses() -> list[float]:
+    """The README's network in torch alone."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        images, labels = torch.randn(64, 784), torch.randint(0, 10, (64,))
+        loss = nn.functional.cross_entropy(net(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path: Path) -> None:
+    pages = [
+        [entry for block in doc_pages.blocks(page) for entry in entries(block, doc_pages.blocks(page))]
+        for page in doc_pages.pages()
+    ]
+    (tmp_path / "blocks.json").write_text(json.dumps(pages))
+    done = msrun.run_world(2, RUN_BLOCKS, tmp_path / "blocks.json", tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    faults = [fault for result in results for fault in result["faults"]]
+    assert not faults, "\n".join(faults) + done.stderr
+    reader = Reader(msrun, README, tmp_path)
+    for page in doc_pages.pages():
+        scripts = {block.file_name: block.place for block in doc_pages.blocks(page) if block.file_name}
+        for block in doc_pages.blocks(page):
+            if "printed by" in block.marks:
+                shown = [line for line in block.text.splitlines() if not line.startswith(("$ ", "msrun"))]
+                said = results[0]["printed"][scripts[block.marks["printed by"]]]
+                faults += [f"{block.place}: {fault}" for fault in reader.differences([*shown, "..."], said)]
+    assert not faults, "\n".join(faults)
+
+
+def entries(block: Block, of_page: list[Block]) -> list[dict[str, object]]:
+    """Return a Python block, and its setup, for run_blocks.py; nothing of a script that a command of the page runs."""
+    if block.language != "python" or not block.is_run:
+        return []
+    run = [other for other in of_page if other.is_run and other.language == "console"]
+    commands = [line for other in run for line, _ in other.commands]
+    if block.file_name and any(block.file_name in line.split() for line in commands):
+        return []
+    common = {"place": block.place, "path": str(block.page)}
+    setup = {**common, "line": block.setup_line, "code": block.marks.get("setup", ""), "name": ""}
+    own = {**common, "line": block.line, "code": block.text, "name": block.file_name}
+    return [*([setup] if setup["code"] else []), own]

@@ -1,0 +1,198 @@
+"""The documentation as text: links lead somewhere, blocks are what they say, options exist, tables are whole."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import doc_pages
+import yaml
+from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
+from job_runner import REPOSITORY
+
+from launch_templates.cli import cli as launch_template
+from msrun import contract, runtime
+from msrun.cli import command as msrun
+from msrun.errors import UsageError
+from msrun.options import normalise
+from msrun.sources import Sources
+from ranktable.cli import cli as ranktable
+
+COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}
+LAUNCHERS = {"srun", "mpirun"}
+USERS_OWN = {"API_KEY"}
+"""Given by --env in the plan of tests/golden."""
+UNDERSCORED = ranktable.context_settings["token_normalize_func"]
+README_LINES = 150
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+
+
+def all_blocks() -> list[Block]:
+    return [block for page in doc_pages.pages() for block in doc_pages.blocks(page)]
+
+
+def test_every_link_and_anchor_leads_somewhere() -> None:
+    dead = []
+    for page in doc_pages.pages():
+        for target in LINK.findall(doc_pages.prose(page)):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            other = (page.parent / path).resolve() if path else page
+            if not other.is_file() or (anchor and anchor not in doc_pages.anchors(other)):
+                dead.append(f"{page.relative_to(REPOSITORY)}: {target}")
+    assert dead == []
+
+
+def test_every_page_of_the_site_is_in_its_table_of_contents() -> None:
+    listed = {
+        (DOCS / line).resolve()
+        for block in doc_pages.blocks(DOCS / "index.md")
+        if block.language == "{toctree}"
+        for line in block.text.splitlines()
+        if line and not line.startswith(":")
+    }
+    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)}
+    assert pages - {DOCS / "index"} == listed
+
+
+def test_files_named_in_sources_exist() -> None:
+    named = re.compile(r"\b(docs/[\w/-]+\.(?:md|svg|py))\b")
+    folders = ("msrun", "ranktable", "launch_templates", "examples", "tests", "benchmarks")
+    sources = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    sources += [REPOSITORY / "Makefile", REPOSITORY / "pyproject.toml"]
+    missing = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in sources
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (REPOSITORY / name).exists()
+    ]
+    assert missing == []
+
+
+def test_the_readme_is_short_and_its_second_command_runs_the_tests() -> None:
+    readme = REPOSITORY / "README.md"
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= README_LINES
+    first = next(block for block in doc_pages.blocks(readme) if block.language == "sh")
+    assert first.text.split("\n")[:2] == ["make demo", "make test"]
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text().splitlines()
+
+
+def test_blocks_have_a_known_language_and_parse_as_it() -> None:
+    faults = []
+    for block in all_blocks():
+        if block.language not in LANGUAGES | DIRECTIVES:
+            faults.append(f"{block.place}: language {block.language!r} is none of {sorted(LANGUAGES)}")
+            continue
+        try:
+            if block.language == "python":
+                ast.parse(block.text)
+            elif block.language == "json":
+                json.loads(block.text)
+            elif block.language == "yaml":
+                yaml.safe_load(block.text)
+            elif block.language == "console" and not block.text.startswith("$ "):
+                faults.append(f"{block.place}: a console block begins with a command")
+        except (SyntaxError, ValueError, yaml.YAMLError) as error:
+            faults.append(f"{block.place}: {error}")
+    assert faults == []
+
+
+def test_commands_have_options_that_exist() -> None:
+    """Also those that cannot run here: Slurm, several hosts, a cluster."""
+    faults = []
+    for block in all_blocks():
+        for line, shown in block.commands if block.language in ("sh", "console") else []:
+            for words in own_commands(line):
+                problem = find_usage_error(words)
+                if problem and not any(": error: " in said for said in shown):
+                    faults.append(f"{block.place}: {shlex.join(words)}: {problem}")
+    for page in doc_pages.pages():
+        for span in re.findall(
+            r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", page.read_text(encoding="utf-8")
+        ):
+            for words in own_commands(span):
+                problem = find_usage_error(words)
+                if "no such option" in problem.lower():
+                    faults.append(f"{page.relative_to(REPOSITORY)}: {shlex.join(words)}: {problem}")
+    assert faults == []
+
+
+def own_commands(line: str) -> list[list[str]]:
+    """Return the calls of this project's commands in a shell line, also those that another launcher starts."""
+    found = []
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return []
+    for part in re.split(r"\x00(?:&&|\|\||\||;)\x00", "\x00".join(["", *words, ""])):
+        own = [word for word in part.split("\x00") if word]
+        while own and (re.match(r"\w+=", own[0]) or own[0] in LAUNCHERS):
+            starts = [index for index, word in enumerate(own[1:], 1) if word in COMMANDS]
+            own = own[starts[0] if own[0] in LAUNCHERS and starts else 1 :]
+        own = own[: own.index(">")] if ">" in own else own
+        if own and own[0] in COMMANDS and len(own) > 1:
+            found.append(own)
+    return found
+
+
+def find_usage_error(words: list[str]) -> str:
+    """Return what is wrong with a command's options, or "". Nothing is started."""
+    command, own = COMMANDS[words[0]], words[1:]
+    if {"--help", "--version"} & {*own}:
+        return ""
+    try:
+        if isinstance(command, click.Group):
+            _, sub, own = command.resolve_command(click.Context(command), own)
+            assert sub is not None
+            command = sub
+            with click.Context(launch_template if words[0] == "launch-template" else ranktable) as parent:
+                parent.token_normalize_func = UNDERSCORED if words[0] == "ranktable" else None
+                command.make_context(words[1], own, parent=parent)
+        else:
+            command.make_context(words[0], normalise(own), obj=Sources())
+    except UsageError:
+        return ""  # a file of the reader's that is not here; only a --config is opened so early
+    except click.ClickException as error:
+        return "" if "does not exist" in error.format_message() else error.format_message()
+    return ""
+
+
+def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
+    constants = {name: value for name, value in vars(contract).items() if name.isupper()}
+    explained = {
+        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS | set_by_default(),
+        "files": {value for value in constants.values() if isinstance(value, str) and Path(value).suffix},
+        "exit_status": {str(value) for name, value in constants.items() if name.startswith("EXIT_")},
+    }
+    missing = []
+    for page, names in explained.items():
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
+    assert missing == []
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    missing = []
+    for folder in (REPOSITORY / "msrun", REPOSITORY / "msrun" / "runtime"):
+        for path in folder.iterdir():
+            name = f"{path.name}/" if path.is_dir() else path.name
+            if not name.startswith("_") and path.suffix in ("", ".py") and f"`{name}`" not in text:
+                missing.append(name)
+    assert missing == []
+
+
+def set_by_default() -> set[str]:
+    """Return the variables that a worker of a job without options gets."""
+    plan = json.loads((REPOSITORY / "tests" / "golden" / "plan.json").read_text(encoding="utf-8"))
+    return set(plan["hosts"][0]["env"]) - USERS_OWN
+
+
+def test_every_public_name_of_the_runtime_is_in_its_reference() -> None:
+    text = (DOCS / "reference" / "runtime.md").read_text(encoding="utf-8")
+    assert [name for name in runtime.__all__ if f"msrun.runtime.{name}\n" not in text] == []

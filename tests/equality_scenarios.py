@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 WORLD_SIZE = 8
-STEPS = 20
+STEPS = 4
 GLOBAL_BATCH = 32
 SIZES = (196, 128, 128, 10)
 """Widths of the three layers. In float32 the first two weights have 98 KB and exactly 64 KB, the last one 5 KB."""
@@ -60,7 +60,7 @@ ONE_MESSAGE = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1 + LOSS}
 
 SCENARIOS = [
     Scenario("plain", traffic={"all_reduce": 1 + LOSS}, float32=True),
-    Scenario("plain-full-batch", dataset="full_batch", traffic={"all_reduce": 1 + LOSS}, steps=5),
+    Scenario("plain-full-batch", dataset="full_batch", traffic={"all_reduce": 1 + LOSS}),
     Scenario("plain-step-function", form="step", traffic={"all_reduce": 1 + LOSS}),
     Scenario("data-parallel-mode", mode="data_parallel", float32=True),
     Scenario("batch-cut-in-four", dataset=((4, 1), (4,))),
@@ -70,7 +70,7 @@ SCENARIOS = [
     Scenario("hsdp-shard-size-2", _hsdp(shard_size=2), traffic={**ONE_MESSAGE, "all_reduce": 2 + LOSS}, float32=True),
     Scenario("hsdp-shard-size-4", _hsdp(shard_size=4), traffic={**ONE_MESSAGE, "all_reduce": 2 + LOSS}),
     Scenario("hsdp-threshold-0", _hsdp(threshold=0)),
-    Scenario("hsdp-full-batch", _hsdp(), dataset="full_batch", traffic=ONE_MESSAGE, steps=5),
+    Scenario("hsdp-full-batch", _hsdp(), dataset="full_batch", traffic=ONE_MESSAGE),
     Scenario("hsdp-step-function", _hsdp(), form="step", traffic=ONE_MESSAGE, float32=True),
     Scenario("hsdp-level3-step-function", _hsdp("level3"), form="step", traffic={**ONE_MESSAGE, "all_gather": 2}),
     Scenario("hsdp-deferred", _hsdp(), deferred=True, traffic=ONE_MESSAGE),
@@ -83,18 +83,14 @@ SCENARIOS = [
         _hsdp(),
         fusion={"layer1": 0, "layer2": 0, "layer3": 0},
         traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 4 + LOSS},
-        steps=5,
     ),
     Scenario(
         "fusion-two-messages",
         _hsdp(),
         fusion={"layer1": 1, "layer2": 2, "layer3": 2},
         traffic={"all_gather": 2, "reduce_scatter": 2, "all_reduce": 2 + LOSS},
-        steps=5,
     ),
-    Scenario(
-        "fusion-one-message", _hsdp(), fusion={"layer1": 1, "layer2": 1, "layer3": 1}, traffic=ONE_MESSAGE, steps=5
-    ),
+    Scenario("fusion-one-message", _hsdp(), fusion={"layer1": 1, "layer2": 1, "layer3": 1}, traffic=ONE_MESSAGE),
     Scenario("two-copies", copies=2, traffic={"all_reduce": 1 + 2 * LOSS}),
     Scenario("four-copies", copies=4, traffic={"all_reduce": 1 + 4 * LOSS}, float32=True),
     Scenario("two-copies-sum", copies=2, compat="mindspore", traffic={"all_reduce": 1 + 2 * LOSS}, float32=True),

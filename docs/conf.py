@@ -9,7 +9,7 @@ import click
 
 from msrun import __version__
 from msrun.cli import command
-from msrun.options import GROUPS
+from msrun.cli.options import GROUPS
 
 project = "msrun"
 copyright = "the authors of msrun"

@@ -28,30 +28,7 @@ ALLOWED = {
     "cluster": {"planning", "cluster"} | _FOUNDATION,
     "agent": {"planning", "cluster", "agent"} | _FOUNDATION,
     "launch": {"planning", "cluster", "agent", "launch"} | _FOUNDATION,
-    "sources": {"planning"} | _FOUNDATION,
-    "option_types": _FOUNDATION,
-    "options": {"planning", "sources", "option_types"} | _FOUNDATION,
-    "build_spec": {"planning"} | _FOUNDATION,
-    "foreign_words": {"planning", "option_types", "options"} | _FOUNDATION,
-    "help_page": {"options", "foreign_words"} | _FOUNDATION,
-    "completion": _FOUNDATION,
-    "example_command": {"launch"} | _FOUNDATION,
-    "cli": {
-        "planning",
-        "cluster",
-        "agent",
-        "launch",
-        "sources",
-        "option_types",
-        "options",
-        "build_spec",
-        "foreign_words",
-        "help_page",
-        "completion",
-        "example_command",
-        "cli",
-    }
-    | _FOUNDATION,
+    "cli": {"planning", "cluster", "agent", "launch", "cli"} | _FOUNDATION,
     "__main__": {"cli"},
     "__init__": set(),
     "runtime": {"runtime"} | _FOUNDATION,
@@ -81,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def room_of(path: Path) -> str:
-    """Return which part of msrun a file belongs to: `planning` for msrun/planning/plan.py, `cli` for msrun/cli.py."""
+    """Return the part of msrun that a file belongs to: `planning` for msrun/planning/plan.py."""
     return path.relative_to(ROOT / "msrun").parts[0].removesuffix(".py")
 
 

@@ -14,6 +14,7 @@ from ssh_net import make_key
 
 from fuzz.mutation import change_bytes, change_text, change_value, encode_any
 from msrun.cli import command
+from msrun.cli.sources import option_shapes
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import read_host_list, read_table_hosts
@@ -28,7 +29,6 @@ from msrun.planning.hosts.host_list import parse_hosts
 from msrun.planning.hosts.hostfile import parse_hostfile
 from msrun.planning.hosts.ssh_settings import SshSettings
 from msrun.planning.tls_spec import parse_tls_config
-from msrun.sources import option_shapes
 
 SSH_CONFIG = """\
 Host h1 h* !h9

@@ -17,9 +17,9 @@ from job_runner import REPOSITORY
 from launch_templates.cli import cli as launch_template
 from msrun import contract, runtime
 from msrun.cli import command as msrun
+from msrun.cli.options import normalise
+from msrun.cli.sources import Sources
 from msrun.errors import UsageError
-from msrun.options import normalise
-from msrun.sources import Sources
 from ranktable.cli import cli as ranktable
 
 COMMANDS: dict[str, click.Command] = {"msrun": msrun, "ranktable": ranktable, "launch-template": launch_template}

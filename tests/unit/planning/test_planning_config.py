@@ -15,14 +15,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.build_spec import build_spec
 from msrun.cli import command
+from msrun.cli.build_spec import build_spec
+from msrun.cli.options import normalise
+from msrun.cli.sources import Sources, apply_sources
 from msrun.errors import UsageError
-from msrun.options import normalise
 from msrun.planning.config import JobConfig, OptionShape, parse_config
 from msrun.planning.settings import variable_name
 from msrun.planning.spec import LaunchSpec
-from msrun.sources import Sources, apply_sources
 
 SHAPES = {
     "worker_num": OptionShape("whole number"),

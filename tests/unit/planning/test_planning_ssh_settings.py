@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from msrun.build_spec import build_spec
 from msrun.cli import command
+from msrun.cli.build_spec import build_spec
+from msrun.cli.options import normalise
+from msrun.cli.sources import Sources, apply_sources
 from msrun.errors import UsageError
-from msrun.options import normalise
 from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
 from msrun.planning.record_json import decode_record, encode_record
-from msrun.sources import Sources, apply_sources
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,20 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.build_spec import build_spec
+from msrun.cli.build_spec import build_spec
+from msrun.cli.example_command import examples_command
+from msrun.cli.foreign_words import describe_late_options, describe_separate_value
+from msrun.cli.help_page import LaunchCommand, ScriptWords
+from msrun.cli.option_types import TRUE_WORDS
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, own_options
+from msrun.cli.sources import Sources, apply_sources, option_shapes
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
-from msrun.example_command import examples_command
-from msrun.foreign_words import describe_late_options, describe_separate_value
-from msrun.help_page import LaunchCommand, ScriptWords
 from msrun.launch import output
 from msrun.launch.printable import one_line, printable
-from msrun.option_types import TRUE_WORDS
-from msrun.options import HOST_OPTIONS, OPTIONS, own_options
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
-from msrun.sources import Sources, apply_sources, option_shapes
 
 MAX_SHOWN = 80
 """Of a path that is too long."""
@@ -70,7 +70,7 @@ def command(**options: Any) -> int:
     SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
     """
     if options["install_completion"] is not None:
-        from msrun.completion import install_completion
+        from msrun.cli.completion import install_completion
 
         _print_text(install_completion(command, options["install_completion"], os.environ))
         return contract.EXIT_OK

@@ -13,7 +13,7 @@ import pytest
 from job_runner import REPOSITORY
 
 from msrun.cli import command
-from msrun.options import GROUPS, MOST_USED, OPTIONS
+from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 
 
 def help_text() -> str:

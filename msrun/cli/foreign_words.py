@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
+from msrun.cli.options import OPTIONAL_VALUES, long_options, own_options, script_index, underscored
 from msrun.errors import UsageError
-from msrun.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.options import OPTIONAL_VALUES, long_options, own_options, script_index, underscored
 from msrun.planning.program import Program
 
 _WORKERS = "--worker_num (workers of the job)"

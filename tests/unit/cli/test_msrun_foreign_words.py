@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from msrun.cli import main
-from msrun.errors import UsageError
-from msrun.foreign_words import (
+from msrun.cli.foreign_words import (
     FOREIGN_OPTIONS,
     describe_late_options,
     describe_separate_value,
     reject_foreign_options,
 )
-from msrun.options import long_options
+from msrun.cli.options import long_options
+from msrun.errors import UsageError
 from msrun.planning.program import Program
 
 

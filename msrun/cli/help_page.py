@@ -7,8 +7,8 @@ import os
 import click
 from click.shell_completion import CompletionItem
 
-from msrun.foreign_words import reject_foreign_options
-from msrun.options import GROUPS, normalise, underscored
+from msrun.cli.foreign_words import reject_foreign_options
+from msrun.cli.options import GROUPS, normalise, underscored
 
 COLUMN = 28
 """Width of the options; the help of a wider one begins on the next line."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from msrun.option_types import Boolean, PlanForm, option
+from msrun.cli.option_types import Boolean, PlanForm, option
+from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
-from msrun.sources import read_sources
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}

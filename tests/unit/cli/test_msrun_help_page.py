@@ -17,7 +17,8 @@ from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 
 
 def help_text() -> str:
-    return command.get_help(click.Context(command, info_name="msrun", terminal_width=110, color=False))
+    width = {"terminal_width": 110, "color": False}
+    return command.get_help(click.Context(command, info_name="msrun", **{**command.context_settings, **width}))
 
 
 def option_lines(text: str) -> list[str]:

@@ -125,11 +125,14 @@ FILE_MODE: Final = 0o600
 #   collectives   collectives begun
 #   is_waiting    1 while the worker waits in one
 #   waiting_since when that wait began
+#   total         steps that the program means to do in all; 0 when it has not said
+#   rate_steps    steps begun at an earlier moment, 5 to 10 s before the newest step began, for steps per second
+#   rate_at       that moment; 0 before the second step
 #   name          the newest collective in words, UTF-8, filled up with NUL; of a worker that lingers, what it waits for
 #   ended_at      when its program ended, of a worker whose process goes on for long after that; else 0
 # Moments are seconds of CLOCK_MONOTONIC.
-PROGRESS_RECORD: Final = "=QQddQQd128sd"
-PROGRESS_RECORD_BYTES: Final = 192
+PROGRESS_RECORD: Final = "=QQddQQdQQd40x128sd"
+PROGRESS_RECORD_BYTES: Final = 256
 PROGRESS_NAME_BYTES: Final = 128
 PHASE_UNKNOWN: Final = 0
 PHASE_JOINING: Final = 1

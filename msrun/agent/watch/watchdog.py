@@ -115,7 +115,7 @@ class Watchdog:
         if not any(record.is_waiting and now - record.waiting_since >= self._limit_s for record in records.values()):
             return False
         return all(
-            record.is_waiting or record.steps > 1 or now - self._watches[rank].alive_at >= self._limit_s
+            record.is_waiting or record.is_past_first_step or now - self._watches[rank].alive_at >= self._limit_s
             for rank, record in records.items()
         )
 

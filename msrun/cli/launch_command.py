@@ -74,7 +74,7 @@ def command(**options: Any) -> int:
 
         _print_text(install_completion(command, options["install_completion"], os.environ))
         return contract.EXIT_OK
-    if options["status"] is not None or options["stop"] is not None:
+    if any(options[name] for name in ("status", "stop", "watch", "json")):
         return _look_after(options)
     context = click.get_current_context()
     options = apply_sources(context, options)
@@ -166,6 +166,9 @@ def _check(options: dict[str, Any]) -> int:
 
 def _look_after(options: dict[str, Any]) -> int:
     """--status and --stop: show or end the job of a log directory."""
+    for name in ("watch", "json"):
+        if options[name] and options["status"] is None:
+            raise UsageError(f"--{name}: shows a job that was started before; give its --status LOG_DIR, too")
     if options["words"] or (options["status"] is not None and options["stop"] is not None):
         raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
     if options["stop"] is not None:
@@ -174,12 +177,32 @@ def _look_after(options: dict[str, Any]) -> int:
         say = (lambda _: None) if options["quiet"] else output.say_lines
         _print_text(stop_job(options["stop"], say))
         return contract.EXIT_OK
+    if options["watch"] is not None:
+        return _watch(options)
     from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_status
 
     status = read_status(options["status"])
-    _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if options["json"]:
+        from msrun.launch.status.status_json import render_json
+
+        _print_text(render_json(status))
+    else:
+        from msrun.launch.status.status_text import render_status
+
+        _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return status.status_code
+
+
+def _watch(options: dict[str, Any]) -> int:
+    from msrun.launch.status.watch import watch_status
+
+    try:
+        return watch_status(
+            options["status"], None if options["watch"] == "auto" else options["watch"], as_json=options["json"]
+        )
+    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
+        output.discard_output(sys.stdout)
+        return contract.EXIT_OK
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:

@@ -53,6 +53,15 @@ def newest_loss(path: Path) -> str:
     return found[-1].decode("ascii") if found else ""
 
 
+def last_line(tail: bytes) -> str:
+    """Return the last line of a log's end that is not empty; of a progress bar its last state."""
+    for line in reversed(tail.split(b"\n")):
+        text = line.rstrip(b"\r\t ").rpartition(b"\r")[2]
+        if text.strip():
+            return text.decode("utf-8", "backslashreplace")
+    return ""
+
+
 def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
     text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace")

@@ -22,7 +22,7 @@ from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
@@ -187,7 +187,11 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
-        console = part.display(plan) if part else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail)
+        console = (
+            part.display(plan)
+            if part
+            else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
+        )
         limit_s = spec.heartbeat_time_out_s
         result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part, limit_s)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
@@ -251,7 +255,7 @@ def _run(
         server.begin(env, **fds, stopped_limit_s=part.stopped_limit_s if part else 0.0)
     listener.close()
     adopt_orphans()
-    board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
+    board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     has_store = gathering is None or gathering.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]

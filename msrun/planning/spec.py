@@ -81,6 +81,8 @@ class LaunchSpec:
     """Global ranks whose log is copied to the console."""
     is_raw_tail: bool = False
     """Copied byte for byte, with the control sequences in it."""
+    has_progress_line: bool = False
+    """Whether a terminal shows how far the first rank is."""
     settings: tuple[Setting, ...] = ()
     """What is not a default, and where it came from; to be shown only."""
     bind_core: CoreBinding | None = None

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.logs.own_file import open_own_file
+
+PROGRESS_BOARD = "progress"
+"""File in the job's run_dir."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,19 @@ class ProgressBoard:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def read_record(path: Path, global_rank: int) -> Progress:
+    """Return one worker's record as it stands now; an empty one when there is no board."""
+    try:
+        descriptor = open_own_file(path, os.O_RDONLY)
+    except OSError:
+        return Progress()
+    try:
+        size_bytes = contract.PROGRESS_RECORD_BYTES
+        return parse_record(os.pread(descriptor, size_bytes, global_rank * size_bytes), 0)
+    finally:
+        os.close(descriptor)
 
 
 def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:

@@ -208,7 +208,9 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._console = Console(plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail)
+        self._console = Console(
+            plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail, has_progress=self._spec.has_progress_line
+        )
         self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)

@@ -7,7 +7,6 @@ events what happened, the failure file why it ended, the logs and the progress b
 from __future__ import annotations
 
 import math
-import re
 import socket
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rotated_path
-from msrun.agent.watch.progress_board import Progress, parse_record
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.agent.watch.usage import Usage, session_usage
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
@@ -31,7 +30,7 @@ from msrun.launch.directory.job_record import (
     read_bytes,
 )
 from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
-from msrun.launch.directory.worker_log import LOSS_BYTES, last_line, newest_loss, read_tail
+from msrun.launch.directory.worker_log import LOSS_BYTES, last_line, newest_loss, parse_step, read_tail
 
 JUST_STARTING = "(just starting)"
 """In the place of the id of a job that has not written it yet."""
@@ -39,12 +38,9 @@ NOT_STARTED = "not started"
 LOST = "lost"
 """What is said of a worker whose job is over and that was to start, or ran."""
 NOTHING_TOLD = Progress()
-PROGRESS_BOARD = "progress"
-"""File in the job's run_dir."""
 READ_TRIES = 20
 """How often files are read again when another job takes the directory while they are."""
 
-_STEP = re.compile(rb"(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})", re.IGNORECASE)
 _INTERRUPTS = frozenset(contract.EXIT_SIGNAL_BASE + signum for signum in (1, 2, 15))
 
 
@@ -346,12 +342,11 @@ def _read_log(path: Path) -> _Log:
     if not path.is_file() or not (found.st_size or was_rotated):
         return _Log()
     tail = read_tail(path, LOSS_BYTES)
-    steps = _STEP.findall(tail)
     try:
         loss = float(newest_loss(path))
     except ValueError:
         loss = None
-    return _Log(found.st_mtime, int(steps[-1]) if steps else None, loss, last_line(tail))
+    return _Log(found.st_mtime, parse_step(tail), loss, last_line(tail))
 
 
 def _read_board(plan: PlanRecord) -> bytes:

@@ -17,6 +17,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.launch import output
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
+from msrun.launch.failure import render_attempt
 from msrun.launch.output import STDERR, STDOUT
 from msrun.launch.printable import one_line, printable_bytes
 from msrun.launch.progress_line import ProgressLine
@@ -222,6 +223,10 @@ class Console:
         self._say(
             f"{fields['reason']}; starting all workers again in {fields['delay_s']:g} s, restart {fields['attempt']}"
         )
+        shown = self._plan.tail_ranks if output.is_one_place() else ()
+        report = render_attempt(self._plan, fields["attempt"] - 1, fields["global_ranks"], shown)
+        if report and not self._quiet:
+            output.say_lines(report)
 
     def _stop_live(self) -> None:
         self._erase_live_line()

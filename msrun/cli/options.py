@@ -217,6 +217,7 @@ GROUPS: dict[str, list[click.Option]] = {
             default=False,
             help="Show workers' output byte for byte, with control sequences, which can change the terminal.",
         ),
+        option("metrics_file", "FILE", type=PATH, help="Write the job in numbers to FILE.prom, for Prometheus."),
         option(
             "progress",
             SWITCH,

@@ -83,6 +83,8 @@ class LaunchSpec:
     """Copied byte for byte, with the control sequences in it."""
     has_progress_line: bool = False
     """Whether a terminal shows how far the first rank is."""
+    metrics_file: Path | None = None
+    """Where the launcher writes the job in numbers, for Prometheus."""
     settings: tuple[Setting, ...] = ()
     """What is not a default, and where it came from; to be shown only."""
     bind_core: CoreBinding | None = None

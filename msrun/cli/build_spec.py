@@ -61,6 +61,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
         is_raw_tail=options["raw"],
         has_progress_line=options["progress"],
+        has_trace=options["trace"],
         metrics_file=options["metrics_file"].absolute() if options["metrics_file"] else None,
     )
 

@@ -23,6 +23,7 @@ from msrun.cli.help_page import LaunchCommand, ScriptWords
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS, own_options
 from msrun.cli.sources import Sources, apply_sources, option_shapes
+from msrun.cli.trace_command import trace_command
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line, printable
@@ -43,6 +44,7 @@ Examples:
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list
+  msrun trace log_output
 
 --a-b is the same as --a_b; S is a number of seconds. A value that may be left out follows =, as in --dry_run=json or
 --quiet=False. Everything after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the
@@ -261,7 +263,8 @@ def _usage_text(error: click.ClickException) -> str:
         known = context.command if context is not None else command
         spellings = [spelling for parameter in known.params for spelling in parameter.opts]
         return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; {name} --help lists them"
-    if isinstance(error, click.BadParameter) and error.param is not None:
+    has_reason = not isinstance(error, click.MissingParameter)
+    if isinstance(error, click.BadParameter) and error.param is not None and has_reason:
         return f"{_place(error)}: {error.message.rstrip('.')}"
     return f"{error.format_message().rstrip('.')}; see {name} --help"
 
@@ -294,9 +297,10 @@ def _has_directory() -> bool:
 
 
 def _start(words: list[str], sources: Sources) -> int:
-    """Run the command that the words begin with: `examples`, or else the job."""
-    if words[:1] == [examples_command.name]:
-        text = examples_command.main(words[1:], prog_name="msrun examples", standalone_mode=False)
+    """Run the command that the words begin with: `examples`, `trace`, or else the job."""
+    named = {str(one.name): one for one in (examples_command, trace_command)}
+    if words and words[0] in named:
+        text = named[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if isinstance(text, str):  # click itself has printed --help
             _print_text(text)
         return contract.EXIT_OK

@@ -14,7 +14,7 @@ from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLIC
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
-OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true"}
+OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
@@ -216,6 +216,13 @@ GROUPS: dict[str, list[click.Option]] = {
             type=Boolean(),
             default=False,
             help="Show workers' output byte for byte, with control sequences, which can change the terminal.",
+        ),
+        option(
+            "trace",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Record steps and waits in collectives of every rank for `msrun trace LOG_DIR`.",
         ),
         option("metrics_file", "FILE", type=PATH, help="Write the job in numbers to FILE.prom, for Prometheus."),
         option(

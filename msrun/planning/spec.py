@@ -83,6 +83,8 @@ class LaunchSpec:
     """Copied byte for byte, with the control sequences in it."""
     has_progress_line: bool = False
     """Whether a terminal shows how far the first rank is."""
+    has_trace: bool = False
+    """Whether workers write down when their steps and their waits in collectives begin and end."""
     metrics_file: Path | None = None
     """Where the launcher writes the job in numbers, for Prometheus."""
     settings: tuple[Setting, ...] = ()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from msrun import contract
+from msrun.runtime.trace import TraceFile
 
 _PHASE, _STEPS, _STEP_AT, _LOSS, _COLLECTIVES, _IS_WAITING, _WAITING_SINCE, _TOTAL, _RATE_STEPS, _RATE_AT = range(10)
 _NAME_BEGIN = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
@@ -90,6 +91,11 @@ class ProgressRecord:
         self._counts[_COLLECTIVES] += 1
 
     @property
+    def steps(self) -> int:
+        """Steps begun."""
+        return self._counts[_STEPS]
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it has said that it waits."""
         return bool(self._counts[_IS_WAITING])
@@ -107,17 +113,22 @@ class ProgressRecord:
 
 
 _record: ProgressRecord | None = None
+_trace: TraceFile | None = None
 _is_looked_for = False
 
 
 def open_record(global_rank: int) -> None:
     """Find this worker's record, if msrun started it, and answer msrun's wish for stacks."""
-    global _record, _is_looked_for
+    global _record, _trace, _is_looked_for
     _is_looked_for = True
     path = os.environ.get(contract.MSRUN_PROGRESS)
     if path:
         with suppress(OSError, ValueError):  # started by hand in what a job has left in the environment
             _record = ProgressRecord(path, global_rank)
+    folder = os.environ.get(contract.MSRUN_TRACE_DIR)
+    if folder and _trace is None:
+        with suppress(OSError, ValueError):
+            _trace = TraceFile(folder, global_rank)
     stack_signal = os.environ.get(contract.MSRUN_STACK_SIGNAL, "")
     if stack_signal.isdigit():
         with suppress(OSError, ValueError, RuntimeError):  # stderr may be no file
@@ -143,6 +154,7 @@ def report_progress(step: int | None = None, loss: float | None = None, total: i
     record = _find_record()
     if record is not None:
         record.begin_step(step)
+        _trace_step(record)
         if loss is not None:
             record.note_loss(float(loss))
         if total is not None:
@@ -168,6 +180,12 @@ def begin_step() -> None:
     record = _find_record()
     if record is not None:
         record.begin_step()
+        _trace_step(record)
+
+
+def _trace_step(record: ProgressRecord) -> None:
+    if _trace is not None:
+        _trace.begin_step(record.steps)
 
 
 def note_loss(loss: float) -> None:
@@ -188,8 +206,11 @@ def waiting_in(describe: Callable[[], str]) -> Iterator[None]:
     if _record is None or _record.is_waiting:
         yield
         return
-    _record.begin_wait(describe())
+    name, begin = describe(), time.monotonic()
+    _record.begin_wait(name)
     try:
         yield
     finally:
         _record.end_wait()
+        if _trace is not None:
+            _trace.add_wait(name, begin)

@@ -47,7 +47,7 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     assert expected in finished.log(1).decode()
 
 
-@pytest.mark.parametrize(("how", "waits"), [("sleep", "all_reduce"), ("ddp", "forward")])
+@pytest.mark.parametrize(("how", "waits"), [("sleep", "all_reduce"), ("ddp", "forward"), ("work", "work.wait")])
 def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str
 ) -> None:

@@ -63,6 +63,12 @@ def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
 
 
+def test_operation_begun_in_inference_mode_ends_outside_it(workers: Path, tmp_path: Path) -> None:
+    run_failure(workers, tmp_path, "inference", ranks=2)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text())[0] == []
+
+
 def test_operations_go_on_while_a_rank_waits_for_something_else(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "busy_elsewhere", ranks=3)
     for rank in range(3):

@@ -11,9 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.runtime.shm.collective_line import Collectives
-from msrun.runtime.shm.collectives import AllGather, AllReduce, Barrier, Broadcast, Collective, Exchange, Scatter
+from msrun.runtime.shm.collectives import (
+    AllGather,
+    AllReduce,
+    Barrier,
+    Broadcast,
+    Collective,
+    Exchange,
+    Rows,
+    Scatter,
+)
 from msrun.runtime.shm.mail import Mail, Receive, Send
-from msrun.runtime.shm.reduction import Reduction
+from msrun.runtime.shm.reduction import reduction_of
 from msrun.runtime.shm.segment import Segment
 from msrun.runtime.shm.work import ShmWork, forget, start
 
@@ -28,7 +37,8 @@ class ShmGroup(_ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._timeout_s = timeout.total_seconds()
-        self._segment = Segment(store, rank, size, self._timeout_s)
+        with torch.inference_mode(mode=False):
+            self._segment = Segment(store, rank, size, self._timeout_s)
         self._collectives = Collectives(self._segment)
         self._mail = Mail(self._segment)
         self._is_closed = False
@@ -116,7 +126,7 @@ class ShmGroup(_ProcessGroup):
     def _all_reduce(self, tensors: Sequence[Tensor], opts: Any, root: int | None = None) -> ShmWork:
         op = getattr(opts, "reduceOp", opts if opts is not None else _SUM)
         values = [_Value(tensor) for tensor in tensors]
-        made = [AllReduce(self._segment, v.flat, Reduction(op, v.flat.dtype), root) for v in values]
+        made = [AllReduce(self._segment, v.flat, reduction_of(op, v.flat.dtype), root) for v in values]
         return self._start(made, values)
 
     def reduce(self, tensors: Any, opts: Any) -> ShmWork:
@@ -177,7 +187,7 @@ class ShmGroup(_ProcessGroup):
 
     def reduce_scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> ShmWork:
         """Reduce, and give each rank its tensor."""
-        pairs = [
+        pairs: list[tuple[Tensor, Rows]] = [
             (result, [_Value(t, writes=False).flat for t in own]) for result, own in zip(results, tensors, strict=True)
         ]
         return self._reduce_scatter(pairs, opts)
@@ -190,18 +200,18 @@ class ShmGroup(_ProcessGroup):
         self, results: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> ShmWork:
         """Reduce, and give each rank its part of each tensor."""
-        pairs = [
+        pairs: list[tuple[Tensor, Rows]] = [
             (result, _split(_Value(tensor, writes=False).flat, self.size(), result.numel()))
             for result, tensor in zip(results, tensors, strict=True)
         ]
         return self._reduce_scatter(pairs, opts)
 
-    def _reduce_scatter(self, pairs: Sequence[tuple[Tensor, list[Tensor]]], opts: Any) -> ShmWork:
+    def _reduce_scatter(self, pairs: Sequence[tuple[Tensor, Rows]], opts: Any) -> ShmWork:
         op = getattr(opts, "reduceOp", opts if opts is not None else _SUM)
         made, values = [], []
         for result, own in pairs:
             given = _Value(result, reads=False)
-            made.append(Exchange(self._segment, [given.flat], own, Reduction(op, given.flat.dtype)))
+            made.append(Exchange(self._segment, given.flat, own, reduction_of(op, given.flat.dtype)))
             values.append(given)
         return self._start(made, values)
 
@@ -230,11 +240,7 @@ class ShmGroup(_ProcessGroup):
         return self._start([Barrier(self._segment)], [])
 
     def _start(self, made: Sequence[Collective], values: Sequence[_Value]) -> ShmWork:
-        def add() -> None:
-            for operation in made:
-                self._collectives.add(operation)
-
-        start(self._collectives, add)
+        start(self._collectives, made)
         return self._work(self._collectives, made, values)
 
     def _work(self, line: Any, made: Sequence[Any], values: Sequence[_Value]) -> ShmWork:
@@ -255,7 +261,7 @@ class ShmGroup(_ProcessGroup):
         """Send a tensor to a rank."""
         value = _Value(tensors[0], writes=False)
         made = Send(self._segment, to, tag, value.bytes)
-        start(self._mail, lambda: self._mail.send(made))
+        start(self._mail, [made])
         return self._work(self._mail, [made], [])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> ShmWork:
@@ -269,7 +275,7 @@ class ShmGroup(_ProcessGroup):
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> ShmWork:
         value = _Value(tensor, reads=False)
         made = Receive(self._segment, source, tag, value.bytes)
-        start(self._mail, lambda: self._mail.receive(made))
+        start(self._mail, [made])
         return self._work(self._mail, [made], [value])
 
     # -- several at once ----------------------------------------------------------------------------------------
@@ -309,17 +315,22 @@ class _Value:
     """
 
     def __init__(self, tensor: Tensor, *, reads: bool = True, writes: bool = True) -> None:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            what = tensor.device if tensor.device.type != "cpu" else str(tensor.layout).removeprefix("torch.")
+        if not tensor.is_cpu or tensor.layout is not torch.strided:
+            what = str(tensor.layout).removeprefix("torch.") if tensor.is_cpu else tensor.device
             raise ValueError(f"the backend shm carries dense tensors of the CPU, not {what}: use gloo or nccl for them")
         self.tensor = tensor
-        plain = tensor.detach()
-        self.is_copy = writes and not plain.is_contiguous()
-        if plain.is_contiguous():
-            self.flat = plain.view(-1)
+        if torch.is_inference_mode_enabled() or tensor.is_inference():
+            with torch.inference_mode(mode=False):  # the operation may end outside it
+                self._set(_alias(tensor), reads, writes)
         else:
-            made = plain.contiguous() if reads else torch.empty(plain.shape, dtype=plain.dtype)
-            self.flat = made.view(-1)
+            self._set(tensor.detach(), reads, writes)
+
+    def _set(self, plain: Tensor, reads: bool, writes: bool) -> None:
+        self.is_copy = False
+        if not plain.is_contiguous():
+            self.is_copy = writes
+            plain = plain.contiguous() if reads else torch.empty(plain.shape, dtype=plain.dtype)
+        self.flat = plain if plain.dim() == 1 else plain.view(-1)
 
     @property
     def bytes(self) -> Tensor:
@@ -328,16 +339,24 @@ class _Value:
 
     def write_back(self) -> None:
         """Copy what has come to where the caller's tensor lies."""
-        with torch.no_grad():
+        with torch.inference_mode(self.tensor.is_inference()):
             self.tensor.detach().copy_(self.flat.view(self.tensor.shape))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory that is none of inference mode, if that is off."""
+    if not tensor.is_inference():
+        return tensor.detach()
+    place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype).set_(*place)
 
 
 def _listed(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _split(flat: Tensor, ranks: int, length: int) -> list[Tensor]:
-    """Cut a tensor into one part per rank.
+def _split(flat: Tensor, ranks: int, length: int) -> Tensor:
+    """Cut a tensor into one part per rank: [rank, length].
 
     Raises:
         ValueError: it has not as many numbers as all parts together.
@@ -346,10 +365,10 @@ def _split(flat: Tensor, ranks: int, length: int) -> list[Tensor]:
         raise ValueError(
             f"a tensor of {flat.numel()} numbers for {ranks} ranks of {length} each: {ranks * length} needed"
         )
-    return list(flat.view(ranks, length).unbind(0))
+    return flat.view(ranks, length)
 
 
-def _rows(flat: Tensor, tensor: Tensor, rows: Sequence[int], ranks: int) -> list[Tensor]:
+def _rows(flat: Tensor, tensor: Tensor, rows: Sequence[int], ranks: int) -> Rows:
     """Cut a tensor into the rows of each rank; equal ones if none are given."""
     if not rows:
         if tensor.shape[0] % ranks if tensor.dim() else 1:

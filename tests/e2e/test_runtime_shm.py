@@ -9,9 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host_net import HostNet, HostNetError
 from job_runner import REPOSITORY, JobRunner
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
@@ -29,6 +31,37 @@ def test_random_programs_give_what_every_rank_must_get(
     msrun.run_world(
         world_size, worker, tmp_path / "result.json", str(SEED), str(PROGRAMS), cwd=tmp_path, deadline_s=DEADLINE_S
     )
+    assert json.loads((tmp_path / "result.json").read_text()) == []
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[HostNet]:
+    """Two hosts."""
+    try:
+        with HostNet(2) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make network namespaces: {error}")
+
+
+@pytest.mark.parametrize("workers_of_hosts", [(2, 2), (3, 1)])
+def test_random_programs_over_two_hosts(
+    msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, workers_of_hosts: tuple[int, int]
+) -> None:
+    words = ["--worker_num=4", f"--master_addr={net.address(0)}", workers / "runtime" / "shm_programs.py"]
+    words += [tmp_path / "result.json", str(SEED), str(PROGRAMS)]
+    hosts = [
+        msrun.start(
+            f"--node_rank={node}",
+            f"--local_worker_num={count}",
+            *words,
+            cwd=tmp_path,
+            prefix=net.prefix(node),
+            log_dir=f"log_output/node_{node}" if node else "log_output",
+        )
+        for node, count in enumerate(workers_of_hosts)
+    ]
+    assert [host.finish(DEADLINE_S).code for host in hosts] == [0, 0]
     assert json.loads((tmp_path / "result.json").read_text()) == []
 
 

@@ -1,6 +1,6 @@
 """torch's own habits on cut parameters: the numbers of one process, or one line that says what to use instead.
 
-The cases stand in tests/cut_parameters.py; one job of two ranks runs them all.
+The cases stand in tests/cases/cut_parameters.py; one job of two ranks runs them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Modes without capture, hybrid parallel, clipping and mixed precision: the numbers of one process.
 
-The cases stand in tests/mode_*.py; one job of four ranks runs them all, and one of eight the document's hybrid network.
+The cases stand in tests/cases/mode_*.py. One job of four ranks runs them all, one of eight the hybrid network.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from call_patterns import PATTERNS, WORLD_SIZE
 from job_runner import JobRunner
-from runtime_patterns import PATTERNS, WORLD_SIZE
 
 DEADLINE_S = 400.0
 

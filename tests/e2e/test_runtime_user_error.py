@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import WORKER_PATH, JobRunner
 
 FORWARD = [
     "uncaught ValueError at {script}:18: 3 rows are too many",
@@ -59,6 +58,5 @@ def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, wo
 def test_torchruns_workers_have_the_rank_before_each_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", script, "forward"]
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": path})
+    finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": WORKER_PATH})
     assert f"[rank0]: {FORWARD[0].format(script=script)}\n" in finished.stderr

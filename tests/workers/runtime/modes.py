@@ -1,4 +1,4 @@
-"""Runs the cases of one or more modules, tests/mode_*.py, in one process group.
+"""Runs the cases of one or more modules, tests/cases/mode_*.py, in one process group.
 
 usage: modes.py RESULT.json MODULE...; the file holds what each case returned on every rank, or its traceback.
 """

@@ -1,4 +1,4 @@
-"""Runs every pattern of runtime_patterns on every rank; RESULT.json says which went wrong, and how.
+"""Runs every pattern of call_patterns on every rank; RESULT.json says which went wrong, and how.
 
 usage: patterns.py RESULT.json [name ...]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runtime_patterns import PATTERNS, WORLD_SIZE
+from call_patterns import PATTERNS, WORLD_SIZE
 
 from msrun.runtime import get_rank, init, release
 

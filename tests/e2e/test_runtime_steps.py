@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import CaseTable
 from job_runner import REPOSITORY, JobRunner
 from step_cases import CASES, HIDDEN, LOSS, WIDTH, WORLD_SIZE, StepCase
 
@@ -15,14 +16,24 @@ from msrun.runtime.graph.issue_order import AHEAD
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-RUNS = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in CASES for dtype in case.dtypes]
+RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
+TABLE = CaseTable(
+    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "measures"],
+    fast=[
+        *("accumulation/float64", "accumulation-level2/float64", "accumulation-mixed-level3/float64"),
+        *("nothing-fused-level3-accumulation/float64", "fresh-closures/float64", "accumulation-model/float64"),
+        *("recompute-keeps-collectives/float64", "recompute-level3-accumulation/float64", "measures"),
+    ],
+)
 LEVELS = ("level1", "level2", "level3")
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What every rank found; all cases and measures in one job, with an allocator that gives memory back at once."""
     folder = tmp_path_factory.mktemp("steps")
     msrun_of_module.run_world(
@@ -30,7 +41,7 @@ def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.Te
         workers / "runtime" / "steps.py",
         folder / "result.json",
         cwd=folder,
-        env={"MALLOC_MMAP_THRESHOLD_": "65536"},
+        env={"MALLOC_MMAP_THRESHOLD_": "65536", **TABLE.asked(request)},
         deadline_s=DEADLINE_S,
     )
     return list(json.loads((folder / "result.json").read_text()))
@@ -42,7 +53,7 @@ def measures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(ranks[0]["measures"])
 
 
-@pytest.mark.parametrize(("case", "dtype"), RUNS)
+@TABLE.parametrize("case, dtype", RUNS)
 def test_losses_gradients_and_weights_are_those_of_one_process(
     ranks: list[dict[str, Any]], case: StepCase, dtype: str
 ) -> None:
@@ -54,15 +65,19 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
         assert found["weights"] <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.calls is not None])
-def test_number_of_messages_of_a_step_is_the_closed_form(ranks: list[dict[str, Any]], case: StepCase) -> None:
+@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES if case.calls is not None])
+def test_number_of_messages_of_a_step_is_the_closed_form(
+    ranks: list[dict[str, Any]], case: StepCase, dtype: str
+) -> None:
     for rank in ranks:
-        assert rank[f"{case.name}/float64"]["calls"] == case.calls
+        assert rank[f"{case.name}/{dtype}"]["calls"] == case.calls
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-def test_a_network_is_captured_once_however_often_it_is_called(ranks: list[dict[str, Any]], case: StepCase) -> None:
-    assert {rank[f"{case.name}/float64"]["captures"] for rank in ranks} == {1}
+@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES])
+def test_a_network_is_captured_once_however_often_it_is_called(
+    ranks: list[dict[str, Any]], case: StepCase, dtype: str
+) -> None:
+    assert {rank[f"{case.name}/{dtype}"]["captures"] for rank in ranks} == {1}
 
 
 def test_weights_are_bit_equal_between_levels(measures: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Which cases the strategy laws run in a world, and their graphs.
 
-A graph depends on no rank. Imported with LAW_GRAPHS="MODULE RANKS" set, as the fork server does before there are ranks,
-this module captures all graphs of that world at once, and every rank has them; otherwise each rank captures its own.
+A graph depends on no rank. Imported with LAW_GRAPHS=RANKS set, as the fork server does before there are ranks, this
+module captures all graphs of that world at once, and every rank has them; otherwise each rank captures its own.
 """
 
 from __future__ import annotations
@@ -13,27 +13,46 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from asked_cases import is_asked
 from operator_cases import OperatorNetwork
 
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
 
+MODULES = ("operator_cases", "operator_cases_conv", "operator_cases_transformer")
+WORLDS = (2, 4, 8)
 
-def runs_of(module: str, world_size: int) -> Iterator[tuple[Any, bool, list[torch.dtype]]]:
-    """Yield case, whether it follows its input's layout instead of a strategy, and the types in which it runs.
 
-    Worlds of more ranks than the module's EVERY_CASE_UP_TO (4 unless it says so) run the cases with `on_eight` only.
-    Two ranks compute in other types too: those, and all of operator_cases, in float32, or each in what the module says
-    in MORE_TYPES.
+def key_of(world_size: int, module: str, case: Any) -> str:
+    return f"{world_size}/{module}/{case.name}"
+
+
+def types_of(world_size: int, module: str, case: Any) -> list[torch.dtype]:
+    """Return in which types a case runs in a world; none: it does not run there.
+
+    In float64 every case runs in the world of its module's EVERY_CASE_IN (4 unless it says so), and those with
+    `on_eight` in the next larger one too. Two ranks compute in other types: in what the module says in MORE_TYPES, or
+    those with `on_eight` in float32.
     """
     cases = importlib.import_module(module)
-    everywhere = world_size <= getattr(cases, "EVERY_CASE_UP_TO", 4)
-    for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
-        if everywhere or case.on_eight:
-            is_in_both = case.on_eight or module == "operator_cases"
-            others = getattr(cases, "MORE_TYPES", {case.name: ("float32",) if is_in_both else ()}).get(case.name, ())
-            yield case, follows, [torch.float64, *(getattr(torch, text) for text in others if world_size == 2)]
+    world_of_all = getattr(cases, "EVERY_CASE_IN", 4)
+    found = []
+    if world_size == world_of_all or (case.on_eight and world_size == 2 * world_of_all):
+        found.append(torch.float64)
+    if world_size == 2:
+        others = getattr(cases, "MORE_TYPES", {case.name: ("float32",) if case.on_eight else ()}).get(case.name, ())
+        found += [getattr(torch, text) for text in others]
+    return found
+
+
+def runs_of(world_size: int) -> Iterator[tuple[str, Any, bool, list[torch.dtype]]]:
+    """Yield key, case, whether it follows its input's layout instead of a strategy, and the types in which it runs."""
+    for module in MODULES:
+        cases = importlib.import_module(module)
+        for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
+            if dtypes := types_of(world_size, module, case):
+                yield key_of(world_size, module, case), case, follows, dtypes
 
 
 @functools.cache
@@ -46,6 +65,6 @@ def graph_of(case: Any, dtype: torch.dtype) -> CapturedGraph:
 
 
 if asked := os.environ.get("LAW_GRAPHS"):
-    for each, _, dtypes in runs_of(asked.split()[0], int(asked.split()[1])):
-        for each_dtype in dtypes:
+    for key, each, _, dtypes in runs_of(int(asked)):
+        for each_dtype in dtypes if is_asked(key) else ():
             graph_of(each, each_dtype)

@@ -52,11 +52,9 @@ def test_losses_and_weights_are_those_of_one_process(results: dict[str, Any], ca
         assert rank["right"][-1] != rank["right"][0]
 
 
-@TABLE.parametrize("law", [("out-strategies",)])
-def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(
-    results: dict[str, Any], law: str
-) -> None:
-    for rank in results[law]:
+@TABLE.looks_at("out-strategies")
+def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(results: dict[str, Any]) -> None:
+    for rank in results["out-strategies"]:
         assert rank["wrong"] == []
         assert rank["runs"] == 144
 

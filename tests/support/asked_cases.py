@@ -45,10 +45,20 @@ class CaseTable:
         """Return the decorator of a test that looks at one case with each row."""
         return pytest.mark.parametrize(names.replace(" ", "").split(","), self.params(rows, names))
 
+    def looks_at(self, *keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Return the decorator of a test without parameters that looks at the cases of these keys."""
+        assert set(keys) <= set(self.keys), f"no such cases: {sorted(set(keys) - set(self.keys))}"
+
+        def decorate(test: Callable[..., None]) -> Callable[..., None]:
+            test = pytest.mark.looks_at(*keys)(test)
+            return test if set(keys) <= self.fast else pytest.mark.slow(test)
+
+        return decorate
+
     def asked(self, request: pytest.FixtureRequest) -> dict[str, str]:
         """Return the environment of a job for the module that asks: what its chosen tests look at.
 
-        A test without parameters of a case looks at the fast ones; if it is marked slow, at all.
+        A test that does not say which cases it looks at is taken to look at the fast ones; if it is slow, at all.
         """
         keys: set[str] = set()
         for item in request.session.items:
@@ -57,6 +67,8 @@ class CaseTable:
         return {ONLY_CASES: json.dumps([key for key in self.keys if key in keys])}
 
     def _of(self, item: pytest.Item) -> set[str]:
+        if (mark := item.get_closest_marker("looks_at")) is not None:
+            return set(mark.args)
         values = getattr(item, "callspec", None)
         if values is not None:
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from asked_cases import is_asked
 
 from msrun.runtime import get_group_size, get_rank, init, release
 
@@ -30,6 +31,8 @@ def main():
     results = {}
     for name in sys.argv[2:]:
         for key, case in importlib.import_module(name).cases(get_group_size()).items():
+            if not is_asked(key):
+                continue
             everyone = [None] * get_group_size()
             dist.all_gather_object(everyone, run(case))
             results[key] = everyone

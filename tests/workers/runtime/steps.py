@@ -215,12 +215,11 @@ def main():
         for dtype_name in case.dtypes:
             if is_asked(f"{case.name}/{dtype_name}"):
                 results[f"{case.name}/{dtype_name}"] = law_of(case, dtype_name, rank)
-    if is_asked("measures"):
-        whole = next(batches(1, torch.float64))
-        mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
-        results["measures"] = step_measures.measure(make_network, mine, whole)
-        torch.set_default_dtype(torch.float32)
-        results["large"] = step_memory.measure()
+    whole = next(batches(1, torch.float64))
+    mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
+    results["measures"] = step_measures.measure(make_network, mine, whole)
+    torch.set_default_dtype(torch.float32)
+    results["large"] = step_memory.measure()
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, results)
     if rank == 0:

@@ -81,6 +81,7 @@ def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPat
     return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(digits), EPOCHS="1"))
 
 
+@pytest.mark.slow
 def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
     msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
@@ -128,6 +129,7 @@ def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunn
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)  # rounding grows with the steps, most where the loss falls
 
 
+@pytest.mark.slow
 def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
     data = tmp_path / "mnist"
     data.mkdir()
@@ -172,7 +174,7 @@ PARALLEL = [
 ]
 
 
-FAST = ("data_parallel", "operator_parallel", "pipeline_parallel")
+FAST = ("data_parallel", "operator_parallel")
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,8 @@ KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in W
 REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
 FAST = {
     "operator_cases": [case.name for case in [*operator_cases.BINARY, *operator_cases.UNARY] if case.on_eight],
-    "operator_cases_conv": ["batch-norm-2d", "group-norm", "conv2d", "conv2d-depthwise", "max-pool2d-overlapping"],
-    "operator_cases_transformer": [
-        "embedding-padding",
-        "attention",
-        "einsum-heads",
-        "nll-cut-classes-weights-ignore",
-        "softmax-first",
-        "bags-weighted",
-    ],
+    "operator_cases_conv": ["batch-norm-2d", "conv2d", "max-pool2d-overlapping"],
+    "operator_cases_transformer": ["attention", "embedding-padding", "nll-cut-classes-weights-ignore", "softmax-first"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""
 TABLE = CaseTable(

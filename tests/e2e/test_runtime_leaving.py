@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job_runner import JobRunner
 
-STARTS = ["fork", "exec"]
+STARTS = ["fork", pytest.param("exec", marks=pytest.mark.slow)]
 ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
 """The backend with threads of its own; without the variable, ranks of one host are on shared memory."""
 
@@ -23,6 +23,7 @@ def test_no_thread_of_the_world_outlives_it(
     assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
 
 
+@pytest.mark.slow
 def test_no_thread_of_a_world_under_ddp_outlives_its_release(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "leave.py"
     words = ["--worker_num=2", "--start_method=exec", script, "releasing", "data_parallel"]
@@ -31,7 +32,7 @@ def test_no_thread_of_a_world_under_ddp_outlives_its_release(msrun: JobRunner, w
     assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
 
 
-@pytest.mark.parametrize(("start", "backend"), [("exec", "gloo"), ("fork", "shm")])
+@pytest.mark.parametrize(("start", "backend"), [("fork", "gloo"), pytest.param("exec", "shm", marks=pytest.mark.slow)])
 def test_failing_worker_does_not_wait_for_its_collectives(
     msrun: JobRunner, workers: Path, tmp_path: Path, start: str, backend: str
 ) -> None:

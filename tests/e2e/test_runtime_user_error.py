@@ -17,7 +17,7 @@ FORWARD = [
 SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="stand_alone": its ranks exchange nothing'
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_the_users_line_comes_first_in_log_and_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:
@@ -38,6 +38,7 @@ def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tm
     assert line.startswith(SETTING.format(script=script))
 
 
+@pytest.mark.slow
 def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", script, "forward", cwd=tmp_path, env={"MSRUN_DEBUG": "1"})
@@ -46,6 +47,7 @@ def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path
     assert "auto_parallel.py" in log
 
 
+@pytest.mark.slow
 def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     words = ["sh", "-c", f'exec "$0" -m msrun --worker_num=2 {script} forward 2>&1', sys.executable]
@@ -55,6 +57,7 @@ def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, wo
     assert f"log: {finished.log_dir / 'worker_0.log'} (pid " in text and "), shown above\n" in text
 
 
+@pytest.mark.slow
 def test_torchruns_workers_have_the_rank_before_each_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", script, "forward"]

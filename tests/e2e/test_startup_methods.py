@@ -197,6 +197,7 @@ def test_rank_table_of_two_hosts(example: Example, net: HostNet, alone: np.ndarr
     assert "DEVICE_ID=5\n" in (example.cwd / "device_1" / "env.log").read_text()
 
 
+@pytest.mark.slow
 @NEEDS_MPIRUN
 def test_mpirun_on_one_host(example: Example, alone: np.ndarray) -> None:
     example.run("run_mpirun.sh")

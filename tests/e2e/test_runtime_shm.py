@@ -23,7 +23,7 @@ DEADLINE_S = 60.0 + 5 * PROGRAMS
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_programs_give_what_every_rank_must_get(
     msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int
 ) -> None:
@@ -72,15 +72,21 @@ def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
     subprocess.run(command, env=environ, check=True, timeout=60)
 
 
+TOLD = [
+    ("killed", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
+    ("killed_before_pending", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3"),
+    ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
+    ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
+    ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
+    ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
+]
+
+
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("killed", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
-        ("killed_before_pending", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3"),
-        ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
-        ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
-        ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
-        ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
+        pytest.param(*row, marks=() if row[0] in ("killed", "other_operation") else pytest.mark.slow, id=row[0])
+        for row in TOLD
     ],
 )
 def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:

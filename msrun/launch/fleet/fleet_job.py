@@ -302,7 +302,8 @@ class FleetRun:
         if self._console is not None:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
-            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well")
+            again = f" after restart {self._record.restarts}" if self._record.restarts else ""
+            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well{again}")
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))

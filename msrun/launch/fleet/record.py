@@ -35,6 +35,8 @@ class FleetRecord:
         self._told: set[str] = set()
         self._restart: dict[str, Any] = {}
         self.membership = self._new_membership()
+        self.restarts = 0
+        """How often all hosts have begun anew."""
 
     def _new_membership(self) -> Membership:
         return Membership(rank for ranks in self._ranks.values() for rank in ranks)
@@ -94,6 +96,7 @@ class FleetRecord:
     def _begin_again(self) -> None:
         if not self._ahead or self._ahead.keys() != self._ranks.keys():
             return
+        self.restarts += 1
         self._told.clear()
         self.membership = self._new_membership()
         self._observers.tell("restarting", **self._restart)

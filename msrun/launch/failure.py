@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,6 +210,29 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
     return {"attempt": attempt.number, "reason": attempt.end_reason(), "run_time_s": round(max(0.0, end - begin), 3)}
 
 
+def render_attempt(
+    plan: LaunchPlan, attempt: int, global_ranks: Sequence[int], shown_ranks: Collection[int] = ()
+) -> str:
+    """Return what ended an attempt that is over: the kept log of each of these ranks, and its end; may be empty.
+
+    Args:
+        shown_ranks: as for `render_failure`.
+    """
+    logs = {worker.global_rank: Path(worker.log_path) for worker in plan.workers}
+    lines: list[str] = []
+    for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:
+        kept = logs[rank].with_name(contract.attempt_log_name(logs[rank].name, attempt))
+        excerpt = read_excerpt(kept if kept.exists() else logs[rank])  # it is renamed after this, or was before
+        is_above = bool(excerpt) and rank in shown_ranks
+        lines += [f"  rank {rank}, log: {kept}{', shown above' if is_above else ''}"]
+        lines += [] if is_above else _quoted([hide_values(line, plan.secrets) for line in excerpt])
+    return "\n".join(lines)
+
+
+def _quoted(excerpt: Sequence[str]) -> list[str]:
+    return [f"  | {line}" for line in excerpt] or ["  | (the log is empty)"]
+
+
 def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
     """Write `failure.json` into the log directory; returns why that could not be done, empty when it was."""
     path = Path(plan.log_dir) / contract.FAILURE_JSON
@@ -233,7 +256,7 @@ def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> st
         who = "" if failure.first_failure else f"rank {worker.global_rank}, "
         is_above = bool(worker.excerpt) and worker.global_rank in shown_ranks
         lines += [f"  {who}log: {worker.log} (pid {worker.pid}){', shown above' if is_above else ''}"]
-        lines += [] if is_above else [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
+        lines += [] if is_above else _quoted(worker.excerpt)
     states: dict[str, list[int]] = {}
     for other in failure.others:
         doing = f" ({other['doing']})" if other["doing"] else ""

@@ -28,6 +28,9 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again in 1 s, restart 1" in finished.stderr
     assert "starting all workers again in 2 s, restart 2" in finished.stderr
+    for attempt in range(2):
+        kept = finished.log_dir / f"worker_1.attempt_{attempt}.log"
+        assert f"  rank 1, log: {kept}\n  | rank 1 in attempt {attempt}\n" in finished.stderr
     assert "all 3 workers ended well after restart 2 in " in finished.stderr
     assert not (finished.log_dir / contract.FAILURE_JSON).exists()
     for rank in range(3):
@@ -81,6 +84,7 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tm
     finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
+    assert f"  rank 1, log: {finished.log_dir}/worker_1.attempt_0.log\n  | " in finished.stderr
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
 
 

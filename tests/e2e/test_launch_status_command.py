@@ -30,7 +30,7 @@ rank = int(os.environ["RANK"])
 print("step: 1, loss is 9", flush=True)
 with open(os.environ["MSRUN_PROGRESS"], "r+b") as board:
     board.seek(rank * contract.PROGRESS_RECORD_BYTES)
-    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, b"all_reduce", 0.0)
+    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, 0, 0, 0.0, b"all_reduce", 0.0)
     board.write(struct.pack(contract.PROGRESS_RECORD, *record))
 open(f"ready_{rank}", "w").close()
 while not os.path.exists("go"):

@@ -150,7 +150,13 @@ class Slot:
         command += [f"--timeout={TEST_LIMIT_S}", *dict.fromkeys(map(file_of, tests))]
         with (self._folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self._copy, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self._copy,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
             try:
                 code = process.wait(3 * expected_s + 3 * TEST_LIMIT_S)

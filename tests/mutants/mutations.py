@@ -62,7 +62,9 @@ class Mutation:
         first = self.line - 1
         last = first + self.before.count("\n") + 1
         more = len(new) - len(old)
-        return "\n".join([*(f"  - {line}" for line in old[first:last]), *(f"  + {line}" for line in new[first : last + more])])
+        return "\n".join(
+            [*(f"  - {line}" for line in old[first:last]), *(f"  + {line}" for line in new[first : last + more])]
+        )
 
 
 def find_mutations(path: str, source: str) -> list[Mutation]:
@@ -129,7 +131,7 @@ class _Finder(ast.NodeVisitor):
 
     # -- what is left alone -----------------------------------------------------------------------------------------
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802 - ast's names
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self.visit(default)
         self._functions.append(node)
@@ -138,19 +140,19 @@ class _Finder(ast.NodeVisitor):
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all(node.body)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._visit_assigned([node.target], node.value, node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign) -> None:
         self._visit_assigned(node.targets, node.value, node)
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:  # noqa: N802
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Leave texts."""
 
-    def visit_Assert(self, node: ast.Assert) -> None:  # noqa: N802
+    def visit_Assert(self, node: ast.Assert) -> None:
         """Leave what never fails."""
 
     # -- statements -------------------------------------------------------------------------------------------------
@@ -170,11 +172,11 @@ class _Finder(ast.NodeVisitor):
             self._replace("statement dropped", node, "pass")
         self._visit_all([*targets, value])
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._replace("statement dropped", node, "pass")
         self.visit(node.value)
 
-    def visit_Expr(self, node: ast.Expr) -> None:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> None:
         value = node.value
         if isinstance(value, ast.Constant):  # a docstring
             return
@@ -189,7 +191,7 @@ class _Finder(ast.NodeVisitor):
 
     visit_Break = visit_Continue = visit_Delete = visit_Raise = _visit_jump  # noqa: N815
 
-    def visit_Return(self, node: ast.Return) -> None:  # noqa: N802
+    def visit_Return(self, node: ast.Return) -> None:
         if node.value is None:
             return
         returns = self._functions[-1].returns if self._functions else None
@@ -220,17 +222,17 @@ class _Finder(ast.NodeVisitor):
             self._negate(test)
         self.generic_visit(node)
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:  # noqa: N802
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not):
             self._replace("condition negated", node, f"bool({self._text(node.operand)})")
         self.generic_visit(node)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
         other = " or " if isinstance(node.op, ast.And) else " and "
         self._replace("and/or swapped", node, f"({other.join(f'({self._text(value)})' for value in node.values)})")
         self.generic_visit(node)
 
-    def visit_Compare(self, node: ast.Compare) -> None:  # noqa: N802
+    def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
             if type(operator) not in _OPPOSITE:
@@ -247,21 +249,21 @@ class _Finder(ast.NodeVisitor):
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _CHUNKED:
             self.visit(node.func)
         else:
             self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, bool):
             self._replace("constant shifted", node, str(not node.value))
         elif isinstance(node.value, int | float):
             self._replace("constant shifted", node, f"{node.value + 1!r}")
 
 
-# -- blocks: where a program goes ---------------------------------------------------------------------------------------
+# -- blocks: where a program goes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

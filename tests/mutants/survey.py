@@ -37,7 +37,7 @@ LEFT_OUT = (
 """They judge no behaviour of the rooms, or judge by chance, or take long for what others judge as well."""
 RECORDER = "reached_blocks"
 """Module that is put into each package of the copy, and the prefix of what it writes."""
-_RECORDER_SOURCE = '''
+_RECORDER_SOURCE = """
 import os
 FOLDER = {folder!r}
 _test = os.environ.get("REACHED_BY", "")
@@ -57,7 +57,8 @@ def _write(block):
     try:
         tests = [_test] if _test else _running()
         text = "".join(f"{{block}}\\t{{test}}\\n" for test in tests)
-        descriptor = os.open(f"{{FOLDER}}/hits-{{os.getpid()}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(f"{{FOLDER}}/hits-{{os.getpid()}}", flags, 0o666)
         os.write(descriptor, text.encode())
         os.close(descriptor)
     except OSError:
@@ -70,7 +71,7 @@ def _running():
             with open(f"{{FOLDER}}/{{name}}") as file:
                 found.append(file.read())
     return found
-'''
+"""
 
 
 @dataclass
@@ -170,8 +171,12 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
             call = ast.parse(f"{RECORDER}({f'{module}:{block.name}'!r})").body[0]
             block.body.insert(1 if has_docstring else 0, call)
         place = next(
-            (number for number, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)
-             and getattr(node, "module", "") != "__future__"), None,
+            (
+                number
+                for number, node in enumerate(tree.body)
+                if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__"
+            ),
+            None,
         )
         if place is None:
             continue

@@ -84,6 +84,10 @@ class FakePipe:
         head, _, rest = self._bytes.partition(b"\n")
         return MessageBuffer().feed(rest[int(head.split()[0]) :]) if rest else []
 
+    def heard_of(self, kind: str) -> Message:
+        """The first message of a type that it was told."""
+        return next(message for message in self.heard if message["type"] == kind)
+
     @property
     def heard_kinds(self) -> list[str]:
         """Their types, without signs of life."""

@@ -181,9 +181,9 @@ class Slot:
         process.wait()
 
 
-def bring_up_to_date(survey: Survey, modules: list[str], jobs: int) -> None:
-    """Run the tests of which nothing is known yet."""
-    stale = survey.stale(REPOSITORY)
+def bring_up_to_date(survey: Survey, modules: list[str], wanted: tuple[str, ...], jobs: int) -> None:
+    """Run the tests of which nothing is known yet, of files whose names begin as wanted."""
+    stale = [name for name in survey.stale(REPOSITORY) if name.startswith(wanted)]
     for kind in ("unit", "e2e"):
         files = [name for name in stale if name.startswith(f"tests/{kind}/")]
         if not files:
@@ -246,6 +246,9 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=60, help="lines to change")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument(
+        "--tests", nargs="+", default=["tests/"], help="only test files whose names begin so are looked at"
+    )
     parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
@@ -256,7 +259,7 @@ def main() -> int:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
     survey = Survey.read(SURVEY)
-    bring_up_to_date(survey, sorted(sources), asked.jobs)
+    bring_up_to_date(survey, sorted(sources), tuple(asked.tests), asked.jobs)
     if asked.survey:
         return 0
     begin = time.monotonic()

@@ -49,7 +49,7 @@ def begin(test):
     _seen.clear()
 
 def reached(block):
-    if block not in _seen:
+    if block not in _seen and not is_traced():
         _seen.add(block)
         _write(block)
 
@@ -72,6 +72,10 @@ def _running():
                 found.append(file.read())
     return found
 """
+
+_TRACED = "from torch.compiler import is_compiling as is_traced"
+"""Of modules that torch's compiler may trace: what they record would be part of the traced program."""
+_NOT_TRACED = "def is_traced(): return False"
 
 
 @dataclass
@@ -163,7 +167,7 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
     """Have every block of these modules of a copy say, in `folder`, which test has reached it."""
     for module in modules:
         path = root / module
-        package = module.partition("/")[0]
+        package = "msrun/runtime" if module.startswith("msrun/runtime/") else module.partition("/")[0]
         tree = ast.parse(path.read_text())
         for block in list(find_blocks(tree)):
             first = block.body[0]
@@ -180,9 +184,12 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
         )
         if place is None:
             continue
-        tree.body.insert(place, ast.parse(f"from {package}.{RECORDER} import reached as {RECORDER}").body[0])
+        name = f"{package.replace('/', '.')}.{RECORDER}"
+        tree.body.insert(place, ast.parse(f"from {name} import reached as {RECORDER}").body[0])
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)))
-        (root / package / f"{RECORDER}.py").write_text(_RECORDER_SOURCE.format(folder=str(folder)))
+        (root / package / f"{RECORDER}.py").write_text(
+            _RECORDER_SOURCE.format(folder=str(folder), is_traced=_TRACED if "runtime" in package else _NOT_TRACED)
+        )
 
 
 def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> Survey:

@@ -98,6 +98,8 @@ BROKEN = [
     (device(0, "device_ip"), "<ip>", {}, [("R13", "error", at(0, "device_ip"))]),
     (device(0, "device_ip"), "", {}, [("R13", "error", at(0, "device_ip"))]),
     (device(0, "device_ip"), "0.0.0.0", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "224.0.0.1", {}, [("R13", "error", at(0, "device_ip"))]),
+    (device(0, "device_ip"), "255.255.255.255", {}, [("R13", "error", at(0, "device_ip"))]),
     (device(0, "device_ip"), "192.168.1.256", {}, [("R13", "error", at(0, "device_ip"))]),
     (device(0, "device_ip"), "127.0.0.1", {}, [("R13", "error", at(0, "device_ip"))]),
     (device(0, "device_ip"), "127.0.0.1", ONE, [("R13", "warning", at(0, "device_ip"))]),

@@ -1,8 +1,8 @@
 """make mutants: put small faults into the launcher, the graph and the rank-table rules, and see whether a test fails.
 
-Each fault is put alone into a copy of the tree, where the tests that reach its line run: those of tests/unit first, then
-end-to-end ones, quick ones first, until one fails or is stuck. An end-to-end test that fails runs again without the
-fault: where it fails too, it has noticed nothing, and the others go on. Exit status 1 when fewer than 85 % are caught.
+Each fault is put alone into a copy of the tree, where the tests that reach its line run: those of tests/unit first,
+then end-to-end ones, quick ones first, until one fails or is stuck. An end-to-end test that fails runs again without
+the fault: where it fails too, it has noticed nothing, and the others go on. Exit status 1 below 85 % caught.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,31 +69,21 @@ def copy_tree(folder: Path) -> Path:
     return copy
 
 
-def read_sources() -> dict[str, str]:
-    """Return the modules of the rooms."""
-    found = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")]
+def read_sources(rooms: Iterable[str]) -> dict[str, str]:
+    """Return the modules of these folders, or these modules."""
+    found = [path for room in rooms for path in [*(REPOSITORY / room).rglob("*.py"), REPOSITORY / room]]
+    found = [path for path in found if path.is_file()]
     return {str(path.relative_to(REPOSITORY)): path.read_text() for path in sorted(found)}
 
 
-def batches(module: str, tests: list[str], seconds: Mapping[str, float]) -> list[list[str]]:
+def batches(module: str, tests: list[str], survey: Survey) -> list[list[str]]:
     """Return the tests that are to run together: the module's own, other unit tests, end-to-end ones."""
     name = f"_{Path(module).stem}.py"
     unit = [test for test in tests if test.startswith("tests/unit/")]
     own = [test for test in unit if file_of(test).endswith(name)]
     more = [test for test in unit if not file_of(test).endswith(name)]
     end_to_end = [test for test in tests if test.startswith("tests/e2e/")]
-    return [_within(own, seconds, UNIT_S), _within(more, seconds, UNIT_S), _within(end_to_end, seconds, END_TO_END_S)]
-
-
-def _within(tests: list[str], seconds: Mapping[str, float], limit_s: float) -> list[str]:
-    """Return tests until their time is up; the first one always."""
-    chosen: list[str] = []
-    left_s = limit_s
-    for test in tests:
-        if not chosen or seconds[test] <= left_s:
-            chosen.append(test)
-            left_s -= seconds[test]
-    return chosen
+    return [survey.within(own, UNIT_S), survey.within(more, UNIT_S), survey.within(end_to_end, END_TO_END_S)]
 
 
 class Slot:
@@ -109,16 +99,16 @@ class Slot:
         """Run the tests that reach a fault, until one of them notices it."""
         block = block_of(ast.parse(source), mutation.line, mutation.column)
         tests = survey.tests_of(mutation.path, block)
-        for chosen in batches(mutation.path, tests, survey.seconds):
+        for chosen in batches(mutation.path, tests, survey):
             while chosen:
-                sum_s = sum(survey.seconds[test] for test in chosen)
+                sum_s = survey.cost_s(chosen)
                 self._write(mutation.path, mutation.apply(source))
                 failed = self._run(chosen, sum_s)
                 self._write(mutation.path, source)
                 if failed is None:
                     break
                 is_sure = failed not in chosen or failed.startswith("tests/unit/")
-                if is_sure or self._run([failed], survey.seconds[failed]) is None:
+                if is_sure or self._run([failed], survey.cost_s([failed])) is None:
                     return Outcome(mutation, failed, len(tests))
                 chosen.remove(failed)
         return Outcome(mutation, "", len(tests))
@@ -245,6 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants")
     parser.add_argument("--number", type=int, default=60, help="lines to change")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modules", nargs="+", default=ROOMS, help="folders or files to change")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument(
         "--tests", nargs="+", default=["tests/"], help="only test files whose names begin so are looked at"
@@ -252,14 +243,14 @@ def main() -> int:
     parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
-    sources = read_sources()
+    sources = read_sources(asked.modules)
     drawn = draw(sources, asked.number, asked.seed)
     if asked.dry_run:
         for mutation in drawn:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
     survey = Survey.read(SURVEY)
-    bring_up_to_date(survey, sorted(sources), tuple(asked.tests), asked.jobs)
+    bring_up_to_date(survey, sorted(read_sources(ROOMS)), tuple(asked.tests), asked.jobs)
     if asked.survey:
         return 0
     begin = time.monotonic()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from mutations import find_blocks
@@ -39,6 +40,7 @@ RECORDER = "reached_blocks"
 """Module that is put into each package of the copy, and the prefix of what it writes."""
 _RECORDER_SOURCE = """
 import os
+{is_traced}
 FOLDER = {folder!r}
 _test = os.environ.get("REACHED_BY", "")
 _seen = set()
@@ -127,15 +129,44 @@ class Survey:
                 tests.difference_update([test for test in tests if file_of(test) in gone])
 
     def tests_of(self, module: str, block: str) -> list[str]:
-        """Return the tests that reach a block and passed, quick ones first, one of each file in turns."""
+        """Return the tests that reach a block and passed: quick ones first, one of each file in turns."""
         blocks = self.reached.get(module, {})
         function = block.partition("#")[0]
         found = blocks.get(block) or _union(blocks, f"{function}#" if function else "") or _union(blocks, "")
         per_file: dict[str, list[str]] = {}
         for test in sorted(self._single(found), key=lambda test: self.seconds[test]):
             per_file.setdefault(file_of(test), []).append(test)
-        turns = [(turn, self.seconds[test], test) for tests in per_file.values() for turn, test in enumerate(tests)]
+        turns = [(turn, self.cost_s([test]), test) for tests in per_file.values() for turn, test in enumerate(tests)]
         return [test for _, _, test in sorted(turns)]
+
+    def cost_s(self, tests: Iterable[str]) -> float:
+        """Return how long tests take together; where one job serves a file, one of its tests waits for it."""
+        alone = [test for test in tests if file_of(test) not in self._shared]
+        files = {file_of(test) for test in tests} & self._shared.keys()
+        return sum(self.seconds[test] for test in alone) + sum(self._shared[file] for file in files)
+
+    def within(self, tests: list[str], limit_s: float) -> list[str]:
+        """Return tests until their time is up; the first one always."""
+        chosen: list[str] = []
+        left_s, begun = limit_s, set[str]()
+        for test in tests:
+            cost_s = 0.0 if file_of(test) in begun else self.cost_s([test])
+            if not chosen or cost_s <= left_s:
+                chosen.append(test)
+                left_s -= cost_s
+                begun |= {file_of(test)} & self._shared.keys()
+        return chosen
+
+    @cached_property
+    def _shared(self) -> dict[str, float]:
+        """End-to-end test file in which one job serves many tests -> how long it takes."""
+        names = {test for blocks in self.reached.values() for tests in blocks.values() for test in tests}
+        shared = {name for name in names if name.startswith("tests/e2e/") and "::" not in name}
+        took: dict[str, float] = {}
+        for test, seconds in self.seconds.items():
+            if file_of(test) in shared:
+                took[file_of(test)] = max(seconds, took.get(file_of(test), 0.0))
+        return took
 
     def _single(self, tests: Iterable[str]) -> set[str]:
         wanted = set(tests)

@@ -251,7 +251,7 @@ def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
 
 def greets(stream: socket.socket) -> bool:
     """Return whether the scheduler has taken a connection."""
-    stream.setblocking(False)
+    stream.settimeout(0.0)
     try:
         return bool(stream.recv(1, socket.MSG_PEEK))
     except BlockingIOError:

@@ -1,6 +1,6 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.   make test: install the test extras and run the tests.
 # make test-all: also the zoo, more random networks and random kills.   make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
-# make docs: the site, in docs/_build; warnings are errors.
+# make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-all zoo lint package docs bench clean
+.PHONY: demo test test-all zoo mutants lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -64,6 +64,12 @@ test-all: test zoo
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo
+
+# Small faults in the launcher, the graph and the rank-table rules: do the tests notice? MUTANTS=120: so many; MUTANTS_SEED=... repeats a day.
+mutants: export MUTANTS ?= 60
+mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
+mutants: $(VENV)/.test
+	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seed $(MUTANTS_SEED)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

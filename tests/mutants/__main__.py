@@ -21,13 +21,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutations import Mutation, block_of, draw
-from survey import REPOSITORY, Survey, file_of, merge, run_survey
+from mutants.mutations import Mutation, block_of, draw
+from mutants.survey import REPOSITORY, Survey, file_of, merge, run_survey
 
 ROOMS = ("msrun/agent", "msrun/cluster", "msrun/launch", "msrun/runtime/graph", "ranktable/rules")
 SURVEY = REPOSITORY / "build" / "mutants" / "survey.json"
@@ -94,6 +94,13 @@ class Slot:
         self._copy = copy_tree(folder)
         self._mark = secrets.token_hex(16)
         self._writes = 0
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._warm = subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "tests" / "mutants" / "warm.py")],
+            env={**environment, MARK: self._mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def judge(self, mutation: Mutation, survey: Survey, source: str) -> Outcome:
         """Run the tests that reach a fault, until one of them notices it."""
@@ -127,48 +134,61 @@ class Slot:
         shutil.rmtree(reached, ignore_errors=True)
         reached.mkdir()
         (self._folder / "tests.json").write_text(json.dumps(tests))
-        path = [str(self._copy), str(self._copy / "tests" / "mutants")]
-        env = {
-            **os.environ,
+        path = [str(self._copy), str(self._copy / "tests")]
+        environment = {
             "PYTHONPATH": os.pathsep.join(path),
             "REACH_FOLDER": str(reached),
             "REACH_TESTS": str(self._folder / "tests.json"),
             "DEADLINE_S": str(DEADLINE_S),
-            MARK: self._mark,
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "reach_plugin"]
-        command += [f"--timeout={TEST_LIMIT_S}", *dict.fromkeys(map(file_of, tests))]
-        with (self._folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=self._copy,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(3 * expected_s + 3 * TEST_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                code = None
-            self._end_all(process)
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", f"--timeout={TEST_LIMIT_S}"]
+        asked = {
+            "folder": str(self._copy),
+            "path": path,
+            "environment": environment,
+            "log": str(self._folder / "log"),
+            "arguments": [*arguments, *dict.fromkeys(map(file_of, tests))],
+        }
+        code = self._ask(asked, 3 * expected_s + 3 * TEST_LIMIT_S)
         done = [json.loads(line) for written in reached.glob("tests-*") for line in written.read_text().splitlines()]
         failed = [test for test, _, has_passed in done if not has_passed]
         if code == 0:
             return None
         if failed:
             return str(failed[0])
-        return "time limit" if code is None else "no test could be run"
+        return "time limit" if code is None else f"pytest, which ended with {code}"
 
-    def _end_all(self, process: subprocess.Popen[bytes]) -> None:
+    def _ask(self, asked: Mapping[str, object], limit_s: float) -> int | None:
+        """Have pytest run and return its exit code; None when it was ended after the limit."""
+        assert self._warm.stdin is not None and self._warm.stdout is not None
+        self._warm.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._warm.stdin.flush()
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._end_all()
+
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        code = int(json.loads(self._warm.stdout.readline())["code"])
+        timer.cancel()
+        self._end_all()
+        return None if is_late.is_set() else code
+
+    def _end_all(self) -> None:
         """End what a test has left, or would run for ever."""
         text = f"{MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if text in (entry / "environ").read_bytes().split(b"\0"):
+                if text in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != self._warm.pid:
                     os.kill(int(entry.name), signal.SIGKILL)
-        process.wait()
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        self._warm.kill()
+        self._warm.wait()
+        self._end_all()
 
 
 def bring_up_to_date(survey: Survey, modules: list[str], wanted: tuple[str, ...], jobs: int) -> None:
@@ -195,13 +215,16 @@ def bring_up_to_date(survey: Survey, modules: list[str], wanted: tuple[str, ...]
 def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jobs: int) -> list[Outcome]:
     """Judge all faults, some at a time, and say what became of each."""
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
         Path(name).chmod(0o711)
         free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for number in range(jobs):
             folder = Path(name, str(number))
             folder.mkdir()
-            free.put(Slot(folder))
+            slot = Slot(folder)
+            stack.callback(slot.close)
+            free.put(slot)
         stop = threading.Event()
 
         def judge(mutation: Mutation) -> Outcome | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mutations import find_blocks
+from mutants.mutations import find_blocks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = ("tests/unit", "tests/e2e")
@@ -230,9 +230,19 @@ def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> S
     folder.chmod(0o777)
     digests = {name: digest(copy / name) for name in files}
     instrument(copy, modules, folder)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "reach_plugin", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "mutants.reach_plugin",
+        "--tb=short",
+    ]
     command += ["-n", str(jobs), "--dist", "loadfile", *files]
-    path = [str(copy), str(copy / "tests" / "mutants")]
+    path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}
     with (copy.parent / "survey.log").open("wb") as log:
         subprocess.run(command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)

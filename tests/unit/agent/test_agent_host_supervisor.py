@@ -89,12 +89,13 @@ def test_failure_that_is_heard_of_after_the_own_end_stops_nothing(job: HostJob) 
     assert isinstance(job.attempt.fault, PeerFailed)
 
 
-def test_workers_that_end_well_are_told_with_whether_they_had_come(job: HostJob) -> None:
+@pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
+def test_workers_that_end_well_are_told_with_whether_they_had_come(job: HostJob, phase: int, has_come: bool) -> None:
     run(job)
-    job.board.read = lambda rank: Progress(contract.PHASE_JOINED if rank else contract.PHASE_UNKNOWN)  # type: ignore[method-assign]
+    job.board.read = lambda _: Progress(phase)  # type: ignore[method-assign]
     job.end(0)
     job.end(1)
-    assert [(done["rank"], done["has_come"]) for done in job.told_of("done")] == [(0, False), (1, True)]
+    assert [(done["rank"], done["has_come"]) for done in job.told_of("done")] == [(0, has_come), (1, has_come)]
 
 
 def test_worker_that_ends_well_after_a_failure_is_no_news(job: HostJob) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from supervised_job import FAILED, Job, kinds
 
+from msrun import contract
 from msrun.agent.processes.process_spec import SCHEDULER_ID
+from msrun.agent.watch.progress_board import Progress
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, HangTimeout, Interrupted
 
@@ -340,3 +342,13 @@ def test_hang_that_nobody_is_left_of_is_over_at_once(job: Job) -> None:
     job.loop._end_stuck(ClusterError("rank 1 never came"), (1,))
     assert job.loop._over
     assert str(job.attempt.fault) == "rank 1 never came"
+
+
+def test_world_that_a_worker_never_joined_is_given_up(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.heard()
+    phases = {0: contract.PHASE_UNKNOWN, 1: contract.PHASE_JOINING}
+    job.board.read = lambda rank: Progress(phases[rank])  # type: ignore[method-assign]
+    job.end(0)
+    assert "rank 0 ended with exit code 0 without joining the world, and rank 1 needs it" in str(job.attempt.fault)

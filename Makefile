@@ -1,7 +1,7 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.
 # make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.   make test-all: both.
 # make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
-# make docs: the site, in docs/_build; warnings are errors.
+# make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-slow test-all zoo lint package docs bench clean
+.PHONY: demo test test-slow test-all zoo mutants lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -75,6 +75,12 @@ test-all: test test-slow
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo
+
+# Small faults in the launcher, the graph and the rank-table rules: do the tests notice? MUTANTS=120: so many; MUTANTS_SEED=... repeats a day.
+mutants: export MUTANTS ?= 60
+mutants: export MUTANTS_SEED ?= $(shell date +%Y%m%d)
+mutants: $(VENV)/.test
+	cd tests && PATH="$(abspath $(BIN)):$$PATH" python -m mutants --number $(MUTANTS) --seed $(MUTANTS_SEED)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
 hypothesis.settings.load_profile("busy machine")
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=25)  # of make test
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,7 @@ def test_sixteen_hosts_run_one_job_from_a_hostfile(fleet: FleetRunner, workers: 
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_nothing_starts_when_one_of_eight_hosts_is_dead(fleet: FleetRunner, workers: Path) -> None:
     fleet.net.cut(3)
     try:
@@ -79,6 +80,7 @@ def test_everything_that_is_wrong_with_any_host_is_said_at_once(fleet: FleetRunn
     assert not list(fleet.cwd.glob("ready_*"))
 
 
+@pytest.mark.slow
 def test_failure_on_the_last_host_ends_the_job_on_all(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.start("host[0-15]:1", "--grace=5", workers / "fail_last.py")
     fleet.wait_for_workers(job, 16)
@@ -90,6 +92,7 @@ def test_failure_on_the_last_host_ends_the_job_on_all(fleet: FleetRunner, worker
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_interrupt_reaches_all_hosts(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.start("host[0-15]:1", workers / "wait.py")
     fleet.wait_for_workers(job, 16)

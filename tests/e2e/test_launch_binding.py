@@ -158,6 +158,7 @@ def test_an_own_number_of_threads_is_kept(msrun: JobRunner, workers: Path, tmp_p
     assert "OMP_NUM_THREADS" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRunner, tmp_path: Path) -> None:
     """OpenMP would bind the fork server when it loads torch, and every worker would inherit that one processor."""
     (tmp_path / "where_torch.py").write_text("import os\nimport torch\nprint(*sorted(os.sched_getaffinity(0)))\n")

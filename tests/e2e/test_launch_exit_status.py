@@ -24,8 +24,14 @@ STATUS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "code", "words"), STATUS, ids=[row[0] for row in STATUS])
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize(
+    ("method", "how", "code", "words"),
+    [
+        pytest.param(method, *row, marks=() if method == "fork" or row[0] in ("7", "SIGKILL") else pytest.mark.slow)
+        for method in ("fork", "exec")
+        for row in STATUS
+    ],
+)
 def test_first_failure_gives_the_exit_status_and_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, code: int, words: str, method: str
 ) -> None:

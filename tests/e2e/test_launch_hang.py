@@ -17,7 +17,12 @@ def run_stuck(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: st
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal")]
+    ("how", "words"),
+    [
+        ("sleep", "step 2"),
+        pytest.param("spin", "step 2", marks=pytest.mark.slow),
+        pytest.param("stop", "step 2, stopped by a signal", marks=pytest.mark.slow),
+    ],
 )
 def test_rank_that_holds_the_others_up_is_named_with_its_step(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, words: str
@@ -47,7 +52,13 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     assert expected in finished.log(1).decode()
 
 
-@pytest.mark.parametrize(("how", "waits"), [("sleep", "all_reduce"), ("ddp", "forward"), ("work", "work.wait")])
+@pytest.mark.parametrize(
+    ("how", "waits"),
+    [
+        ("work", "work.wait"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sleep", "all_reduce"), ("ddp", "forward"))),
+    ],
+)
 def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str
 ) -> None:
@@ -63,7 +74,7 @@ def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     assert [worker["global_rank"] for worker in lagging] == [1]
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_loop_that_only_reports_its_steps_is_left_alone(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:
@@ -79,17 +90,19 @@ def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path
 
 
 def test_job_that_writes_now_and_then_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
-    (tmp_path / "w.py").write_text("import time\nfor i in range(24):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
-    finished = msrun.run("--worker_num=2", "--hang_time_out=4", "w.py", cwd=tmp_path)
+    (tmp_path / "w.py").write_text("import time\nfor i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
+    finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_job_that_computes_in_silence_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
     finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run_stuck(msrun, workers, tmp_path, "absent", "--cluster_time_out=15")
     assert finished.code == 124, finished.stderr
@@ -116,6 +129,7 @@ def test_rank_that_ends_well_while_others_need_it_is_named_and_not_called_a_hang
     )
 
 
+@pytest.mark.slow
 def test_rank_that_leaves_the_world_while_others_need_it_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -261,6 +261,7 @@ def test_stuck_job_leaves_the_stacks_of_every_host(hosts: Hosts, workers: Path, 
         assert "wait.py" in (tmp_path / "log_output" / name).read_text()
 
 
+@pytest.mark.slow
 def test_rank_that_holds_up_the_ranks_of_another_host_is_named(hosts: Hosts, workers: Path) -> None:
     ended = finish_all(hosts.start_all([1, 3], "--hang_time_out=3", workers / "runtime" / "stuck.py", "sleep"))
     assert [job.code for job in ended] == [124, 124], ended

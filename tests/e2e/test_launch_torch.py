@@ -35,7 +35,7 @@ def results_under_torchrun(
     return read_results(cwd)
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str, results_under_torchrun: list[Any]
 ) -> None:
@@ -75,7 +75,7 @@ def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
     assert "--start_method fork: not possible here: 1 threads" in insisted.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run("--worker_num=1", "--start_method", method, workers / "loader.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

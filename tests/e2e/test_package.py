@@ -20,6 +20,8 @@ import msrun as package
 DISTRIBUTION = "msrun"
 COMMANDS = ("msrun", "ranktable", "launch-template")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,6 +1,6 @@
 """The plan's first lines agree with each other and with what happens; a pipeline's step is told by stage.
 
-The cases stand in tests/mode_plans.py; one job of two ranks runs them all.
+The cases stand in tests/cases/mode_plans.py; one job of two ranks runs them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`AutoParallel.verify` and MSRUN_VERIFY: the step of one process, and what differs from it is found.
 
-The cases stand in tests/mode_verification.py; one job of two ranks runs them all.
+The cases stand in tests/cases/mode_verification.py; one job of two ranks runs them all.
 """
 
 from __future__ import annotations

@@ -221,8 +221,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mustering(spec: LaunchSpec, signals: Any, logs: HomeLogs, events: EventLog) -> Iterator[Muster]:
-    with mock.patch("msrun.launch.fleet.muster.HostOpener"):
-        muster = Muster(spec, {}, "J", signals, logs, events, lambda _: None)
+    muster = Muster(spec, {}, "J", mock.Mock(), signals, logs, events, lambda _: None)
     with contextlib.closing(muster._inbox):
         yield muster
 

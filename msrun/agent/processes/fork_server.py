@@ -28,6 +28,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
@@ -51,8 +52,15 @@ DESCRIPTORS = 3
 class ForkServer:
     """Event loop of the fork server. `serve` returns a ProcessSpec in every forked child and None in the server."""
 
-    def __init__(self, channel: Channel, agent_pid: int, passing: socket.socket) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        agent_pid: int,
+        passing: socket.socket,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`passing`: where the descriptors of `begin` come from."""
+        self._clock = clock
         self._channel = channel
         self._passing = passing
         self._agent_pid = agent_pid
@@ -67,7 +75,7 @@ class ForkServer:
         self._run_dir = ""
         self._finished = False
         self._stopped_limit_s = 0.0
-        self._agent_moved_at = time.monotonic()
+        self._agent_moved_at = clock()
         """When the agent was last seen not to be stopped."""
         self.blas_threads = 1
         self.scheduler_fds = (-1, -1)
@@ -101,14 +109,14 @@ class ForkServer:
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
         if self._kill_at is None:
             return look_s
-        left_s = max(0.0, self._kill_at - time.monotonic())
+        left_s = max(0.0, self._kill_at - self._clock())
         return left_s if look_s is None else min(left_s, look_s)
 
     def _look_at_agent(self) -> None:
         """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
         if not self._stopped_limit_s:
             return
-        now = time.monotonic()
+        now = self._clock()
         if os.getppid() != self._agent_pid or not process_control.is_stopped(self._agent_pid):
             self._agent_moved_at = now
         elif now - self._agent_moved_at > self._stopped_limit_s:
@@ -243,11 +251,11 @@ class ForkServer:
         members = self._worker_processes()
         process_control.signal_processes(members, signal.SIGTERM)
         process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM
-        self._kill_at = time.monotonic() + grace_s
+        self._kill_at = self._clock() + grace_s
         self._kill_late()
 
     def _kill_late(self) -> None:
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+        if self._kill_at is not None and self._clock() >= self._kill_at:
             self._kill_at = None
             process_control.signal_processes(self._worker_processes(), signal.SIGKILL)
 

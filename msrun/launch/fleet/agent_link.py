@@ -62,14 +62,16 @@ class AgentLink:
         take_first: Callable[[Message], bool],
         *,
         silence_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            open_pipe: opens a pipe before a moment of `time.monotonic`, None = in the usual time; raises ClusterError.
+            open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
             job: what the agent is told first.
             take_first: called by the thread that reads, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
         """
+        self._clock = clock
         self.node_rank = node_rank
         self.entry = entry
         self.address = ""
@@ -88,7 +90,7 @@ class AgentLink:
         """With the number of the resumption before which a message was put there."""
         self._resumptions = 0
         self._pipe: AgentPipe | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
         self._unanswered_beats = 0
         self._has_spoken = self._is_silent = False
@@ -154,11 +156,11 @@ class AgentLink:
     @property
     def silent_s(self) -> float:
         """How long nothing has been heard."""
-        return time.monotonic() - self._heard_at
+        return self._clock() - self._heard_at
 
     def excuse(self) -> None:
         """Forget a silence that was the launcher's own: it was stopped."""
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
 
     @property
     def has_unseen(self) -> bool:
@@ -230,14 +232,14 @@ class AgentLink:
         self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
 
     def _serve(self) -> None:
-        begin = time.monotonic()
+        begin = self._clock()
         pipe = self._open_pipe(None)
         if self._closed.is_set():
             pipe.close()
             return
         self.address = pipe.address
-        self._heard_at = time.monotonic()
-        self._post("opened", seconds=round(time.monotonic() - begin, 3), at=time.time())
+        self._heard_at = self._clock()
+        self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
         with contextlib.suppress(OSError), self._lock:  # of one that died at once the end of its pipe tells
             pipe.write(opening(self._code.start) + encode_message(self._ledger.stamp(self._job)))
         self._pipe = pipe
@@ -291,7 +293,7 @@ class AgentLink:
         with self._reopening:
             again, self._spare = self._spare, None
             deadline = self._heard_at + self._silence_s
-            while again is None and time.monotonic() < deadline and not self._closed.is_set():
+            while again is None and self._clock() < deadline and not self._closed.is_set():
                 with contextlib.suppress(ClusterError, OSError):
                     again = self._attach(self._open_pipe(deadline))
                 if again is None:
@@ -320,7 +322,7 @@ class AgentLink:
     def _salvage(self) -> None:
         """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         with contextlib.suppress(ClusterError, OSError):
-            pipe = self._open_pipe(time.monotonic() + SALVAGE_S)
+            pipe = self._open_pipe(self._clock() + SALVAGE_S)
             self._pipe = pipe
             pipe.write(opening(self._code.salvage()))
             self._read_pipe(pipe)
@@ -338,7 +340,7 @@ class AgentLink:
                         break
                     continue
                 has_begun = True
-            self._heard_at = time.monotonic()
+            self._heard_at = self._clock()
             self._unanswered_beats = 0
             unacknowledged += len(data)
             try:

@@ -28,12 +28,20 @@ POLL_S = 0.01
 class Crew:
     """Owns the links; `close` ends every connection, and with it every agent."""
 
-    def __init__(self, inbox: Inbox, signals: SignalPipe, forward: tuple[int, ...], silence_s: float) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        signals: SignalPipe,
+        forward: tuple[int, ...],
+        silence_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             forward: signals that workers get; the others end the job.
             silence_s: how long launcher and host may hear nothing of each other.
         """
+        self._clock = clock
         self.links: list[AgentLink] = []
         self.has_begun = False
         """Agents have been told to start; a signal then is theirs to obey."""
@@ -91,29 +99,29 @@ class Crew:
 
         Args:
             handlers: message type -> called with node_rank and message; what is not named is left out.
-            deadline: moment of `time.monotonic`.
+            deadline: moment of `clock`.
             every: seconds, and what to call that often.
 
         Raises:
             Interrupted: a signal came before the job had begun.
         """
         tick_s, tick = every or (MAX_BEAT_S, lambda: None)
-        next_tick = time.monotonic() + tick_s
+        next_tick = self._clock() + tick_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._inbox, selectors.EVENT_READ)
             selector.register(self._signals, selectors.EVENT_READ)
             while not is_done() and not self.is_abandoned:
-                now = time.monotonic()
+                now = self._clock()
                 if deadline is not None and now >= deadline:
                     return False
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
-                if time.monotonic() > min(moments) + ASLEEP_S:
+                if self._clock() > min(moments) + ASLEEP_S:
                     self._excuse_all()
                 for message in self._inbox.take():
                     self._deliver(message, handlers)
                 self._heed_signals()
-                now = time.monotonic()
+                now = self._clock()
                 if now >= self._next_beat:
                     self._next_beat = now + self._beat_s
                     for link in self.links:

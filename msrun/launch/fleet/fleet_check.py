@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msrun.agent.signals import SignalPipe
 from msrun.launch.console import say
 from msrun.launch.fleet.muster import Muster
+from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.job import new_job_id
 from msrun.launch.preflight.fleet_finding import exit_code_of_fleet, order_findings, render_fleet_findings
 from msrun.launch.preflight.launcher_look import inspect_launcher
@@ -22,7 +23,9 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
     """
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe())
-        muster = Muster(spec, caller, new_job_id(), signals, None, None, lambda text: say(text, quiet=quiet))
+        job_id = new_job_id()
+        opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
+        muster = Muster(spec, caller, job_id, opener, signals, None, None, lambda text: say(text, quiet=quiet))
         stack.enter_context(muster)
         muster.look()
     findings = order_findings([*inspect_launcher(spec, caller), *muster.findings])

@@ -25,6 +25,7 @@ from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.gather import REGISTERED
@@ -70,7 +71,8 @@ def run_fleet_job(
         stack.callback(logs.close)
         events = EventLog(_clear_directory(spec.log_dir))
         stack.callback(events.close)
-        muster = Muster(spec, caller, job_id, signals, logs, events, lambda text: say(text, quiet=quiet))
+        opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
+        muster = Muster(spec, caller, job_id, opener, signals, logs, events, lambda text: say(text, quiet=quiet))
         crew = stack.enter_context(muster)
         mustered = muster.run()
         forwarded = forwarded_environment(caller, spec.forward_env)
@@ -314,7 +316,8 @@ class FleetRun:
         if self._console is not None:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
-            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well")
+            again = f" after restart {self._record.restarts}" if self._record.restarts else ""
+            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well{again}")
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))

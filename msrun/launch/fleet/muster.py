@@ -61,6 +61,7 @@ class Muster:
         spec: LaunchSpec,
         caller: Mapping[str, str],
         job_id: str,
+        opener: HostOpener,
         signals: SignalPipe,
         logs: HomeLogs | None,
         events: EventLog | None,
@@ -68,6 +69,7 @@ class Muster:
     ) -> None:
         """
         Args:
+            opener: the way to each host; closed with the context.
             logs: where logs go; None and `events` None for a look that starts nothing.
         """
         self._spec = spec
@@ -78,7 +80,7 @@ class Muster:
         self._say = say
         self._inbox = Inbox()
         self._crew = Crew(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
-        self._opener = HostOpener(spec, job_id, say)
+        self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
         self._reached: dict[int, ReachResult] = {}

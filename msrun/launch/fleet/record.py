@@ -37,6 +37,8 @@ class FleetRecord:
         self._guilty: list[int] = []
         """Ranks because of which the attempt is over."""
         self.membership = self._new_membership()
+        self.restarts = 0
+        """How often all hosts have begun anew."""
 
     def _new_membership(self) -> Membership:
         return Membership(rank for ranks in self._ranks.values() for rank in ranks)
@@ -98,6 +100,7 @@ class FleetRecord:
     def _begin_again(self) -> None:
         if not self._ahead or self._ahead.keys() != self._ranks.keys():
             return
+        self.restarts += 1
         self._told.clear()
         self.membership = self._new_membership()
         self._observers.tell("restarting", **self._restart)

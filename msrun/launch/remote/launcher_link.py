@@ -37,8 +37,9 @@ PAUSE_S = 3600.0
 class LauncherLink(threading.Thread):
     """Serves one agent. `close` it when the agent is done."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="msrun-launcher-link", daemon=True)
+        self._clock = clock
         self._stream: Stream | None = stream
         self._is_attached = True
         """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
@@ -50,7 +51,7 @@ class LauncherLink(threading.Thread):
         self._log_bytes: dict[int, int] = {}
         """Sequence number -> size, of what the launcher may not have yet."""
         self._silence_s = 60.0
-        self._heard_at = self._parted_at = time.monotonic()
+        self._heard_at = self._parted_at = self._clock()
         self._has_logs = True
         self.is_orphan = False
         """No launcher has come in time."""
@@ -186,7 +187,7 @@ class LauncherLink(threading.Thread):
         for message in stream.receive():
             if stream.is_closed:
                 break
-            self._heard_at = time.monotonic()
+            self._heard_at = self._clock()
             kind = message.get("type")
             if kind in ("beat", "attach"):
                 self._acknowledge(message.get("seen"))
@@ -241,18 +242,18 @@ class LauncherLink(threading.Thread):
         descriptor = connection.detach()
         self._stream = Stream(descriptor, descriptor)
         self._is_attached = False
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
 
     def _part(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-            self._parted_at = time.monotonic()
+            self._parted_at = self._clock()
         if self._listener is None:  # the job has not begun: nothing to come back for
             self._abandon()
 
     def _look_at_clock(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         silence_s = PAUSE_S if self._is_paused else self._silence_s
         if self._stream is not None and now - self._heard_at > silence_s:
             print(  # noqa: T201 - the launcher, if it is there again, finds it on this process's stderr

@@ -3,95 +3,24 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from supervised_job import FAILED, Job, kinds
 
+from msrun import contract
 from msrun.agent.processes.process_spec import SCHEDULER_ID
-from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.agent.supervisor import Supervisor
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.progress_board import Progress
 from msrun.cluster.membership import WorkerState
-from msrun.cluster.messages import Channel, Message
-from msrun.errors import ClusterError, Interrupted
-from msrun.planning.build import build_plan
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
-
-FAILED = 7 << 8
-
-
-class Job:
-    """Two workers, one restart. `say` is what the fork server reports; `heard` what it was asked for since."""
-
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        spec = LaunchSpec(
-            program=Program("script", "/train.py"),
-            worker_num=2,
-            local_worker_num=2,
-            working_directory=folder,
-            log_dir=folder,
-            max_restarts=1,
-        )
-        facts = HostFacts("node-a", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
-        ours, theirs = socket.socketpair()
-        passing, taking = socket.socketpair()
-        passing.close()
-        taking.close()
-        self.server = Channel(theirs)
-        handle = ForkServerHandle(process, Channel(ours), passing, {}, "")
-        self.board = ProgressBoard(folder / "run" / "progress", 2)
-        more: dict[str, Any] = {"caller": {}, "strangers": (), "home": plan.log_dir, "stopped_limit_s": 15.0}
-        self.loop = Supervisor(plan, plan.hosts[0], handle, self.board, [], **more)
-        self._handle = handle
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self.server.send({"type": kind, **fields})
-        self.loop._on_server()
-
-    def heard(self) -> list[Message]:
-        self.server._socket.settimeout(0.0)
-        messages = self.server.receive()
-        self.server._socket.settimeout(None)
-        return messages
-
-    def begin(self) -> None:
-        """Come so far that the fork server has been asked for everything."""
-        self.say("ready", start_method="fork", reason="", prepare_s=0.0)
-        self.say("started", process_id=SCHEDULER_ID, pid=100, at=0.0)
-
-    def start(self) -> None:
-        for rank in range(2):
-            self.say("started", process_id=rank, pid=101 + rank, at=0.0)
-
-    def fail(self) -> None:
-        """Rank 0 fails and rank 1 is gone before it can be told."""
-        self.say("exited", process_id=0, status=FAILED, peak_bytes=0.0, at=1.0)
-        self.say("exited", process_id=1, status=FAILED, peak_bytes=0.0, at=1.1)
-
-    def close(self) -> None:
-        self.server.close()
-        self._handle.channel.close()
-        self.board.close()
+from msrun.errors import ClusterError, HangTimeout, Interrupted
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        made = Job(tmp_path, process)
-        yield made
-        made.close()
-
-
-def kinds(messages: list[Message]) -> list[str]:
-    return [message["type"] for message in messages]
+    made = Job(tmp_path)
+    yield made
+    made.close()
 
 
 def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job: Job) -> None:
@@ -123,8 +52,6 @@ def test_job_does_not_start_again_beside_processes_that_could_not_be_ended(job: 
 
 
 def test_restart_waits_for_a_store_without_what_the_last_attempt_left(job: Job) -> None:
-    ours, theirs = socket.socketpair()
-    scheduler, agent = Channel(ours), Channel(theirs)
     job.begin()
     job.start()
     job.fail()
@@ -132,12 +59,9 @@ def test_restart_waits_for_a_store_without_what_the_last_attempt_left(job: Job) 
     job.heard()
     job.loop._restart()
     assert job.heard() == [], "there is no fresh store yet"
-    scheduler.send({"type": "store_ready", "attempt": 1})
-    job.loop._on_scheduler(agent)
+    job.has_store(1)
     job.loop._restart()
     assert kinds(job.heard()) == ["start"]
-    scheduler.close()
-    agent.close()
 
 
 def test_restart_without_an_answer_of_the_scheduler_is_given_up(job: Job) -> None:
@@ -145,8 +69,7 @@ def test_restart_without_an_answer_of_the_scheduler_is_given_up(job: Job) -> Non
     job.start()
     job.fail()
     job.say("swept", survivors=[])
-    _, give_up = job.loop._timers._due["store"]
-    give_up()
+    job.run_timer("store")
     assert "cannot start again: the scheduler has not answered" in str(job.loop._attempt.fault)
     assert job.loop._over
 
@@ -179,3 +102,253 @@ def test_process_that_cannot_be_started_ends_the_job_with_the_servers_words(job:
     job.say("cannot_start", reason="cannot start worker 1: no room")
     assert str(job.loop._attempt.fault) == "cannot start worker 1: no room, on node-a"
     assert kinds(job.heard()) == ["stop"]
+
+
+def test_job_whose_workers_all_end_well_is_over(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(0)
+    assert not job.loop._over
+    job.end(1)
+    assert job.loop._over
+    assert not job.attempt.has_failed
+    assert job.attempt.peak_bytes == {0: 7.0, 1: 7.0}
+    assert [moment["global_rank"] for moment in job.moments.of("exited")] == [0, 1]
+
+
+def test_limit_of_the_start_ends_with_the_last_worker_that_starts(job: Job) -> None:
+    job.loop._prepare()
+    job.begin()
+    job.say("started", process_id=0, pid=101, at=0.0)
+    assert job.loop._timers.is_set("start") and not job.moments.of("running")
+    job.say("started", process_id=1, pid=102, at=0.0)
+    assert not job.loop._timers.is_set("start")
+    assert job.moments.of("running") == [{"kind": "running", "world_size": 2}]
+
+
+def test_workers_that_do_not_start_in_time_are_named(job: Job) -> None:
+    job.loop._prepare()
+    job.begin()
+    job.say("started", process_id=0, pid=101, at=0.0)
+    job.heard()
+    job.run_timer("start")
+    assert "1 of 2 workers were not started in time on node-a (ranks 1)" in str(job.attempt.fault)
+    assert kinds(job.heard()) == ["stop"]
+
+
+def test_start_may_take_for_ever_where_the_user_wants_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, cluster_time_out_s=-1)
+    job.loop._prepare()
+    assert not job.loop._timers.is_set("start")
+    job.close()
+
+
+def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.heard()
+    job.end(0, FAILED)
+    (stop,) = job.heard()
+    assert stop == {"type": "stop", "grace_s": job.plan.grace_s, "attempt": 0}
+    assert job.loop._timers.is_set("stop")
+    job.say("told", attempt=0, not_started=[])
+    job.end(1, signal.SIGTERM)
+    members = job.loop._attempts.past[0].membership.members
+    assert [member.state for member in members.values()] == [WorkerState.FAILED, WorkerState.STOPPED]
+
+
+def test_stop_that_takes_too_long_ends_the_fork_server(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(0, FAILED)
+    job.run_timer("stop")
+    assert job.loop._over
+    states = [member.state for member in job.attempt.membership.members.values()]
+    assert states == [WorkerState.FAILED, WorkerState.STOPPED]
+    assert job.attempt.fault is None, "the worker's failure counts, not the end of its server"
+
+
+def test_fork_server_that_ends_alone_is_the_fault(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.server.close()
+    job.loop._on_server()
+    assert "the fork server ended unexpectedly" in str(job.attempt.fault)
+    assert job.loop._over and not job.attempt.membership.running()
+
+
+def test_second_interrupt_leaves_no_grace_and_another_signal_does(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.loop._on_signal(signal.SIGINT)
+    job.heard()
+    job.loop._on_signal(signal.SIGTERM)
+    assert job.heard() == []
+    job.loop._on_signal(signal.SIGINT)
+    assert [message["grace_s"] for message in job.heard()] == [0.0]
+    assert str(job.attempt.fault) == "stopped by SIGINT"
+
+
+def test_job_that_was_told_to_end_does_not_start_again(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.loop._on_signal(signal.SIGTERM)
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    assert job.loop._over
+
+
+def test_signal_for_workers_goes_to_those_that_run(tmp_path: Path) -> None:
+    job = Job(tmp_path, forward_signals=(signal.SIGUSR1,))
+    job.begin()
+    job.start()
+    job.end(0)
+    job.heard()
+    job.loop._on_signal(signal.SIGUSR1)
+    assert job.heard() == [{"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1}]
+    assert job.attempt.fault is None and not job.loop._attempts.is_last
+    job.close()
+
+
+def test_scheduler_that_ends_in_the_job_is_the_fault_and_after_it_is_not(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(SCHEDULER_ID, FAILED)
+    assert str(job.attempt.fault).startswith("the scheduler ended (exit code 7)")
+    assert job.loop._timers.is_set("stop")
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    assert job.loop._over, "without a scheduler nothing starts again"
+
+
+def test_scheduler_that_ends_after_the_job_is_no_fault(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(0)
+    job.end(1)
+    job.end(SCHEDULER_ID, FAILED)
+    assert job.attempt.fault is None
+
+
+def test_restart_keeps_the_logs_of_the_attempt_before(job: Job, tmp_path: Path) -> None:
+    job.begin()
+    job.start()
+    (tmp_path / "worker_0.log").write_text("first")
+    job.fail()
+    job.say("swept", survivors=[])
+    assert (tmp_path / "worker_0.attempt_0.log").read_text() == "first"
+    (moment,) = job.moments.of("restarting")
+    assert (moment["attempt"], moment["reason"]) == (1, "rank 0 failed first: exit code 7")
+    assert moment["delay_s"] == 1.0
+    assert job.loop._timers.is_set("restart") and job.loop._timers.is_set("store")
+
+
+def test_restarted_workers_know_their_attempt_and_have_the_limit_of_the_start(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.say("swept", survivors=[])
+    job.heard()
+    job.has_store(1)
+    job.run_timer("restart")
+    (start,) = job.heard()
+    assert [process["env"]["TORCHELASTIC_RESTART_COUNT"] for process in start["processes"]] == ["1", "1"]
+    assert job.loop._timers.is_set("start") and not job.loop._timers.is_set("store")
+
+
+def test_last_attempt_ends_the_job(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.say("swept", survivors=[])
+    job.has_store(1)
+    job.run_timer("restart")
+    job.start()
+    assert not job.loop._over
+    job.fail()
+    assert job.loop._over
+    assert len(job.loop._attempts.past) == 1
+
+
+def test_sweep_that_is_not_answered_ends_the_fork_server(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.run_timer("sweep")
+    assert job.loop._over
+
+
+def test_interrupt_between_two_attempts_starts_nobody(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.heard()
+    job.loop._on_signal(signal.SIGINT)
+    assert job.loop._over
+    job.say("swept", survivors=[])
+    assert job.heard() == [] and not job.moments.of("restarting")
+
+
+def test_start_method_that_is_not_possible_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, start_method="fork")
+    job.say("ready", start_method="exec", reason="threads were started by imports", prepare_s=0.0)
+    assert str(job.attempt.fault) == "--start_method fork: not possible here: threads were started by imports"
+    assert job.loop._over and job.heard() == []
+    job.close()
+
+
+def test_workers_are_executed_where_the_server_may_not_fork(job: Job) -> None:
+    job.say("ready", start_method="exec", reason="asked for", prepare_s=0.0)
+    assert [process["use_exec"] for process in job.heard()[1]["processes"]] == [True, True]
+
+
+def test_run_directory_that_cannot_be_made_is_named(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
+    assert f"cannot make {tmp_path}/run: File exists; set TMPDIR" in str(job.attempt.fault)
+    assert job.loop._over and job.heard() == []
+
+
+def test_server_that_is_ready_after_the_end_starts_nobody(job: Job) -> None:
+    job.loop._on_signal(signal.SIGTERM)
+    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
+    assert job.heard() == []
+
+
+def test_lost_lines_of_logs_are_told(job: Job) -> None:
+    job.say("log_lost", reason="disk full", lost_bytes={"0": 9})
+    assert job.moments.of("log_lost") == [{"kind": "log_lost", "reason": "disk full", "lost_bytes": {"0": 9}}]
+
+
+def test_hang_is_ended_after_the_stacks_were_written(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.heard()
+    job.attempt.membership.members[0].pid = job.attempt.membership.members[1].pid = 0
+    job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
+    job.loop._end_stuck(HangTimeout("rank 1 is late"), (1,))
+    assert job.heard() == [], "they write their stacks first"
+    assert job.attempt.lagging == (1,) and job.attempt.membership.is_stopping
+    assert job.moments.of("hang") == [{"kind": "hang", "reason": "rank 1 is late", "lagging": [1]}]
+    job.run_timer("stacks")
+    assert kinds(job.heard()) == ["stop"]
+
+
+def test_hang_that_nobody_is_left_of_is_over_at_once(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(0)
+    job.attempt.membership.members[1].state = WorkerState.DONE
+    job.loop._end_stuck(ClusterError("rank 1 never came"), (1,))
+    assert job.loop._over
+    assert str(job.attempt.fault) == "rank 1 never came"
+
+
+def test_world_that_a_worker_never_joined_is_given_up(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.heard()
+    phases = {0: contract.PHASE_UNKNOWN, 1: contract.PHASE_JOINING}
+    job.board.read = lambda rank: Progress(phases[rank])  # type: ignore[method-assign]
+    job.end(0)
+    assert "rank 0 ended with exit code 0 without joining the world, and rank 1 needs it" in str(job.attempt.fault)

@@ -249,17 +249,71 @@ def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
         assert len(meeting.coordinator._strangers) <= 4
 
 
+def greets(stream: socket.socket) -> bool:
+    """Return whether the scheduler has taken a connection."""
+    stream.settimeout(0.0)
+    try:
+        return bool(stream.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+@contextlib.contextmanager
+def full_house(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, ...]]:
+    """Yield two strangers for whom there is room, and one who waits."""
+    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
+    with meeting.stranger() as first, meeting.stranger() as second:
+        wait_until(lambda: greets(first) and greets(second), "two have been taken")
+        with meeting.stranger() as third:
+            wait_until(lambda: not meeting.coordinator._is_listening, "there is no room for a third one")
+            meeting.coordinator._next_beat = 1e12  # a beat lets another one come in any case
+            assert not greets(third)
+            for stream in (first, second, third):
+                stream.settimeout(10)
+            yield first, second, third
+
+
+def test_stranger_who_becomes_a_host_makes_room_for_another(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PRESSED_S", 1e9)
+    with full_house(meeting, monkeypatch) as (first, _, third):
+        Peer(first).register(1)
+        wait_until(lambda: greets(third), "the next one is taken")
+        assert len(meeting.coordinator._strangers) == 2, "a host is no stranger"
+
+
+def test_stranger_who_leaves_makes_room_for_another(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PRESSED_S", 1e9)
+    with full_house(meeting, monkeypatch) as (_, second, third):
+        second.close()
+        wait_until(lambda: greets(third), "the next one is taken")
+
+
+def test_stranger_who_has_said_nothing_for_a_moment_makes_room(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(module, "PRESSED_S", 0.0)
+    with meeting.stranger() as first, meeting.stranger() as second:
+        wait_until(lambda: greets(first) and greets(second), "two have been taken")
+        with meeting.stranger() as third:
+            wait_until(lambda: greets(third), "the third is taken")
+            first.settimeout(10)
+            Peer(first).read_to_end()  # the oldest
+            assert len(meeting.coordinator._strangers) == 2
+
+
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
     _, hear = meeting.join(0, b"left")
     assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
-    assert any("wrong token" in note for note in meeting.notes)
+    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "the refusal is told")
 
 
 def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GREETING_S", 0.0)
     with meeting.stranger() as stream:
         Peer(stream).read_to_end()
-    assert any("nothing that makes it a host of this job" in note for note in meeting.notes)
+    said = "nothing that makes it a host of this job"
+    wait_until(lambda: any(said in note for note in meeting.notes), "the refusal is told")
 
 
 def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:

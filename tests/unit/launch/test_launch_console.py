@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.launch.console import MAX_HELD_BYTES, LogTail
+from msrun.cluster.membership import Membership
+from msrun.launch import console, output
+from msrun.launch.console import MAX_HELD_BYTES, Console, LogTail
 from msrun.launch.output import discard_output
+from msrun.planning.build import build_plan
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
@@ -64,3 +71,102 @@ def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
         os.close(reader)
         discard_output(stream)
         stream.write("into nothing")
+
+
+class Screen:
+    """A console of two workers whose logs the test writes, and what it prints."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        spec = LaunchSpec(
+            program=Program("script", "x.py"),
+            worker_num=2,
+            local_worker_num=2,
+            working_directory=folder,
+            log_dir=folder,
+            tail_ranks=(0, 1),
+        )
+        facts = HostFacts("h", "127.0.0.1", (0,))
+        plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+        self.folder = folder
+        self.lines: list[str] = []
+        self.said: list[str] = []
+        monkeypatch.setattr(output, "write", lambda _, data, **__: self.lines.extend(data.decode().splitlines()))
+        monkeypatch.setattr(output, "say_lines", self.said.append)
+        self.console = Console(plan, **{"quiet": False, **settings})
+
+    def write(self, rank: int, text: str) -> None:
+        with (self.folder / f"worker_{rank}.log").open("a") as file:
+            file.write(text)
+
+    def shown(self) -> list[str]:
+        self.lines.clear()
+        self.console.tick(Membership(range(2)))
+        return list(self.lines)
+
+
+@pytest.fixture
+def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
+    return Screen(tmp_path, monkeypatch)
+
+
+def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen) -> None:
+    screen.write(0, "a\nb")
+    screen.write(1, "c\n")
+    assert sorted(screen.shown()) == ["[h:0] a", "[h:1] c"]
+    screen.write(0, "b\n")
+    assert screen.shown() == ["[h:0] bb"]
+    assert screen.shown() == []
+
+
+def test_log_that_has_nothing_more_is_read_once_in_a_turn(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    copy = screen.console._copy
+    monkeypatch.setattr(screen.console, "_copy", lambda tail: (read.append(tail.global_rank), copy(tail)))
+    screen.write(0, "a\n")
+    screen.shown()
+    assert sorted(read) == [0, 1]
+
+
+def test_long_log_is_read_on_while_there_is_time(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "ROOM_BYTES", 4)
+    monkeypatch.setattr(console, "COPY_S", 60.0)
+    screen.write(0, "aa\nbb\ncc\ndd\n")
+    assert screen.shown() == [f"[h:0] {letter * 2}" for letter in "abcd"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("ready", {"reason": "threads were started"}, ["workers start by exec, not by fork: threads were started"]),
+        ("ready", {"reason": "asked for"}, []),
+        ("ready", {"reason": ""}, []),
+        ("note", {"text": "node 1 registered"}, ["node 1 registered"]),
+        ("waiting", {"text": "waiting for h2"}, ["waiting for h2"]),
+        ("signal", {"name": "SIGUSR1", "global_ranks": [0, 1]}, ["signal SIGUSR1 passed on to 2 workers"]),
+        ("log_lost", {"reason": "disk full", "lost_bytes": {"1": 7}}, ["(disk full): lost 7 bytes of rank 1"]),
+        ("stopping", {"reason": "rank 1 ended"}, ["stopping all workers: rank 1 ended"]),
+        ("started", {"global_rank": 0, "pid": 1}, []),
+    ],
+)
+def test_moments_that_a_user_wants_to_know_are_said(
+    screen: Screen, kind: str, fields: dict[str, Any], said: list[str]
+) -> None:
+    screen.console.note(kind, fields)
+    assert len(screen.said) == len(said)
+    assert all(text in line for text, line in zip(said, screen.said, strict=True))
+
+
+def test_quiet_console_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(tmp_path, monkeypatch, quiet=True)
+    screen.console.note("stopping", {"reason": "x"})
+    assert screen.said == []
+
+
+def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:
+    screen.write(0, "last, without an end")
+    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1})
+    assert screen.lines == ["[h:0] last, without an end"]
+    assert "rank 1 failed; starting all workers again in 1 s, restart 1" in screen.said[-1]
+    (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
+    screen.write(0, "first of the next\n")
+    assert screen.shown() == ["[h:0] first of the next"]

@@ -66,3 +66,9 @@ def test_rank_that_appears_twice_is_refused_with_its_place(tmp_path: Path) -> No
     )
     with pytest.raises(UsageError, match=r"--rank_table_file .*rank_table\.json: .*rank"):
         check_rank_table(path, 2, "cpu")
+
+
+def test_log_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank_table.json").mkdir()
+    with pytest.raises(UsageError, match=r"--log_dir .*: .*rank_table\.json"):
+        write_table(tmp_path, 1)

@@ -288,3 +288,11 @@ def test_an_integer_has_32_bits():
     place = "rank_list[1].replaced_local_id"
     assert findings(change(("rank_list", 1, "replaced_local_id"), 2**32 - 1)) == [("R30", "warning", place)]
     assert ("R30", "error", place) in findings(change(("rank_list", 1, "replaced_local_id"), 2**32))
+
+
+@pytest.mark.parametrize("name", ["n", "n" * 1024])
+def test_an_instance_id_of_1_to_1024_bytes_is_fine(name):
+    value = good()
+    for entry in value["rank_list"]:
+        entry["level_list"][0]["net_instance_id"] = name
+    assert [finding for finding in findings(value) if "net_instance_id" in str(finding)] == []

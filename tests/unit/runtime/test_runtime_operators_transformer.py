@@ -18,8 +18,10 @@ from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
+from msrun.runtime.graph.operators.bags import _sizes_of_bags
 from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
 from msrun.runtime.graph.operators.rule import Form, operator_call
+from msrun.runtime.graph.operators.selection import triangle
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.strategies import OperatorStrategy
 from msrun.runtime.layout import TensorLayout, build_mesh
@@ -216,3 +218,21 @@ def test_linear_on_flattened_rows_keeps_its_shape_when_a_reader_wants_it_flat() 
         "aten.reshape.default",
         "aten.linear.default",
     ]
+
+
+@pytest.mark.parametrize("is_upper", [True, False])
+@pytest.mark.parametrize("diagonal", [-1, 0, 2])
+@pytest.mark.parametrize("place", range(4))
+def test_part_of_a_triangle_is_that_part_of_the_whole(is_upper: bool, diagonal: int, place: int) -> None:
+    whole = torch.arange(1.0, 49.0).reshape(2, 4, 6)
+    row, column = divmod(place, 2)
+    part = whole[:, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
+    found = triangle(part, torch.tensor(place), (2, 2), (0,), (1,), diagonal, is_upper)
+    right = (whole.triu if is_upper else whole.tril)(diagonal)[:, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize(("padding", "sizes"), [(None, [2, 2, 1, 3, 3, 3]), (7, [1, 1, 1, 2, 2, 2])])
+def test_sizes_of_bags_count_what_is_no_padding(padding: int | None, sizes: list[int]) -> None:
+    index, begins = torch.tensor([7, 1, 7, 2, 7, 3]), torch.tensor([0, 2, 3, 6])
+    assert _sizes_of_bags(index, begins, padding).tolist() == sizes

@@ -14,7 +14,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.graph.partition import LocalProgram, partition
 from msrun.runtime.graph.regions import RecomputeSpec, find_regions, find_spec, parameters_of
-from msrun.runtime.graph.replay import Replay, plan_replays
+from msrun.runtime.graph.replay import Replay, forgetting, plan_replays
 from msrun.runtime.graph.segments import Segment, cut_segments
 from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
@@ -198,3 +198,11 @@ def test_without_gradients_nothing_is_checkpointed() -> None:
     with torch.no_grad():
         AutoParallel(nn.Sequential(module))(torch.ones(4, 8))
     assert module.calls == 1
+
+
+def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with forgetting():
+        loss = (weight * weight).sum()
+    with pytest.raises(RuntimeError, match="before it was run again"):
+        loss.backward()

@@ -239,3 +239,12 @@ def test_pipes_are_opened_for_workers_that_start_with_a_log_writer_only(tmp_path
 def test_log_writer_spec_survives_json() -> None:
     spec = ProcessSpec(LOG_WRITER_ID, "/l/scheduler.log", rotation=ROTATION)
     assert ProcessSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_process_that_is_not_there_is_not_exiting() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    wait_until(lambda: is_exiting(pid), "it has ended and is not collected yet")
+    os.waitpid(pid, 0)
+    assert not is_exiting(pid)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_agents import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
-from job_runner import wait_until
 
 from msrun.agent.processes import fork_server
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
@@ -120,13 +120,18 @@ def test_finalizers_of_imports_are_forgotten_and_later_ones_run() -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[fork_server.ForkServer, Channel]]:
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def server(clock: FakeClock) -> Iterator[tuple[fork_server.ForkServer, Channel]]:
     """A fork server in this process, and the agent's end of its channel."""
     ours, theirs = socket.socketpair()
     passing, taking = socket.socketpair()
     with passing, taking:
         agent, channel = Channel(ours), Channel(theirs)
-        yield fork_server.ForkServer(channel, os.getpid(), taking), agent
+        yield fork_server.ForkServer(channel, os.getpid(), taking, clock), agent
         agent.close()
         channel.close()
 
@@ -155,17 +160,113 @@ def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
     assert "cannot start worker 5" in agent.receive()[0]["reason"], "the next attempt tries again"
 
 
-def test_end_of_a_grace_does_not_hit_the_next_attempt(server: tuple[fork_server.ForkServer, Channel]) -> None:
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+    """Processes and the signal that they were sent."""
+    found: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, n: found.append((list(pids), n)))
+    monkeypatch.setattr(fork_server.process_control, "session_members", lambda leaders: [*leaders, 999])
+    monkeypatch.setattr(fork_server.process_control, "descendants", lambda _: [])
+    return found
+
+
+def test_workers_and_their_children_are_killed_when_the_grace_is_over(
+    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
+) -> None:
     made, _ = server
-    begin = time.monotonic()
-    made._stop(0.01, 0)
-    assert made._kill_at is not None
+    made._running = {100: SCHEDULER_ID, 101: 0}
+    made._stop(10.0, 0)
+    assert sent == [([101, 999], signal.SIGTERM), ([101, 999], signal.SIGCONT)]
+    clock.advance(9.0)
+    made._kill_late()
+    assert len(sent) == 2 and made._time_left() == 1.0
+    clock.advance(1.0)
+    made._kill_late()
+    made._kill_late()
+    assert sent[2:] == [([101, 999], signal.SIGKILL)]
+    assert made._time_left() is None
+
+
+def test_stop_without_grace_kills_at_once(
+    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
+) -> None:
+    made, _ = server
+    made._running = {101: 0}
+    made._stop(0.0, 0)
+    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+
+
+def test_end_of_a_grace_does_not_hit_the_next_attempt(
+    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
+) -> None:
+    made, agent = server
+    made._stop(10.0, 0)
     made._handle({"type": "sweep"})
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        try:
-            made._running[process.pid] = 0
-            wait_until(lambda: time.monotonic() > begin + 0.02, "the grace is over")
-            made._kill_late()
-            assert process.poll() is None and made._time_left() is None
-        finally:
-            process.kill()
+    assert [message["type"] for message in agent.receive()] == ["told", "swept"]
+    made._running = {102: 0}
+    clock.advance(10.0)
+    made._kill_late()
+    assert signal.SIGKILL not in [signum for _, signum in sent]
+    assert made._time_left() is None
+
+
+def test_second_stop_tells_nobody_again_and_shortens_the_grace(
+    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock
+) -> None:
+    made, agent = server
+    made._stop(60.0, 0)
+    made._stop(5.0, 0)
+    assert [message["type"] for message in agent.receive()] == ["told"]
+    assert made._time_left() == 5.0
+
+
+def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
+    server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = server
+    ended: list[int] = []
+    is_stopped = True
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setattr(fork_server.process_control, "is_stopped", lambda _: is_stopped)
+    monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, _: ended.extend(pids))
+    clock.advance(100.0)
+    made._look_at_agent()
+    assert ended == [] and made._time_left() is None, "without a limit nobody looks"
+    made._stopped_limit_s = 8.0
+    assert made._time_left() == 2.0
+    is_stopped = False
+    made._look_at_agent()
+    is_stopped = True
+    clock.advance(8.0)
+    made._look_at_agent()
+    assert ended == []
+    is_stopped = False
+    made._look_at_agent()
+    is_stopped = True
+    clock.advance(8.0)
+    made._look_at_agent()
+    assert ended == [], "it has moved since"
+    clock.advance(0.1)
+    made._look_at_agent()
+    assert ended == [os.getpid()]
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    clock.advance(100.0)
+    made._look_at_agent()
+    assert len(ended) == 1, "somebody else has its number now"
+
+
+def test_nobody_waits_while_workers_are_to_be_started(server: tuple[fork_server.ForkServer, Channel]) -> None:
+    made, _ = server
+    made._waiting.append(ProcessSpec(0, "/l"))
+    assert made._time_left() == 0.0
+    made._cannot_start = True
+    assert made._time_left() is None
+
+
+def test_signal_goes_to_the_processes_that_are_named(
+    server: tuple[fork_server.ForkServer, Channel], sent: list[tuple[list[int], int]]
+) -> None:
+    made, _ = server
+    made._running = {100: SCHEDULER_ID, 101: 0, 102: 1}
+    made._handle({"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1})
+    assert sent == [([102], signal.SIGUSR1)]

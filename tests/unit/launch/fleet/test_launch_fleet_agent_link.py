@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_agents import FakeClock, FakePipe
 from job_runner import wait_until
 
 from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError
+from msrun.launch.fleet import agent_link
 from msrun.launch.fleet.agent_link import AgentCode, AgentLink
 from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry
 
-
-class Pipe:
-    """An agent's pipe: `say` is what the agent says, `heard` what it was told."""
-
-    address = "10.0.0.1"
-    exit_status = None
-
-    def __init__(self) -> None:
-        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._said.put(MARKER)
-        self._bytes = b""
-        self.is_closed = False
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self._said.put(encode_message({"type": kind, **fields}))
-
-    def read(self) -> bytes:
-        return self._said.get()
-
-    def write(self, data: bytes) -> None:
-        if self.is_closed:
-            raise BrokenPipeError
-        self._bytes += data
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._said.put(b"")
-
-    def stderr_text(self) -> str:
-        return ""
-
-    @property
-    def heard(self) -> list[Message]:
-        """What has come after the code that is to be run."""
-        head, _, rest = self._bytes.partition(b"\n")
-        return MessageBuffer().feed(rest[int(head.split()[0]) :]) if rest else []
+SILENCE_S = 60.0
 
 
 class HeldQueue:
@@ -74,41 +41,391 @@ class HeldQueue:
         return getattr(self._inner, name)
 
 
-@pytest.fixture
-def pipes() -> list[Pipe]:
-    return [Pipe(), Pipe()]
+class Host:
+    """A link, the pipes that it gets one after the other, and what it posts."""
+
+    def __init__(self, attach: bytes = b"attach") -> None:
+        self.clock = FakeClock()
+        self.pipes = [FakePipe(), FakePipe(), FakePipe()]
+        self.deadlines: list[float | None] = []
+        self.inbox = Inbox()
+        self.taken_first: list[Message] = []
+        self._posts: list[Message] = []
+        self._left = list(self.pipes)
+        self.link = AgentLink(
+            3,
+            HostEntry("host0", 1),
+            self._open,
+            AgentCode(b"start", attach, lambda: b"salvage"),
+            {"type": "job"},
+            self.inbox,
+            self._take_first,
+            silence_s=SILENCE_S,
+            clock=self.clock,
+        )
+
+    def _open(self, deadline: float | None) -> FakePipe:
+        self.deadlines.append(deadline)
+        if not self._left:
+            raise ClusterError("host0: connection refused")
+        return self._left.pop(0)
+
+    def refuse(self) -> None:
+        """Let no more connections be made."""
+        self._left.clear()
+
+    def _take_first(self, message: Message) -> bool:
+        self.taken_first.append(message)
+        return message["type"] == "log"
+
+    def await_post(self, kind: str) -> Message:
+        def find() -> Message | None:
+            self._posts.extend(self.inbox.take())
+            return next((message for message in self._posts if message["type"] == kind), None)
+
+        return dict(wait_until(find, f"{kind} is posted"))
+
+    def posts(self) -> list[str]:
+        self._posts.extend(self.inbox.take())
+        return [message["type"] for message in self._posts]
+
+    def begin(self) -> FakePipe:
+        """Come so far that the job runs there, and the agent has spoken."""
+        self.link.start()
+        self.await_post("opened")
+        wait_until(lambda: self.link.is_open, "it is open")
+        self.link.begin()
+        self.pipes[0].say("hello", seq=1)
+        self.await_post("hello")
+        return self.pipes[0]
+
+    def attach(self, pipe: FakePipe, seen: int) -> None:
+        """Let the agent take another connection."""
+        wait_until(lambda: pipe.heard, "another connection is made")
+        pipe.say("attached", seen=seen)
+        self.await_post("resumed")
+
+    def close(self) -> None:
+        self.link.close()
+        for pipe in self.pipes:
+            pipe.close()
+        self.link.join(1e9)
+        self.inbox.close()
 
 
 @pytest.fixture
-def link(pipes: list[Pipe]) -> Iterator[AgentLink]:
-    left = list(pipes)
-    inbox = Inbox()
-    code = AgentCode(b"start", b"attach", lambda: b"salvage")
-    job = {"type": "job"}
-    made = AgentLink(0, HostEntry("host0", 1), lambda _: left.pop(0), code, job, inbox, lambda _: False, silence_s=60.0)
+def host() -> Iterator[Host]:
+    made = Host()
     yield made
     made.close()
-    made.join(1e9)
-    inbox.close()
 
 
-def test_message_that_is_about_to_be_written_when_the_connection_breaks_comes_in_its_turn(
-    link: AgentLink, pipes: list[Pipe]
-) -> None:
+@pytest.fixture
+def local_host() -> Iterator[Host]:
+    """One to which no other connection can be made."""
+    made = Host(attach=b"")
+    yield made
+    made.close()
+
+
+def test_message_that_is_about_to_be_written_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
+    link = host.link
     link._outbox = held = HeldQueue(link._outbox, "third")  # type: ignore[assignment]
     link.start()
     link.begin()
-    first, second = pipes
+    first, second, _ = host.pipes
     link.send("second")
     wait_until(lambda: len(first.heard) == 2, "what is said before the cut is written")
     link.send("third")
     assert held.taken.wait(30)
     first.close()  # the agent had read the job alone
-    wait_until(lambda: second.heard, "another connection is made")
-    second.say("attached", seen=1)
-    wait_until(lambda: link._is_attached, "the agent has said what it has seen")
+    host.attach(second, seen=1)
     held.release.set()
     wait_until(lambda: any(message["type"] == "third" for message in second.heard), "all is said again")
     numbered = [message["seq"] for message in second.heard if "seq" in message]
     assert numbered == [2, 3]
     assert [message["type"] for message in second.heard if "seq" in message] == ["second", "third"]
+
+
+def test_agent_is_told_its_job_first_and_speaks_for_its_node(host: Host) -> None:
+    pipe = host.begin()
+    assert pipe.code == b"start" and pipe.heard_kinds == ["job"]
+    assert host.link.address == "10.0.0.1"
+    assert host.await_post("hello") == {"type": "hello", "seq": 1, "node": 3}
+    assert not host.link.is_over
+
+
+def test_message_that_the_reading_thread_has_taken_is_not_posted(host: Host) -> None:
+    pipe = host.begin()
+    pipe.say("log", seq=2, data="x")
+    pipe.say("event", seq=3)
+    host.await_post("event")
+    assert [message["type"] for message in host.taken_first] == ["hello", "log", "event"]
+    assert "log" not in host.posts()
+
+
+def test_message_that_comes_twice_is_heeded_once(host: Host) -> None:
+    pipe = host.begin()
+    pipe.say("hello", seq=1)
+    pipe.say("event", seq=2)
+    host.await_post("event")
+    assert host.posts().count("hello") == 1
+
+
+def test_gap_in_the_messages_is_filled_on_another_connection(host: Host) -> None:
+    host.begin().say("third", seq=3)
+    second = host.pipes[1]
+    host.attach(second, seen=1)
+    assert second.code == b"attach"
+    assert second.heard[0] == {"type": "attach", "seen": 1}
+    for number in (2, 3):
+        second.say(("second", "third")[number - 2], seq=number)
+    host.await_post("third")
+    assert [kind for kind in host.posts() if kind in ("second", "third")] == ["second", "third"]
+
+
+def test_agent_that_says_what_only_the_link_may_say_is_lost(host: Host) -> None:
+    host.begin().say("lost", seq=2, reason="x")
+    reason = host.await_post("lost")["reason"]
+    assert reason == "host0: ValueError in msrun: its agent says lost, which is not for it to say"
+    assert host.link.is_over
+
+
+def test_what_the_agent_has_seen_is_not_kept(host: Host) -> None:
+    pipe = host.begin()
+    assert host.link.has_unseen
+    pipe.say("beat", seen=1)
+    wait_until(lambda: not host.link.has_unseen, "it has seen its job")
+    host.link.send("start")
+    assert host.link.has_unseen
+
+
+def test_connection_that_breaks_is_made_again_until_the_silence_is_too_long(host: Host) -> None:
+    pipe = host.begin()
+    host.clock.advance(20.0)
+    pipe.end()
+    host.attach(host.pipes[1], seen=1)
+    assert host.posts().index("cut") < host.posts().index("resumed")
+    assert host.deadlines == [None, 1000.0 + SILENCE_S], "counted from the last sign of life"
+    assert not host.link.is_over and host.link.is_open
+
+
+def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(host: Host) -> None:
+    pipe = host.begin()
+    host.clock.advance(SILENCE_S)
+    pipe.end()
+    lost = host.await_post("lost")
+    assert lost["exit_status"] is None
+    assert "host0: no sign of life for 60 s: the host or the network is down" in lost["reason"]
+    salvage = host.pipes[1]
+    wait_until(lambda: salvage.code == b"salvage" and host.link.is_salvaging, "its logs are fetched")
+    salvage.say("log", seq=2, data="x")
+    wait_until(lambda: host.taken_first[-1]["type"] == "log", "its log has come")
+    salvage.end(0)
+    wait_until(lambda: not host.link.is_salvaging, "nothing is left there")
+    assert host.deadlines[-1] == host.clock.now + agent_link.SALVAGE_S
+
+
+def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
+    pipe = host.begin()
+    host.clock.advance(SILENCE_S)
+    host.link._closed.set()
+    pipe.end()
+    wait_until(lambda: not host.link._reader.is_alive(), "it has ended")
+    assert host.deadlines == [None]
+    assert "lost" not in host.posts()
+
+
+def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host: Host) -> None:
+    first = host.begin()
+    host.clock.advance(SILENCE_S / 3)
+    host.link.beat()
+    assert not first.is_closed, "not quiet yet"
+    host.clock.advance(1.0)
+    host.link.beat()
+    second = host.pipes[1]
+    wait_until(lambda: first.is_closed, "the old one is closed")
+    assert second.code == b"attach"
+    host.attach(second, seen=1)
+    assert host.deadlines == [None, 1000.0 + SILENCE_S]
+
+
+def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
+    first = host.begin()
+    host.clock.advance(SILENCE_S / 3 + 1)
+    take = host.link._open_pipe
+
+    def open_slowly(deadline: float | None) -> Any:
+        first.say("event", seq=2)
+        host.await_post("event")
+        return take(deadline)
+
+    host.link._open_pipe = open_slowly
+    host.link._replace()
+    assert host.pipes[1].is_closed and not first.is_closed
+    assert host.pipes[1].code == b"", "the agent has heard nothing of it"
+
+
+def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> None:
+    first = host.begin()
+    host.clock.advance(SILENCE_S / 3 + 1)
+    host.link._spare = host.pipes[1]
+    host.link._replace()
+    assert host.deadlines == [None] and not first.is_closed
+    host.link._spare = None
+
+
+def test_silent_connection_is_broken_off(host: Host) -> None:
+    first = host.begin()
+    host.refuse()
+    host.clock.advance(SILENCE_S + 1)
+    host.link.beat()
+    assert first.is_closed
+    assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
+
+
+def test_agent_that_cannot_be_reached_otherwise_is_given_up_after_beats_without_an_answer(local_host: Host) -> None:
+    pipe = local_host.begin()
+    local_host.clock.advance(SILENCE_S + 1)
+    for _ in range(agent_link.BEATS):
+        local_host.link.beat()
+    assert not local_host.link._is_silent, "so few may be a launcher that was asleep"
+    local_host.link.beat()
+    wait_until(lambda: pipe.is_closed, "it is given up")
+    assert "no sign of life for 61 s" in local_host.await_post("lost")["reason"]
+
+
+def test_answer_to_a_beat_starts_the_count_again(local_host: Host) -> None:
+    pipe = local_host.begin()
+    for _ in range(agent_link.BEATS):
+        local_host.link.beat()
+    pipe.say("beat", seen=1)
+    wait_until(lambda: not local_host.link.has_unseen, "it has answered")
+    local_host.clock.advance(SILENCE_S + 1)
+    local_host.link.beat()
+    assert not local_host.link._is_silent
+
+
+def test_agent_that_has_not_spoken_yet_is_not_silent(local_host: Host) -> None:
+    local_host.link.start()
+    wait_until(lambda: local_host.link.is_open, "it is open")
+    local_host.clock.advance(SILENCE_S + 1)
+    for _ in range(agent_link.BEATS + 1):
+        local_host.link.beat()
+    assert not local_host.link._is_silent and not local_host.pipes[0].is_closed
+
+
+def test_silence_of_the_launcher_itself_is_forgotten(host: Host) -> None:
+    pipe = host.begin()
+    host.clock.advance(SILENCE_S + 1)
+    host.link.excuse()
+    assert host.link.silent_s == 0.0
+    host.link.beat()
+    assert not pipe.is_closed and host.deadlines == [None]
+
+
+def test_agent_that_ends_with_a_status_is_lost_with_it(local_host: Host) -> None:
+    local_host.link.start()
+    local_host.await_post("opened")
+    local_host.pipes[0].end(127, "python3: not found")
+    lost = local_host.await_post("lost")
+    assert (lost["exit_status"], lost["stderr"], lost["node"]) == (127, "python3: not found", 3)
+    assert local_host.deadlines == [None], "before the job began it has left nothing"
+
+
+def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(local_host: Host) -> None:
+    local_host.begin().end(137)
+    salvage = local_host.pipes[1]
+    wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
+    salvage.end(0)
+    assert local_host.await_post("lost")["exit_status"] == 137
+
+
+def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:
+    local_host.begin().end(0)
+    assert local_host.await_post("lost")["exit_status"] == 0
+    assert local_host.deadlines == [None]
+
+
+def test_connection_that_breaks_before_the_job_is_told_with_what_came_instead(host: Host) -> None:
+    pipe = host.pipes[0] = FakePipe(noise=b"")
+    host._left[0] = pipe
+    pipe._said = type(pipe._said)()
+    pipe._said.put(b"This account is \x1b[1mclosed\n")
+    host.link.start()
+    host.await_post("opened")
+    pipe.end()
+    reason = host.await_post("lost")["reason"]
+    assert reason.startswith(r"host0: the connection to it broke before the job began (This account is \x1b[1mclosed")
+    assert "sshd" in reason
+
+
+def test_noise_of_a_login_shell_is_passed_over(host: Host) -> None:
+    host._left[0] = host.pipes[0] = FakePipe(noise=b"Welcome!\n" + MARKER[:5])
+    host.pipes[0]._said.put(MARKER[5:])
+    host.begin()
+
+
+def test_one_who_makes_noise_for_ever_is_no_agent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "MAX_NOISE_BYTES", 100)
+    host._left[0] = host.pipes[0] = FakePipe(noise=b"y\n" * 51)
+    host.link.start()
+    assert "broke before the job began" in host.await_post("lost")["reason"]
+
+
+def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "ACKNOWLEDGE_BYTES", 300)
+    pipe = host.begin()
+    pipe.say("log", seq=2, data="x" * 400)
+    wait_until(lambda: {"type": "beat", "seen": 2} in pipe.heard, "it is acknowledged")
+    pipe.say("log", seq=3, data="x")
+    pipe.say("event", seq=4)
+    host.await_post("event")
+    assert sum(message["type"] == "beat" for message in pipe.heard) == 1, "not every one"
+
+
+def test_agent_that_is_dismissed_knows_that_all_has_come(host: Host) -> None:
+    pipe = host.begin()
+    host.link.dismiss()
+    wait_until(lambda: pipe.heard_kinds[-1:] == ["bye"], "it is let go")
+    assert {"type": "beat", "seen": 1} in pipe.heard
+    pipe.end(0)
+    host.await_post("lost")
+    assert host.deadlines == [None], "no other connection is made"
+
+
+def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host: Host) -> None:
+    host.link.dismiss()
+    host.link.start()
+    wait_until(lambda: host.pipes[0].is_closed, "what comes then is closed")
+    assert host.posts() == []
+
+
+def test_agent_that_cannot_be_worked_with_is_lost_once(host: Host) -> None:
+    pipe = host.begin()
+    host.link.give_up("it talks nonsense")
+    host.link.give_up("it talks nonsense still")
+    assert host.await_post("lost")["reason"] == "it talks nonsense"
+    wait_until(lambda: pipe.is_closed, "it is closed")
+    assert host.posts().count("lost") == 1
+    assert not host.link.is_open
+
+
+def test_host_that_cannot_be_reached_is_lost_with_the_reason(host: Host) -> None:
+    host.refuse()
+    host.link.start()
+    assert host.await_post("lost")["reason"] == "host0: connection refused"
+
+
+def test_beats_before_there_is_a_connection_are_left_out(host: Host) -> None:
+    host.link.beat()
+    assert host.link._outbox.empty()
+
+
+def test_launcher_that_may_start_no_threads_says_what_to_raise(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(host.link._writer, "start", refuse)
+    with pytest.raises(ClusterError, match=r"host0: can't start new thread for it here; raise ulimit -u"):
+        host.link.start()

@@ -1,0 +1,1 @@
+"""make mutants: whether the tests notice small faults."""

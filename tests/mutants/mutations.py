@@ -1,0 +1,310 @@
+"""Small faults that can be put into a module, one at a time. Pure: text in, text out.
+
+Not drawn, because no behaviour depends on them:
+    docstrings, texts and f-strings; annotations, decorators, `__all__`, `if TYPE_CHECKING`, `assert`
+    lines that only print (`print`, `sys.stderr.write`)
+    numbers of a module-level name with a unit (`GREETING_S = 5.0`, `MAX_NOTES`): sizes and times that were chosen
+    how much is read at a time and how long is slept: arguments of read, recv and sleep
+    `<` for `<=` where the clock is compared: two moments are never equal
+    assignments in `__init__`: without them every test fails
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+_OPPOSITE = {
+    ast.Lt: ("<", "<=", ">="),
+    ast.LtE: ("<=", "<", ">"),
+    ast.Gt: (">", ">=", "<="),
+    ast.GtE: (">=", ">", "<"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+"""Operator -> its text, and what takes its place: of an order first its border, then its opposite."""
+_CLOCK = re.compile(r"\bmonotonic\b|\btime\(\)|\bnow\b|\bdeadline\b|\bend\b|_at\b|_s\b|\blate\b|\bmoment\b")
+_CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS))\Z")
+_CHUNKED = {"read", "recv", "recv_into", "sleep", "wait"}
+_PRINTING = {"print", "sys.stderr.write", "sys.stdout.write", "sys.stderr.flush", "sys.stdout.flush"}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault: bytes `begin` to `end` of a file are replaced by `after`."""
+
+    path: str
+    """Relative to the repository."""
+    line: int
+    column: int
+    begin: int
+    end: int
+    kind: str
+    before: str
+    after: str
+
+    def apply(self, source: str) -> str:
+        """Return the module with the fault; all other characters stay."""
+        data = source.encode()
+        return (data[: self.begin] + self.after.encode() + data[self.end :]).decode()
+
+    def describe(self, source: str) -> str:
+        """Return the lines that differ, as a diff shows them."""
+        old, new = source.splitlines(), self.apply(source).splitlines()
+        first = self.line - 1
+        last = first + self.before.count("\n") + 1
+        more = len(new) - len(old)
+        return "\n".join(
+            [*(f"  - {line}" for line in old[first:last]), *(f"  + {line}" for line in new[first : last + more])]
+        )
+
+
+def find_mutations(path: str, source: str) -> list[Mutation]:
+    """Return every fault that can be put into a module; a few of them change nothing (`changes`)."""
+    finder = _Finder(path, source)
+    finder.visit(ast.parse(source))
+    return finder.found
+
+
+def draw(sources: Mapping[str, str], number: int, seed: int) -> list[Mutation]:
+    """Return faults in `number` lines, each line of those that can have one as likely as any other."""
+    lines: dict[tuple[str, int], list[Mutation]] = {}
+    for path in sorted(sources):
+        for mutation in find_mutations(path, sources[path]):
+            lines.setdefault((path, mutation.line), []).append(mutation)
+    chance = random.Random(seed)  # the same seed draws the same lines of the same sources
+    drawn: list[Mutation] = []
+    for place in chance.sample(sorted(lines), len(lines)):
+        if len(drawn) == number:
+            break
+        choices = chance.sample(lines[place], len(lines[place]))
+        drawn += [mutation for mutation in choices if changes(mutation, sources[mutation.path])][:1]
+    return drawn
+
+
+def changes(mutation: Mutation, source: str) -> bool:
+    """Return whether the result is a program, and another one."""
+    try:
+        changed = ast.dump(ast.parse(mutation.apply(source)))
+    except SyntaxError:
+        return False
+    return changed != ast.dump(ast.parse(source))
+
+
+class _Finder(ast.NodeVisitor):
+    def __init__(self, path: str, source: str) -> None:
+        self._path = path
+        self._data = source.encode()
+        self._line_begins = [0]
+        for line in self._data.splitlines(keepends=True):
+            self._line_begins.append(self._line_begins[-1] + len(line))
+        self._functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+        self.found: list[Mutation] = []
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begins = self._line_begins
+        return begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
+
+    def _text(self, node: ast.expr | ast.stmt) -> str:
+        begin, end = self._span(node)
+        return self._data[begin:end].decode()
+
+    def _add(self, kind: str, begin: int, end: int, after: str) -> None:
+        line = bisect.bisect_right(self._line_begins, begin)
+        before = self._data[begin:end].decode()
+        column = begin - self._line_begins[line - 1]
+        self.found.append(Mutation(self._path, line, column, begin, end, kind, before, after))
+
+    def _replace(self, kind: str, node: ast.expr | ast.stmt, after: str) -> None:
+        self._add(kind, *self._span(node), after)
+
+    # -- what is left alone -----------------------------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+            self.visit(default)
+        self._functions.append(node)
+        self._visit_all(node.body)
+        self._functions.pop()
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._visit_all(node.body)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._visit_assigned([node.target], node.value, node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._visit_assigned(node.targets, node.value, node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Leave texts."""
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Leave what never fails."""
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def _visit_assigned(self, targets: list[ast.expr], value: ast.expr | None, node: ast.stmt) -> None:
+        is_chosen = not self._functions and any(
+            isinstance(target, ast.Name) and (target.id == "__all__" or _CHOSEN.match(target.id)) for target in targets
+        )
+        if value is None or is_chosen:
+            return
+        is_kept = any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets)
+        if is_kept and self._functions and self._functions[-1].name not in ("__init__", "__new__", "__post_init__"):
+            self._replace("statement dropped", node, "pass")
+        self._visit_all([*targets, value])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._replace("statement dropped", node, "pass")
+        self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        value = node.value
+        if isinstance(value, ast.Constant):  # a docstring
+            return
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in _PRINTING:
+            return
+        self._replace("statement dropped", node, "pass")
+        self.visit(value)
+
+    def _visit_jump(self, node: ast.Break | ast.Continue | ast.Delete | ast.Raise) -> None:
+        self._replace("statement dropped", node, "pass")
+        self.generic_visit(node)
+
+    visit_Break = visit_Continue = visit_Delete = visit_Raise = _visit_jump  # noqa: N815
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is None:
+            return
+        returns = self._functions[-1].returns if self._functions else None
+        if isinstance(returns, ast.Name) and returns.id == "bool":
+            if not isinstance(node.value, ast.Constant | ast.Compare):
+                self._replace("return changed", node, f"return not ({self._text(node.value)})")
+        elif not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            self._replace("return changed", node, "return None")
+        self.visit(node.value)
+
+    # -- conditions -------------------------------------------------------------------------------------------------
+
+    def _negate(self, test: ast.expr) -> None:
+        if isinstance(test, ast.UnaryOp | ast.Constant) or (isinstance(test, ast.Compare) and len(test.ops) == 1):
+            return  # what stands there already does the same
+        self._replace("condition negated", test, f"not ({self._text(test)})")
+
+    def _visit_condition(self, node: ast.If | ast.While | ast.IfExp) -> None:
+        if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            return
+        self._negate(node.test)
+        self.generic_visit(node)
+
+    visit_If = visit_While = visit_IfExp = _visit_condition  # noqa: N815
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        for test in node.ifs:
+            self._negate(test)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self._replace("condition negated", node, f"bool({self._text(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        other = " or " if isinstance(node.op, ast.And) else " and "
+        self._replace("and/or swapped", node, f"({other.join(f'({self._text(value)})' for value in node.values)})")
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+            if type(operator) not in _OPPOSITE:
+                continue
+            own, *others = _OPPOSITE[type(operator)]
+            is_number = any(isinstance(operand, ast.Constant) for operand in (left, right))
+            if len(others) > 1 and not is_number and _CLOCK.search(self._text(node)):
+                others = others[1:]
+            begin, end = self._span(left)[1], self._span(right)[0]
+            between = self._data[begin:end].decode()
+            for other in others:
+                self._add("comparison swapped", begin, end, between.replace(own, other, 1))
+        self.generic_visit(node)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _CHUNKED:
+            self.visit(node.func)
+        else:
+            self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self._replace("constant shifted", node, str(not node.value))
+        elif isinstance(node.value, int | float):
+            self._replace("constant shifted", node, f"{node.value + 1!r}")
+
+
+# -- blocks: where a program goes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Statements that run together: of a function, of one side of a condition, of a loop."""
+
+    name: str
+    """`Supervisor.run#3`: the function, and which of its blocks."""
+    body: list[ast.stmt]
+
+    @property
+    def span(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """First and last place, as line and column."""
+        first, last = self.body[0], self.body[-1]
+        return (first.lineno, first.col_offset), (last.end_lineno or 0, last.end_col_offset or 0)
+
+
+def find_blocks(tree: ast.Module) -> Iterator[Block]:
+    """Return the blocks of all functions of a module, outer ones before inner ones."""
+    yield from _blocks_in(tree.body, "", None)
+
+
+def _blocks_in(body: list[ast.stmt], name: str, count: list[int] | None) -> Iterator[Block]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = f"{name}.{node.name}".lstrip(".")
+            yield Block(f"{inner}#0", node.body)
+            yield from _blocks_in(node.body, inner, [0])
+        elif isinstance(node, ast.ClassDef):
+            yield from _blocks_in(node.body, f"{name}.{node.name}".lstrip("."), None)
+        else:
+            bodies = [getattr(node, field, []) for field in ("body", "orelse", "finalbody")]
+            bodies += [handler.body for handler in getattr(node, "handlers", [])]
+            for inner_body in filter(None, bodies):
+                if count is not None and not isinstance(node, ast.With):
+                    count[0] += 1
+                    yield Block(f"{name}#{count[0]}", inner_body)
+                yield from _blocks_in(inner_body, name, count)
+
+
+def block_of(tree: ast.Module, line: int, column: int) -> str:
+    """Return the innermost block of a place; empty when it runs with the import of the module."""
+    found = [block for block in find_blocks(tree) if block.span[0] <= (line, column) < block.span[1]]
+    return max(found, key=lambda block: block.span[0]).name if found else ""

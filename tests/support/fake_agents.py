@@ -1,0 +1,119 @@
+"""Agents that say what the test wants, for the launcher's side of the connection, and a clock that the test moves."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.errors import ClusterError
+from msrun.launch.fleet.agent_link import AgentCode
+from msrun.launch.transport.pipe import MARKER, AgentPipe
+from msrun.planning.hosts.host_entry import HostEntry
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakePipe:
+    """The pipe of one agent, an `AgentPipe`: `say` is what the agent says, `heard` what it was told."""
+
+    def __init__(self, noise: bytes = MARKER, answer: Callable[[FakePipe, Message], None] | None = None) -> None:
+        """
+        Args:
+            noise: what comes before its first message.
+            answer: called with every message that the agent is told.
+        """
+        self.address = "10.0.0.1"
+        self.exit_status: int | None = None
+        self.stderr = ""
+        self.is_closed = False
+        self._answer = answer
+        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._said.put(noise)
+        self._bytes = b""
+        self._answered = 0
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self._said.put(encode_message({"type": kind, **fields}))
+
+    def end(self, exit_status: int | None = None, stderr: str = "") -> None:
+        """The agent ends; without a status the connection breaks."""
+        self.exit_status, self.stderr = exit_status, stderr
+        self._said.put(b"")
+
+    def read(self) -> bytes:
+        return self._said.get()
+
+    def write(self, data: bytes) -> None:
+        if self.is_closed:
+            raise BrokenPipeError
+        self._bytes += data
+        new = self.heard[self._answered :]
+        self._answered += len(new)
+        for message in new if self._answer else ():
+            self._answer(self, message)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._said.put(b"")
+
+    def stderr_text(self) -> str:
+        return self.stderr
+
+    @property
+    def code(self) -> bytes:
+        """What the interpreter there was given to run."""
+        head, _, rest = self._bytes.partition(b"\n")
+        return rest[: int(head.split()[0])] if rest else b""
+
+    @property
+    def heard(self) -> list[Message]:
+        """What has come after the code."""
+        head, _, rest = self._bytes.partition(b"\n")
+        return MessageBuffer().feed(rest[int(head.split()[0]) :]) if rest else []
+
+    def heard_of(self, kind: str) -> Message:
+        """The first message of a type that it was told."""
+        return next(message for message in self.heard if message["type"] == kind)
+
+    @property
+    def heard_kinds(self) -> list[str]:
+        """Their types, without signs of life."""
+        return [message["type"] for message in self.heard if message["type"] != "beat"]
+
+
+class FakeOpener:
+    """The way to hosts, a `HostOpener`: gives out the pipes of the test, each once, and refuses where there is none."""
+
+    def __init__(self, pipes: Mapping[str, FakePipe]) -> None:
+        """`pipes`: by the host's name."""
+        self._pipes = dict(pipes)
+        self.is_closed = False
+
+    def is_local(self, entry: HostEntry) -> bool:
+        return False
+
+    def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
+        if entry.name not in self._pipes:
+            raise ClusterError(f"{entry.name}: connection refused")
+        return self._pipes.pop(entry.name)
+
+    def code(
+        self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]
+    ) -> AgentCode:
+        return AgentCode(b"start", b"attach", lambda: b"salvage")
+
+    def close(self) -> None:
+        self.is_closed = True

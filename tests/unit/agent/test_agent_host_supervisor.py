@@ -1,0 +1,332 @@
+"""The agent's event loop on one of several hosts, against a scheduler that says what the test wants."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervised_job import FAILED, HostJob, kinds
+
+from msrun import contract
+from msrun.agent.watch.progress_board import Progress
+from msrun.cluster.fleet import Verdict
+from msrun.cluster.membership import WorkerState
+from msrun.errors import ClusterError, HangTimeout, PeerFailed
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[HostJob]:
+    made = HostJob(tmp_path)
+    yield made
+    made.close()
+
+
+def run(job: HostJob) -> None:
+    """Come so far that both workers run."""
+    job.begin()
+    job.start()
+    job.heard()
+
+
+def restart(job: HostJob) -> None:
+    """Fail, and be told to start again."""
+    run(job)
+    job.fail()
+    job.hear("restart", attempt=1, delay_s=0.5)
+
+
+def test_failure_here_is_told_once_and_stops_the_own_workers_at_once(job: HostJob) -> None:
+    run(job)
+    job.end(0, FAILED)
+    assert kinds(job.heard()) == ["stop"], "without an order"
+    job.end(1, FAILED)
+    (failed,) = job.told_of("failed")
+    assert failed["attempt"] == 0
+    assert failed["verdict"]["reason"] == "rank 0 failed first: exit code 7"
+    assert failed["verdict"]["can_restart"] is True
+
+
+def test_failure_after_a_signal_cannot_be_repeated(job: HostJob) -> None:
+    run(job)
+    job.loop._on_signal(signal.SIGTERM)
+    (failed,) = job.told_of("failed")
+    assert failed["verdict"]["can_restart"] is False
+
+
+def test_failure_of_another_host_stops_the_workers_here(job: HostJob) -> None:
+    run(job)
+    job.hear_stop()
+    assert kinds(job.heard()) == ["stop"]
+    fault = job.attempt.fault
+    assert isinstance(fault, PeerFailed) and (str(fault), fault.exit_code) == ("rank 5 failed", 9)
+    assert job.told_of("failed") == [], "it is not this host's"
+    assert job.loop.verdict == Verdict(0, "rank 5 failed", 9, "worker")
+
+
+def test_failure_in_another_attempt_stops_nobody(job: HostJob) -> None:
+    run(job)
+    job.hear_stop(attempt=1)
+    assert job.heard() == [] and job.attempt.fault is None
+
+
+def test_own_failure_that_comes_back_changes_nothing(job: HostJob) -> None:
+    run(job)
+    job.end(0, FAILED)
+    job.hear_stop(node_rank=1)
+    assert job.attempt.fault is None
+    assert job.loop.verdict is not None and job.loop.verdict.node_rank == 1
+
+
+def test_failure_that_is_heard_of_after_the_own_end_stops_nothing(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.heard()
+    job.hear_stop()
+    assert job.heard() == [] and not job.loop._over
+    assert isinstance(job.attempt.fault, PeerFailed)
+
+
+@pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
+def test_workers_that_end_well_are_told_with_whether_they_had_come(job: HostJob, phase: int, has_come: bool) -> None:
+    run(job)
+    job.board.read = lambda _: Progress(phase)  # type: ignore[method-assign]
+    job.end(0)
+    job.end(1)
+    assert [(done["rank"], done["has_come"]) for done in job.told_of("done")] == [(0, has_come), (1, has_come)]
+
+
+def test_worker_that_ends_well_after_a_failure_is_no_news(job: HostJob) -> None:
+    run(job)
+    job.end(0, FAILED)
+    job.end(1)
+    assert job.told_of("done") == []
+
+
+def test_end_of_all_workers_here_is_not_the_end_of_the_job(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    assert job.told_of("ended") == []
+    job.end(1)
+    assert job.told_of("ended") == [{"type": "ended", "attempt": 0, "can_continue": True, "come": ()}]
+    assert not job.loop._over
+    assert job.loop._timers.is_set("others")
+    job.run_timer("others")
+    assert job.moments.of("waiting")
+    job.hear("over", verdict=None)
+    assert job.loop._over and not job.attempt.has_failed
+
+
+def test_host_that_has_failed_does_not_say_that_it_waits_for_the_others(job: HostJob) -> None:
+    run(job)
+    job.fail()
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [True]
+    assert not job.loop._timers.is_set("others")
+
+
+def test_failure_elsewhere_ends_the_line_about_waiting(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.hear_stop()
+    assert not job.loop._timers.is_set("others")
+
+
+def test_host_that_was_told_to_end_cannot_go_on(job: HostJob) -> None:
+    run(job)
+    job.loop._on_signal(signal.SIGTERM)
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
+
+
+def test_host_without_a_fork_server_cannot_go_on(job: HostJob) -> None:
+    run(job)
+    job.server.close()
+    job.loop._on_server()
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
+    assert not job.loop._over, "the scheduler says when it is over"
+    assert len(job.told_of("failed")) == 1
+
+
+def test_restart_waits_for_the_others_before_workers_start(job: HostJob) -> None:
+    restart(job)
+    assert kinds(job.heard())[-1] == "sweep"
+    job.say("swept", survivors=[])
+    job.has_store(1)
+    job.run_timer("restart")
+    assert job.told_of("ready") == [{"type": "ready", "attempt": 1}]
+    assert job.heard() == []
+    job.hear("start", attempt=0)
+    assert job.heard() == [], "that of the attempt before"
+    job.hear("start", attempt=1)
+    assert kinds(job.heard()) == ["start"]
+
+
+def test_restart_comes_after_the_delay_that_the_scheduler_gives(job: HostJob) -> None:
+    restart(job)
+    job.say("swept", survivors=[])
+    (moment,) = job.moments.of("restarting")
+    assert (moment["attempt"], moment["delay_s"]) == (1, 0.5)
+
+
+def test_start_after_a_failure_is_not_heeded(job: HostJob) -> None:
+    restart(job)
+    job.say("swept", survivors=[])
+    job.heard()
+    job.hear_stop(attempt=1)
+    job.hear("start", attempt=1)
+    assert "start" not in kinds(job.heard())
+
+
+def test_verdict_of_the_attempt_before_is_forgotten(job: HostJob) -> None:
+    run(job)
+    job.hear_stop()
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    job.hear("restart", attempt=1, delay_s=0.0)
+    assert job.loop.verdict is None and not job.loop._has_ended
+
+
+def test_failure_of_the_next_attempt_is_told_too(job: HostJob) -> None:
+    restart(job)
+    job.say("swept", survivors=[])
+    job.has_store(1)
+    job.run_timer("restart")
+    job.hear("start", attempt=1)
+    job.start()
+    job.end(1, FAILED)
+    assert [failed["attempt"] for failed in job.told_of("failed")] == [0, 1]
+
+
+def test_job_that_is_over_well_has_no_fault_whatever_came_after_the_last_end(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.loop._on_signal(signal.SIGINT)
+    assert job.attempt.fault is not None
+    job.hear("over", verdict=None)
+    assert job.attempt.fault is None and job.loop.verdict is None
+
+
+def test_failure_that_only_the_end_tells_is_the_fault(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.hear("over", verdict=Verdict(0, "host lost", 3).to_json())
+    assert isinstance(job.attempt.fault, PeerFailed) and str(job.attempt.fault) == "host lost"
+    assert job.loop._over
+
+
+def test_own_failure_stays_the_fault_at_the_end(job: HostJob) -> None:
+    run(job)
+    job.fail()
+    job.hear("over", verdict=Verdict(0, "host lost", 3).to_json())
+    assert job.attempt.fault is None and job.attempt.has_failed
+
+
+def test_host_that_loses_the_scheduler_ends_alone(job: HostJob) -> None:
+    run(job)
+    job.hear("lost", reason="lost the scheduler")
+    assert str(job.attempt.fault) == "lost the scheduler"
+    assert kinds(job.heard()) == ["stop"] and not job.loop._over
+    told = len(job.told)
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    assert job.loop._over and job.loop._attempts.is_last
+    assert "ended" not in kinds(job.told[told:]), "nobody hears it"
+
+
+def test_host_whose_part_has_ended_is_over_when_the_scheduler_goes(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.hear("lost", reason="lost the scheduler")
+    assert job.loop._over
+    assert isinstance(job.attempt.fault, ClusterError) and str(job.attempt.fault) == "lost the scheduler"
+
+
+def test_own_failure_counts_more_than_the_loss_of_the_scheduler_after_it(job: HostJob) -> None:
+    run(job)
+    job.fail()
+    job.hear("lost", reason="lost the scheduler")
+    assert job.attempt.fault is None
+
+
+def test_second_signal_waits_for_no_other_host(job: HostJob) -> None:
+    run(job)
+    job.end(0)
+    job.end(1)
+    job.loop._on_signal(signal.SIGINT)
+    assert not job.loop._over
+    job.loop._on_signal(signal.SIGINT)
+    assert job.loop._over
+
+
+def test_notes_of_the_scheduler_are_told(job: HostJob) -> None:
+    job.hear("note", text="node 2 registered")
+    assert job.moments.of("note") == [{"kind": "note", "text": "node 2 registered"}]
+
+
+def test_hang_elsewhere_has_the_stacks_written_here_first(job: HostJob) -> None:
+    run(job)
+    requested: list[str] = []
+    job.loop._watch.request_stacks = lambda _, headline: requested.append(headline)  # type: ignore[method-assign]
+    job.hear_stop(kind="hang")
+    assert job.heard() == [] and len(requested) == 1
+    assert job.attempt.membership.is_stopping
+    job.hear_stop(kind="hang")
+    assert len(requested) == 1, "once"
+    job.run_timer("stacks")
+    assert kinds(job.heard()) == ["stop"]
+
+
+def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(tmp_path: Path) -> None:
+    job = HostJob(tmp_path, hang_time_out_s=100.0)
+    run(job)
+    waiting = Progress(contract.PHASE_JOINED, is_waiting=True)
+    job.board.read = lambda _: waiting  # type: ignore[method-assign]
+    assert job.loop._patience_s == 10.0
+    job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
+    job.loop._end_stuck(HangTimeout("rank 0 waits"), (0,))
+    assert job.attempt.fault is None and job.loop._timers.is_set("elsewhere")
+    job.run_timer("elsewhere")
+    assert str(job.attempt.fault) == "rank 0 waits"
+    job.close()
+
+
+def test_hang_with_a_rank_that_waits_for_nobody_is_this_hosts(job: HostJob) -> None:
+    run(job)
+    job.board.read = lambda rank: Progress(contract.PHASE_JOINED, is_waiting=rank == 0)  # type: ignore[method-assign]
+    job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
+    job.loop._end_stuck(HangTimeout("rank 1 is late"), (1,))
+    assert str(job.attempt.fault) == "rank 1 is late" and job.attempt.lagging == (1,)
+
+
+def test_verdict_ends_the_patience_with_the_others(job: HostJob) -> None:
+    run(job)
+    job.board.read = lambda _: Progress(contract.PHASE_JOINED, is_waiting=True)  # type: ignore[method-assign]
+    job.loop._end_stuck(HangTimeout("rank 0 waits"), (0,))
+    job.hear_stop()
+    assert not job.loop._timers.is_set("elsewhere")
+
+
+def test_world_that_a_rank_of_another_host_never_joined_is_given_up(job: HostJob) -> None:
+    run(job)
+    job.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+    job.hear("absent", attempt=1, ranks=[5])
+    assert job.attempt.fault is None
+    job.hear("absent", attempt=0, ranks=[1, 5])
+    assert str(job.attempt.fault).startswith("rank 5 ended with exit code 0 without joining the world, and rank 0-1 ")
+
+
+def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(job: HostJob) -> None:
+    run(job)
+    job.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+    job.loop._on_signal(signal.SIGTERM)
+    fault = job.attempt.fault
+    job.hear("absent", attempt=0, ranks=[5])
+    assert job.attempt.fault is fault
+    assert job.attempt.membership.members[0].state is WorkerState.RUNNING

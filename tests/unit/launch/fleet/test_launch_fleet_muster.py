@@ -1,0 +1,333 @@
+"""Before a job starts: all hosts are asked at once, compared, and must reach the scheduler's port."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_agents import FakeOpener, FakePipe
+from fleet_reports import make_report
+
+from msrun import __version__
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet import muster as module
+from msrun.launch.fleet.home_logs import HomeLogs, own_logs
+from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.preflight.host_report import HostReport
+from msrun.launch.preflight.program_sources import read_sources
+from msrun.launch.remote.log_sender import pack_piece
+from msrun.launch.transport.pipe import AgentPipe
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+PORT = 4711
+
+
+class Hosts:
+    """Hosts h0, h1, ... whose agents answer as they should; a test changes what one of them says."""
+
+    def __init__(self, count: int, folder: Path, **options: Any) -> None:
+        program = folder / "train.py"
+        program.write_text("pass\n")
+        self.spec = LaunchSpec(
+            program=Program("script", str(program)),
+            worker_num=count,
+            local_worker_num=0,
+            working_directory=folder,
+            log_dir=folder,
+            host_entries=tuple(HostEntry(f"h{node}", 1, (0,)) for node in range(count)),
+            **{"cluster_time_out_s": 30, "heartbeat_time_out_s": 30.0, **options},
+        )
+        self.sources = tuple(read_sources(self.spec.program, self.spec.working_directory))
+        self.answers: dict[tuple[int, str], Callable[[FakePipe, Message], None]] = {}
+        """(node, what it is told) -> what it does in place of the usual."""
+        self.pipes = {f"h{node}": FakePipe(answer=self._answer_of(node)) for node in range(count)}
+        for node, pipe in enumerate(self.pipes.values()):
+            pipe.address = f"10.0.0.{node + 1}"
+        self.opener = FakeOpener(self.pipes)
+        self.said: list[str] = []
+        self.logs: HomeLogs | None = None
+        self.events = EventLog(folder / "events.jsonl")
+        self.signals = SignalPipe()
+        self._numbers = [0] * count
+
+    def report(self, node: int, **changes: Any) -> HostReport:
+        now = time.time()
+        same = {"msrun_version": __version__, "sources": self.sources, "received_at": now, "made_at": now}
+        return make_report(node, **{**same, **changes})
+
+    def say(self, pipe: FakePipe, node: int, kind: str, **fields: Any) -> None:
+        self._numbers[node] += 1
+        pipe.say(kind, seq=self._numbers[node], **fields)
+
+    def _answer_of(self, node: int) -> Callable[[FakePipe, Message], None]:
+        def answer(pipe: FakePipe, message: Message) -> None:
+            own = self.answers.get((node, message["type"]))
+            if own is not None:
+                own(pipe, message)
+            elif message["type"] == "job":
+                self.say(pipe, node, "checked", report=self.report(node).to_json())
+            elif message["type"] == "listen":
+                self.say(pipe, node, "listening", port=PORT)
+            elif message["type"] == "reach":
+                way = {"error": "", "source": pipe.address, "interface": "eth0", "is_own": False}
+                self.say(pipe, node, "reached", result=way)
+            elif message["type"] == "bye":
+                pipe.end(0)
+
+        return answer
+
+    def answer(self, node: int, told: str, kind: str, **fields: Any) -> None:
+        """Have a node say something else to what it is told; nothing for an empty kind."""
+        self.answers[node, told] = lambda pipe, _: self.say(pipe, node, kind, **fields) if kind else None
+
+    def muster(self, do: Callable[[Muster], Any] = Muster.run) -> Any:
+        with self.signals:
+            made: Any = self.opener
+            muster = Muster(self.spec, {}, "JOB", made, self.signals, self.logs, self.events, self.said.append)
+            with muster:
+                return do(muster)
+
+    def refused(self) -> MsrunError:
+        with pytest.raises(MsrunError) as caught:
+            self.muster()
+        return caught.value
+
+    def noted(self) -> list[str]:
+        return [json.loads(line)["event"] for line in (self.spec.log_dir / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+    made: list[Hosts] = []
+
+    def make(count: int, **options: Any) -> Hosts:
+        made.append(Hosts(count, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for hosts in made:
+        hosts.events.close()
+        if hosts.logs is not None:
+            hosts.logs.close()
+
+
+@pytest.mark.parametrize(("fake", "real"), [(FakePipe, AgentPipe), (FakeOpener, HostOpener)])
+def test_fakes_have_the_interface_of_what_they_stand_for(fake: type, real: type) -> None:
+    for name, value in vars(real).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            assert inspect.signature(getattr(fake, name)) == inspect.signature(value), name
+
+
+def test_hosts_that_agree_are_ready_with_the_schedulers_place(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(3)
+    mustered = hosts.muster()
+    assert isinstance(mustered, Mustered)
+    assert mustered.master == ("10.0.0.1", PORT)
+    assert mustered.shared == frozenset() and mustered.warnings == ()
+    told = [pipe.heard_kinds for pipe in hosts.pipes.values()]
+    assert told == [["job", "listen", "bye"], ["job", "reach", "bye"], ["job", "reach", "bye"]]
+    assert hosts.pipes["h2"].heard_of("reach") == {"type": "reach", "address": "10.0.0.1", "port": PORT, "seq": 2}
+    assert hosts.noted().count("connected") == hosts.noted().count("agent_up") == 3
+    assert hosts.noted()[-1] == "checked"
+    assert hosts.opener.is_closed
+
+
+def test_one_host_needs_no_port(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(1)
+    assert hosts.muster().master == ("127.0.0.1", 0)
+    assert hosts.pipes["h0"].heard_kinds == ["job", "bye"]
+
+
+def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2, master_addr="h0.example.com")
+    hosts.answer(0, "job", "checked", report=hosts.report(0, master_address="10.0.0.1").to_json())
+    hosts.muster()
+    jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
+    assert [job["node_rank"] for job in jobs] == [0, 1]
+    assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
+    assert [job["can_resume"] for job in jobs] == [True, True]
+    assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
+    assert {job["protocol"] for job in jobs} == {module.PROTOCOL}
+
+
+def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "checked", report=hosts.report(1, sees_log_dir=True).to_json())
+    assert hosts.muster().shared == {1}
+
+
+def test_what_should_be_known_of_a_host_is_a_warning(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "checked", report=hosts.report(1, numpy_version="1.26.0").to_json())
+    (warning,) = hosts.muster().warnings
+    assert warning.startswith("h1 has 1.26.0, ")
+
+
+def test_host_that_does_not_fit_is_named_and_no_port_is_opened(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "checked", report=hosts.report(1, msrun_version="0.0.9").to_json())
+    error = hosts.refused()
+    assert error.exit_code == 3 and "msrun 0.0.9 there" in str(error)
+    assert "listen" not in hosts.pipes["h0"].heard_kinds
+
+
+def test_report_that_cannot_be_read_is_that_hosts_error(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "checked", report="?")
+    assert str(hosts.refused()) == "h1: its report cannot be read; install the same msrun on all hosts"
+
+
+def test_host_that_cannot_be_reached_is_named_first(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(3, cluster_time_out_s=1)
+    hosts.answer(1, "job", "")
+    del hosts.opener._pipes["h2"]
+    error = hosts.refused()
+    assert error.exit_code == 3
+    assert str(error) == "h2: connection refused (and 1 more; --check shows all)"
+
+
+def test_host_that_says_nothing_in_time_is_named(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2, cluster_time_out_s=1)
+    hosts.answer(1, "job", "")
+    error = hosts.refused()
+    assert error.exit_code == 124
+    assert str(error) == (
+        "h1: --cluster_time_out 1: no answer in time; connected, but its agent says nothing: it is slow to start, "
+        "or stopped"
+    )
+
+
+def test_user_learns_who_is_missing_while_he_waits(
+    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_LINE_S", 0.2)
+    monkeypatch.setattr(module, "SHOWN_NAMES", 2)
+    hosts = make_hosts(5, cluster_time_out_s=1)
+    for node in range(1, 4):
+        hosts.answer(node, "job", "")
+    hosts.refused()
+    assert hosts.said[-1] == "2 of 5 hosts answered, missing: h[1-2] and 1 more"
+
+
+def test_agent_that_ends_is_explained_by_its_status(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answers[1, "job"] = lambda pipe, _: pipe.end(127, "sh: 1: python3: not found")
+    error = hosts.refused()
+    assert error.exit_code == 3
+    assert str(error).startswith("h1: there is no ")
+
+
+@pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (3, ClusterError)])
+def test_what_an_agent_refuses_is_said_in_its_words(
+    make_hosts: Callable[..., Hosts], exit_code: int, kind: type[MsrunError]
+) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "error", text="h1: no such file", exit_code=exit_code)
+    error = hosts.refused()
+    assert type(error) is kind and error.exit_code == exit_code
+    assert str(error) == "h1: no such file"
+
+
+def test_port_that_cannot_be_opened_is_the_users_to_change(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(0, "listen", "listening", error="--master_port 80: in use")
+    error = hosts.refused()
+    assert error.exit_code == 2 and str(error) == "h0: --master_port 80: in use"
+    assert "reach" not in hosts.pipes["h1"].heard_kinds
+
+
+def test_node_0_that_does_not_open_the_port_is_named(
+    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.2)
+    hosts = make_hosts(2)
+    hosts.answer(0, "listen", "")
+    error = hosts.refused()
+    assert error.exit_code == 3 and str(error) == "h0: does not open the scheduler's port"
+
+
+def test_node_0_that_is_lost_before_it_listens_is_the_reason(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answers[0, "listen"] = lambda pipe, _: pipe.end(137)
+    error = hosts.refused()
+    assert "h0: the agent was ended by SIGKILL" in str(error)
+    assert "port" not in str(error)
+
+
+def test_host_that_cannot_reach_the_scheduler_is_named(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(3)
+    result = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own": False}
+    hosts.answer(2, "reach", "reached", result=result)
+    error = hosts.refused()
+    assert error.exit_code == 3
+    assert str(error).startswith("h2: cannot reach the scheduler at 10.0.0.1:4711: refused")
+
+
+def test_host_that_does_not_say_whether_it_reaches_the_scheduler_is_named(
+    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    hosts = make_hosts(3)
+    hosts.answer(1, "reach", "")
+    assert str(hosts.refused()) == "h1: did not say in 0.3 s whether it can be reached"
+
+
+def test_look_reports_and_raises_nothing(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answer(1, "job", "checked", report=hosts.report(1, msrun_version="0.0.9").to_json())
+    looked, findings = hosts.muster(lambda muster: (muster.look(), muster.findings))
+    assert looked is None
+    assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
+
+
+def test_signal_ends_the_wait_for_hosts(make_hosts: Callable[..., Hosts]) -> None:
+    hosts = make_hosts(2)
+    hosts.answers[1, "job"] = lambda *_: hosts.signals.tell(signal.SIGTERM)
+    assert isinstance(hosts.refused(), Interrupted)
+    assert hosts.pipes["h0"].is_closed and hosts.opener.is_closed
+
+
+def test_logs_are_written_by_the_thread_that_reads_them(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+
+    def talk(muster: Muster) -> tuple[bool, ...]:
+        planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
+        taken = (muster._take_first(1, planned), muster._take_first(1, pack_piece("worker_1.log", 0, b"text\n")))
+        return (*taken, muster._take_first(1, {"type": "event"}))
+
+    assert hosts.muster(talk) == (False, True, False)
+    assert (tmp_path / "worker_1.log").read_bytes() == b"text\n"
+
+
+def test_log_that_cannot_be_written_here_is_named_with_its_host(
+    make_hosts: Callable[..., Hosts], tmp_path: Path
+) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    (tmp_path / "worker_1.log").mkdir()
+    planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
+    with pytest.raises(ClusterError, match="cannot open the logs of h1 here: "):
+        hosts.muster(lambda muster: muster._take_first(1, planned))
+
+
+def test_job_that_runs_is_told_so(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    hosts = make_hosts(2)
+    hosts.spec = replace(hosts.spec, master_port=5000)
+    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.muster()
+    assert hosts.pipes["h1"].heard_of("job")["job"]["will_run"] is True
+    assert hosts.pipes["h0"].heard_of("listen")["port"] == 5000

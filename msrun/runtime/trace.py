@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import lru_cache
 
 from msrun import contract
 
@@ -40,7 +41,7 @@ class TraceFile:
         """The step that runs and when it began."""
         attempt = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "0")
         head = {"global_rank": global_rank, "host": socket.gethostname(), "pid": self._pid, "attempt": int(attempt)}
-        self._add({**head, "time": time.time(), "clock": time.monotonic()})
+        self._lines.append(json.dumps({**head, "time": time.time(), "clock": time.monotonic()}) + "\n")
         self.flush()
         atexit.register(self.close)
 
@@ -52,7 +53,7 @@ class TraceFile:
 
     def add_wait(self, name: str, begin: float) -> None:
         """A wait in a collective, since `begin`, has ended."""
-        self._add(["wait", name, round(begin, 6), round(time.monotonic(), 6)])
+        self._add("wait", name, begin, time.monotonic())
 
     def flush(self) -> None:
         """Write what is held."""
@@ -71,10 +72,14 @@ class TraceFile:
 
     def _end_step(self, now: float) -> None:
         if self._step is not None:
-            self._add(["step", str(self._step[0]), round(self._step[1], 6), round(now, 6)])
+            self._add("step", str(self._step[0]), self._step[1], now)
             self._step = None
 
-    def _add(self, record: object) -> None:
-        self._lines.append(json.dumps(record) + "\n")
-        if len(self._lines) >= MAX_HELD or time.monotonic() - self._flushed_at >= FLUSH_S:
+    def _add(self, kind: str, name: str, begin: float, end: float) -> None:
+        self._lines.append(f'["{kind}", {_quoted(name)}, {begin:.6f}, {end:.6f}]\n')
+        if len(self._lines) >= MAX_HELD or end - self._flushed_at >= FLUSH_S:
             self.flush()
+
+
+_quoted = lru_cache(MAX_HELD)(json.dumps)
+"""A name as JSON; collectives have few names."""

@@ -48,7 +48,7 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
     results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
     assert [result["sum"] for result in results] == [[0.0, 10.0, 20.0, 30.0]] * 4
     assert results[0]["all"] == [{"rank": rank, "local": str(rank % 2)} for rank in range(4)]
-    assert "all 4 workers on 2 hosts ended well" in job.stderr
+    assert "all 4 workers on 2 hosts finished successfully" in job.stderr
     plan = job.read_json("plan.json")
     assert [host["name"] for host in plan["hosts"]] == ["host0", "host1"]
     assert plan["master"]["address"] == fleet.net.address(0)
@@ -213,7 +213,7 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
 ) -> None:
     job = fleet.run([1, 2], "--max_restarts=1", workers / "attempt.py", "code=7:1", log_dir=own_disk / "again")
     assert job.code == 0, job.stderr
-    assert "all 3 workers on 2 hosts ended well after restart 1 in " in job.stderr
+    assert "all 3 workers on 2 hosts finished successfully after restart 1 in " in job.stderr
     for rank in range(3):
         assert job.log(rank) == b"rank %d in attempt 1\n" % rank
         assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank

@@ -85,7 +85,7 @@ def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
     assert refused.code == 3 and f"{tmp_path}/key: has a passphrase; ssh-add" in refused.errors[0]
     text = _type_passphrase(fleet, "--ssh_config=config", workers / "record.py")
     assert text.count("passphrase of") == 1 and "open sesame" not in text
-    assert "all 2 workers on 2 hosts ended well" in text and (tmp_path / "record_1.json").exists()
+    assert "all 2 workers on 2 hosts finished successfully" in text and (tmp_path / "record_1.json").exists()
 
 
 def _type_passphrase(fleet: FleetRunner, *words: str | Path) -> str:

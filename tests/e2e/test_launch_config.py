@@ -120,7 +120,7 @@ def test_every_switch_of_the_file_can_be_taken_back(msrun: JobRunner, cwd: Path)
     assert b"command " in msrun.run("--config=all.yaml", cwd=cwd).stdout
     assert json.loads(msrun.run("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
     finished = msrun.run("--config=all.yaml", "--dry_run=False", "--quiet=False", cwd=cwd)
-    assert finished.stdout == b"[]\n" and "msrun: all 1 workers ended well" in finished.stderr
+    assert finished.stdout == b"[]\n" and "msrun: 1 worker finished successfully" in finished.stderr
 
 
 def test_debug_may_come_from_anywhere(msrun: JobRunner, cwd: Path) -> None:

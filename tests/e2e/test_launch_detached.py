@@ -102,7 +102,7 @@ def test_killed_background_launcher_leaves_no_worker_and_says_so(
     os.kill(pid, signal.SIGKILL)
     msrun.prove_nothing_left()
     shown = msrun.start("--status", "log_output", cwd=tmp_path).finish()
-    assert (shown.code, b": died without a word\n" in shown.stdout) == (1, True)
+    assert (shown.code, b": launcher died\n" in shown.stdout) == (1, True)
 
 
 def test_job_that_comes_to_nothing_is_told_in_the_foreground(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     for attempt in range(2):
         kept = finished.log_dir / f"worker_1.attempt_{attempt}.log"
         assert f"  rank 1, log: {kept}\n  | rank 1 in attempt {attempt}\n" in finished.stderr
-    assert "all 3 workers ended well after restart 2 in " in finished.stderr
+    assert "all 3 workers finished successfully after restart 2 in " in finished.stderr
     assert not (finished.log_dir / contract.FAILURE_JSON).exists()
     for rank in range(3):
         assert finished.log(rank).decode() == f"rank {rank} in attempt 2\n"

@@ -79,7 +79,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert job.finish().code == 0
     ended = status(msrun, tmp_path)
     assert ended.code == 0
-    assert re.match(rb"job \w+: ended well: all workers ended", ended.stdout)
+    assert re.match(rb"job \w+: finished successfully: all workers ended", ended.stdout)
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
@@ -132,7 +132,7 @@ def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp
     job.finish()
     shown = status(msrun, tmp_path)
     assert shown.code == 1
-    assert re.match(rb"job \w+: died without a word\n.*, ran for ", shown.stdout)
+    assert re.match(rb"job \w+: launcher died\n.*, ran for ", shown.stdout)
     assert [row[3] for row in rows(shown)] == ["lost", "lost"]
     msrun.prove_nothing_left()
 

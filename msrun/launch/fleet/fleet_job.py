@@ -35,6 +35,7 @@ from msrun.launch.rank_table_file import write_rank_table
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.ranks import all_workers, count_workers
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -220,7 +221,7 @@ class FleetRun:
                 self._metrics = MetricsFile(self._spec.metrics_file, plan, are_workers_here=False)
             except UsageError as error:
                 self._fail(error)
-        self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
+        self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
@@ -317,7 +318,9 @@ class FleetRun:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
             again = f" after restart {self._record.restarts}" if self._record.restarts else ""
-            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well{again}")
+            self._console.finish(
+                "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
+            )
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))

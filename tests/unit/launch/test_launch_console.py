@@ -164,7 +164,7 @@ def test_quiet_console_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:
     screen.write(0, "last, without an end")
-    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1})
+    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": []})
     assert screen.lines == ["[h:0] last, without an end"]
     assert "rank 1 failed; starting all workers again in 1 s, restart 1" in screen.said[-1]
     (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")

@@ -194,7 +194,9 @@ def run_job(
             if part
             else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
         )
-        metrics = MetricsFile(spec.metrics_file, plan, are_workers_here=True) if spec.metrics_file else None
+        metrics = (
+            MetricsFile(spec.metrics_file, plan, are_workers_here=True) if spec.metrics_file and not part else None
+        )
         shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
         result, verdict = _run(plan, caller, signals, listener, shown, strangers, stack, gathering, part, limit_s)

@@ -19,6 +19,7 @@ from ssh_net import SshNet
 
 from msrun.cluster.messages import FrameBuffer, frame
 from msrun.cluster.proof import Seal, derived_token, hello, read_hello
+from msrun.launch.trace import write_trace
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,27 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
         assert job.log(rank) == b"rank %d in attempt 1\n" % rank
         assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
     assert [event["event"] for event in job.events].count("restarting") == 1
+
+
+def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone(
+    fleet: FleetRunner, own_disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "steps.py").write_text(
+        "import os, sys, time\nfrom msrun.runtime import report_progress\n"
+        "for step in range(1, 6):\n    report_progress(step)\n    time.sleep(0.1)\n"
+        "sys.exit(os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    log_dir, metrics = own_disk / "traced", own_disk / "job.prom"
+    options = ["--trace", "--max_restarts=1", f"--metrics_file={metrics}"]
+    job = fleet.run([1, 1], *options, tmp_path / "steps.py", log_dir=log_dir)
+    assert job.code == 0, job.stderr
+    assert write_trace(job.log_dir, tmp_path / "t.json").startswith(
+        f"wrote {tmp_path}/t.json: 2 ranks, 20 steps, 0 waits"
+    )
+    assert f"rank 1, log: {log_dir}/worker_1.attempt_0.log" in job.stderr
+    told = (job.log_dir.parent / metrics.name).read_text()
+    assert 'state="done"} 2' in told and "msrun_restarts_total" in told
+    assert not fleet.net.path(1, metrics).exists() and not fleet.net.path(1, log_dir).exists()
 
 
 def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
 
 
 @pytest.mark.parametrize(
-    ("how", "waits"), [("sleep", "all_reduce"), pytest.param("ddp", "forward", marks=pytest.mark.slow)]
+    ("how", "waits"),
+    [
+        ("work", "work.wait"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sleep", "all_reduce"), ("ddp", "forward"))),
+    ],
 )
 def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, waits: str

@@ -34,7 +34,7 @@ SURVEY = REPOSITORY / "build" / "mutants" / "survey.json"
 WANTED_SHARE = 0.85
 UNIT_S = 60.0
 """Of tests/unit, so many seconds of tests run for one fault at most; the quickest ones."""
-END_TO_END_S = 120.0
+END_TO_END_S = 60.0
 MARK = "MUTANTS_MARK"
 """Set for every process of a run; found again in /proc/PID/environ."""
 TEST_LIMIT_S = 60

@@ -235,7 +235,7 @@ def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> S
     folder.chmod(0o777)
     digests = {name: digest(copy / name) for name in files}
     instrument(copy, modules, folder)
-    options = "-q -p no:cacheprovider -p mutants.reach_plugin --tb=short --dist loadfile".split()
+    options = ["-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", "--tb=short", "--dist", "loadfile"]
     command = [sys.executable, "-m", "pytest", *options, "-n", str(jobs), *files]
     path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}

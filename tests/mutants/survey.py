@@ -56,9 +56,10 @@ def begin(test):
     _seen.clear()
 
 def reached(block):
-    if block not in _seen and not is_traced():
-        _seen.add(block)
-        _write(block)
+    if is_traced() or block in _seen:  # in this order: what is traced may not even look
+        return
+    _seen.add(block)
+    _write(block)
 
 def _write(block):
     try:

@@ -114,8 +114,10 @@ class FleetRun:
         forwarded: Mapping[str, str],
         *,
         quiet: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`forwarded`: variables that the hosts got from here."""
+        self._clock = clock
         self._spec = spec
         self._forwarded = forwarded
         self._job_id = job_id
@@ -124,7 +126,6 @@ class FleetRun:
         self._logs = logs
         self._events = events
         self._quiet = quiet
-        self._begin = time.monotonic()
         self._hosts: dict[int, HostPlan] = {}
         self._notes: dict[int, list[str]] = {}
         self._target = ""
@@ -164,6 +165,10 @@ class FleetRun:
 
     def finish(self) -> JobResult:
         """Wait until every host has ended its part, and return how the job ended."""
+        self._hear(self._is_over)
+        return self._conclude()
+
+    def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
             "planned": self._on_planned,
             "event": self._on_event,
@@ -175,8 +180,7 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._crew.hear(self._is_over, handlers, every=(TICK_S, self._tick))
-        return self._conclude()
+        self._crew.hear(is_done, handlers, every=(TICK_S, self._tick))
 
     def _is_over(self) -> bool:
         return len(self._ended) == len(self._crew.links)
@@ -275,15 +279,15 @@ class FleetRun:
             self._fault = fault
             self._events.note("fault", {"reason": str(fault)})
         if self._stop_at is None:
-            self._stop_at = time.monotonic() + LOST_S
+            self._stop_at = self._clock() + LOST_S
         self._limit_end()
 
     def _limit_end(self) -> None:
         if self._give_up_at is None:
-            self._give_up_at = time.monotonic() + self._spec.grace_s + END_S
+            self._give_up_at = self._clock() + self._spec.grace_s + END_S
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._stop_at is not None and now >= self._stop_at:
             self._stop_at = None
             self._crew.tell_all("signal", signum=15)

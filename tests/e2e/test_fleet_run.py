@@ -194,6 +194,7 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(
     assert b"rank 0 registered" in (job.log_dir / "scheduler.log").read_bytes()
 
 
+@pytest.mark.slow
 def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run([1, 1], workers / "flood.py", "50000")
     assert job.code == 0
@@ -220,6 +221,7 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
     assert [event["event"] for event in job.events].count("restarting") == 1
 
 
+@pytest.mark.slow
 def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
     module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 SECRET = "hunter2-and-more"
@@ -256,7 +257,7 @@ def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("start_method", ["fork", "exec"])
+@pytest.mark.parametrize("start_method", one_fast("fork", "exec"))
 def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun: JobRunner, cwd: Path, start_method: str) -> None:
     (cwd / "secret.py").write_text(
         "import json, os, pathlib, sys\n"

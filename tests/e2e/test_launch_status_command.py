@@ -137,6 +137,7 @@ def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_ready(msrun, tmp_path, STEPS)
     wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")

@@ -252,7 +252,7 @@ def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
     _, hear = meeting.join(0, b"left")
     assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
-    assert any("wrong token" in note for note in meeting.notes)
+    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "a note of the wrong token")
 
 
 def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:

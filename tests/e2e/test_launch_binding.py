@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +206,10 @@ WRONG = {
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_wrong_dicts_are_refused_in_one_line_and_nothing_starts(
-    msrun: JobRunner, workers: Path, tmp_path: Path, name: str
+    msrun_here: Callable[..., Finished], workers: Path, tmp_path: Path, name: str
 ) -> None:
     value, pattern = WRONG[name]
-    finished = msrun.run(f"--bind_core={value}", "--worker_num=2", workers / "where.py", cwd=tmp_path)
+    finished = msrun_here(f"--bind_core={value}", "--worker_num=2", workers / "where.py", cwd=tmp_path)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert re.search(pattern, finished.stderr), finished.stderr

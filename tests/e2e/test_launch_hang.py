@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,8 @@ def test_rank_that_leaves_the_world_while_others_need_it_is_named(
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "nan", "inf"])
-def test_wrong_limit_is_refused(msrun: JobRunner, tmp_path: Path, value: str) -> None:
-    finished = msrun.run("--worker_num=2", f"--hang_time_out={value}", sys.executable, "-c", "", cwd=tmp_path)
+def test_wrong_limit_is_refused(msrun_here: Callable[..., Finished], tmp_path: Path, value: str) -> None:
+    finished = msrun_here("--worker_num=2", f"--hang_time_out={value}", sys.executable, "-c", "", cwd=tmp_path)
     assert finished.code == 2
     (line,) = finished.stderr.splitlines()
     assert line.startswith("msrun: error: --hang_time_out")

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -304,10 +305,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_size_or_number_is_refused_in_one_line(msrun: JobRunner, tmp_path: Path, name: str) -> None:
+def test_wrong_size_or_number_is_refused_in_one_line(
+    msrun_here: Callable[..., Finished], tmp_path: Path, name: str
+) -> None:
     (tmp_path / "train.py").touch()
     options, pattern = WRONG[name]
-    finished = msrun.run(*options, "train.py", cwd=tmp_path)
+    finished = msrun_here(*options, "train.py", cwd=tmp_path)
     assert finished.code == 2
     assert finished.stderr.count("\n") == 1
     assert re.search(pattern, finished.stderr), finished.stderr

@@ -61,6 +61,7 @@ def test_nothing_starts_when_one_of_eight_hosts_is_dead(fleet: FleetRunner, work
     assert "started" not in [event["event"] for event in job.events]
 
 
+@pytest.mark.slow
 def test_everything_that_is_wrong_with_any_host_is_said_at_once(fleet: FleetRunner, workers: Path) -> None:
     (fleet.net.client / "known_hosts").rename(fleet.net.client / "known_hosts.all")
     try:

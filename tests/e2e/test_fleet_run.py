@@ -195,6 +195,7 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(
     assert b"rank 0 registered" in (job.log_dir / "scheduler.log").read_bytes()
 
 
+@pytest.mark.slow
 def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run([1, 1], workers / "flood.py", "50000")
     assert job.code == 0
@@ -242,6 +243,7 @@ def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone
     assert not fleet.net.path(1, metrics).exists() and not fleet.net.path(1, log_dir).exists()
 
 
+@pytest.mark.slow
 def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
     module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")

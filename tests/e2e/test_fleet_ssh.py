@@ -71,6 +71,7 @@ def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, workers
     assert not list(tmp_path.glob("ready_*"))
 
 
+@pytest.mark.slow
 def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_port_in_use_is_refused_before_detaching(msrun: JobRunner, tmp_path: Pat
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_status_and_stop_work_as_soon_as_the_prompt_is_back(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     for _ in range(5):  # each over the directory of the one before
         pid = start_detached(msrun, tmp_path, workers / "wait.py")

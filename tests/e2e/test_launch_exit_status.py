@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, is_alive, wait_until
 
 STATUS = [
@@ -28,7 +29,7 @@ STATUS = [
 @pytest.mark.parametrize(
     ("method", "how", "code", "words"),
     [
-        pytest.param(method, *row, marks=() if method == "fork" or row[0] in ("7", "SIGKILL") else pytest.mark.slow)
+        pytest.param(method, *row, marks=() if method == "fork" or row[0] == "SIGKILL" else pytest.mark.slow)
         for method in ("fork", "exec")
         for row in STATUS
     ],
@@ -85,7 +86,7 @@ SUCCESS = ["0", "none", "return"]
 
 
 @pytest.mark.parametrize("how", SUCCESS)
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: Path, how: str, method: str) -> None:
     finished = msrun.run("--worker_num=2", "--start_method", method, workers / "end.py", "all", how, cwd=tmp_path)
     assert finished.code == 0
@@ -94,7 +95,7 @@ def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: 
     assert "all 2 workers finished successfully" in finished.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_exit_with_a_text_prints_it_and_is_one(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run(
         "--worker_num=1", "--start_method", method, workers / "end.py", "all", "text=no data ☃", cwd=tmp_path
@@ -132,7 +133,7 @@ def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
     assert words in finished.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_traceback_is_the_scripts_own_and_is_in_the_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:
@@ -158,7 +159,7 @@ def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path
     assert "msrun/agent" not in finished.log(0).decode()
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run("--worker_num=1", "--start_method", method, workers / "at_end.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -203,7 +204,7 @@ def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, 
     assert "rank 1 on " in finished.errors[0]
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_what_runs_at_exit_can_see_that_the_script_has_failed(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text(
         "import atexit, sys\n"

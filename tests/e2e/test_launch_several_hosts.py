@@ -164,6 +164,7 @@ def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: Hosts, w
     assert not {"right", "unused"} & set(record(tmp_path, 0).values())
 
 
+@pytest.mark.slow
 def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: Hosts, workers: Path) -> None:
     words = ("--worker_num=2", "--local_worker_num=1")
     jobs = [hosts.start(0, *words, "--node_rank=0", workers / "wait.py", node=0)]
@@ -270,6 +271,7 @@ def test_rank_that_holds_up_the_ranks_of_another_host_is_named(hosts: Hosts, wor
         assert re.search(r"node 1 \(.*\): --hang_time_out 3: no progress for . s; behind: rank 1 ", job.errors[0])
 
 
+@pytest.mark.slow
 def test_hosts_meet_over_ipv6_too(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     if not hosts.net.has_ipv6:
         pytest.skip("no IPv6 here")
@@ -290,6 +292,7 @@ def test_whole_job_starts_again_on_all_hosts(hosts: Hosts, workers: Path, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_store_is_fresh_after_a_restart(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys\nimport torch, torch.distributed as dist\n"
@@ -304,6 +307,7 @@ def test_store_is_fresh_after_a_restart(hosts: Hosts, tmp_path: Path) -> None:
     assert "sum 4.0" in (tmp_path / "log_output" / "worker_0.log").read_text()
 
 
+@pytest.mark.slow
 def test_rank_that_ended_well_before_another_host_needed_it_is_named(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys, time\nfrom pathlib import Path\nimport torch, torch.distributed as dist\n"
@@ -334,6 +338,7 @@ def write_table(net: HostNet, path: Path, ranks: Sequence[Sequence[int]]) -> Non
     )
 
 
+@pytest.mark.slow
 def test_table_of_several_servers_is_the_list_of_hosts(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     """Rank 0 is on the second host: that one is node 0 and runs the scheduler."""
     write_table(hosts.net, tmp_path / "table.json", [[2], [0, 1]])

@@ -22,6 +22,7 @@ from msrun.launch.output import STDERR, STDOUT
 from msrun.launch.printable import one_line, printable_bytes
 from msrun.launch.progress_line import ProgressLine
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.ranks import count_workers
 
 TAIL_TICK_S = 0.2
 LIVE_TICK_S = 0.25
@@ -126,7 +127,7 @@ class Console:
         """Say the moments that a user wants to know."""
         if kind == "preparing":
             host = self._plan.hosts[0]
-            self._say(f"{len(host.workers)} workers on {host.where}, logs in {self._plan.log_dir}")
+            self._say(f"{count_workers(len(host.workers))} on {host.where}, logs in {self._plan.log_dir}")
             for note in self._plan.notes:
                 self._say(note)
         elif kind == "ready" and fields["reason"] and fields["reason"] != "asked for":
@@ -136,7 +137,7 @@ class Console:
         elif kind in ("note", "waiting"):
             self._say(str(fields["text"]))
         elif kind == "signal":
-            self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
+            self._say(f"signal {fields['name']} passed on to {count_workers(len(fields['global_ranks']))}")
         elif kind == "hang":
             self._say("the job is stuck: asking every worker for its stacks")
         elif kind == "lingering":

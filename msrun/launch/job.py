@@ -37,6 +37,7 @@ from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded when there are several hosts
@@ -206,8 +207,8 @@ def run_job(
             console.note("note", {"text": problem})
         restarts = len(result.attempts) - 1
         where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
-        summary = f"all {plan.world_size} workers{where} ended well{f' after restart {restarts}' if restarts else ''}"
-        console.finish("" if failure else summary)
+        again = f" after restart {restarts}" if restarts else ""
+        console.finish("" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}")
         return JobResult(plan, failure, result.survivors)
 
 

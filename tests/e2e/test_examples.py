@@ -141,9 +141,8 @@ def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: 
     assert not (examples / "data").exists()
 
 
-@pytest.mark.parametrize(
-    "start", ["fork", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exec", "torchrun"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
 def test_example_trains_alike_however_its_workers_start(
     msrun: JobRunner, examples: Path, start: str, one_epoch_alone: np.ndarray
 ) -> None:

@@ -49,7 +49,7 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
     results = [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(4)]
     assert [result["sum"] for result in results] == [[0.0, 10.0, 20.0, 30.0]] * 4
     assert results[0]["all"] == [{"rank": rank, "local": str(rank % 2)} for rank in range(4)]
-    assert "all 4 workers on 2 hosts ended well" in job.stderr
+    assert "all 4 workers on 2 hosts finished successfully" in job.stderr
     plan = job.read_json("plan.json")
     assert [host["name"] for host in plan["hosts"]] == ["host0", "host1"]
     assert plan["master"]["address"] == fleet.net.address(0)
@@ -195,6 +195,7 @@ def test_logs_of_hosts_without_a_common_disk_come_home_complete(
     assert b"rank 0 registered" in (job.log_dir / "scheduler.log").read_bytes()
 
 
+@pytest.mark.slow
 def test_logs_on_a_common_disk_are_not_sent(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run([1, 1], workers / "flood.py", "50000")
     assert job.code == 0
@@ -214,7 +215,7 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
 ) -> None:
     job = fleet.run([1, 2], "--max_restarts=1", workers / "attempt.py", "code=7:1", log_dir=own_disk / "again")
     assert job.code == 0, job.stderr
-    assert "all 3 workers on 2 hosts ended well after restart 1 in " in job.stderr
+    assert "all 3 workers on 2 hosts finished successfully after restart 1 in " in job.stderr
     for rank in range(3):
         assert job.log(rank) == b"rank %d in attempt 1\n" % rank
         assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
@@ -242,6 +243,7 @@ def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone
     assert not fleet.net.path(1, metrics).exists() and not fleet.net.path(1, log_dir).exists()
 
 
+@pytest.mark.slow
 def test_module_and_executable_run_on_other_hosts(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text("import os; print('module', os.environ['RANK'])\n")
     module = fleet.run([1, 1], "--tail_worker_log=all", "-m", "tiny")

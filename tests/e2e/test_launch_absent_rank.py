@@ -55,6 +55,7 @@ def net() -> Iterator[HostNet]:
         pytest.skip(f"cannot make network namespaces: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("absent", "how"),
     [("0", "runtime"), *(pytest.param(rank, how, marks=pytest.mark.slow) for rank, how in OF_ANOTHER_HOST)],

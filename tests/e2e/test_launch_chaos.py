@@ -112,7 +112,10 @@ def right_outcomes(plan: Round) -> list[Outcome]:
     if plan.cause == "fail" and plan.target != "worker" and not plan.afterwards:
         outcomes = [*outcomes, *outcomes_of_hit(plan)]  # between two attempts there is nothing that had failed before
     if plan.cause == "fail" and plan.target == "fork server" and plan.afterwards:
-        outcomes = [*outcomes, Outcome(3, reason="the fork server ended unexpectedly")]
+        outcomes = [
+            *outcomes,
+            *(Outcome(3, reason=f"the fork server {end}") for end in ("ended unexpectedly", "(pid ")),
+        ]
     if plan.cause == "fail" and plan.target == "scheduler" and plan.afterwards == "leave":
         outcomes = [*outcomes, Outcome(3, reason="cannot start again: the scheduler has not answered")]
     is_hit = plan.target == "worker" and not plan.afterwards

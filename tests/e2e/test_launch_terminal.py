@@ -110,7 +110,7 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
     terminal.read_until(None)
     assert terminal.process.wait(DEADLINE_S) == 0
     assert b"rank 0 ends\r\n" in terminal.text
-    assert b"all 2 workers ended well" in terminal.text
+    assert b"all 2 workers finished successfully" in terminal.text
     after_live = terminal.text.rpartition(b" running, ")[2]
     assert b"\r\x1b[Kmsrun: all 2" in after_live or b"\r\x1b[Krank 0" in after_live  # it was taken away
 

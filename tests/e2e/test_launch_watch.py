@@ -119,7 +119,7 @@ def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun: JobRunner
     steps = [int(row[4].partition("/")[0]) for row in rows if row[1] == "0"]
     assert steps == sorted(steps)
     assert {row[3] for row in rows[-2:]} == {"done"}
-    assert lines[-3].startswith("job ") and "ended well" in lines[-3]
+    assert lines[-3].startswith("job ") and "finished successfully" in lines[-3]
 
 
 def read_growing(path: Path, has_come: Callable[[str], bool]) -> None:

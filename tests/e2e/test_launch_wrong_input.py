@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
-
-from msrun.cli import main
+from job_runner import Finished, JobRunner
 
 TABLE = {
     "version": "1.0",
@@ -124,45 +122,26 @@ def listing(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-@pytest.fixture
-def command(
-    cwd: Path, msrun: JobRunner, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command in this process; gives its exit status and what it wrote on stdout and stderr."""
-    for variable, value in msrun.environ().items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.chdir(cwd)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        said = capfd.readouterr()
-        return int(str(ended.value.code)), said.out, said.err
-
-    return run
-
-
 @pytest.mark.parametrize("name", list(WRONG))
 def test_wrong_input_is_refused_in_one_line_and_nothing_happens(
-    command: Callable[..., tuple[int, str, str]], cwd: Path, name: str
+    msrun_here: Callable[..., Finished], cwd: Path, name: str
 ) -> None:
     arguments, pattern = WRONG[name]
     before = listing(cwd)
-    code, stdout, stderr = command(*arguments)
-    assert code == 2, stderr
-    assert stderr.count("\n") == 1
-    assert stderr.startswith("msrun: error: ")
-    assert re.search(pattern, stderr), stderr
-    assert stdout == ""
+    finished = msrun_here(*arguments, cwd=cwd)
+    assert finished.code == 2, finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert finished.stderr.startswith("msrun: error: ")
+    assert re.search(pattern, finished.stderr), finished.stderr
+    assert finished.stdout == b""
     assert listing(cwd) == before
 
 
 @pytest.mark.parametrize("name", ["missing script", "unknown option", "node rank", "table with a rank twice"])
 def test_a_process_of_its_own_ends_with_the_same_line(
-    msrun: JobRunner, command: Callable[..., tuple[int, str, str]], cwd: Path, name: str
+    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path, name: str
 ) -> None:
-    finished = msrun.run(*WRONG[name][0], cwd=cwd)
-    assert (finished.code, finished.stdout.decode(), finished.stderr) == command(*WRONG[name][0])
+    assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
 
 DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
@@ -170,11 +149,11 @@ DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its v
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
-def test_a_dry_run_refuses_what_a_run_refuses(command: Callable[..., tuple[int, str, str]], name: str) -> None:
+def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: Callable[..., Finished], cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
-    code, _, stderr = command("--dry_run", *arguments)
-    assert code == 2, stderr
-    assert re.search(pattern, stderr), stderr
+    finished = msrun_here("--dry_run", *arguments, cwd=cwd)
+    assert finished.code == 2, finished.stderr
+    assert re.search(pattern, finished.stderr), finished.stderr
 
 
 def test_port_in_use_is_named_with_its_address(msrun: JobRunner, cwd: Path) -> None:

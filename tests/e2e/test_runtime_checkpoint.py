@@ -141,6 +141,7 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_
     assert names(folder) == ["net-3_2.ckpt", "net-3_5.ckpt"]
 
 
+@pytest.mark.slow
 def test_restarted_by_msrun_it_ends_with_the_losses_of_an_undisturbed_run(
     msrun: JobRunner, workers: Path, tmp_path: Path, undisturbed: Lines
 ) -> None:

@@ -16,7 +16,9 @@ from job_runner import JobRunner
 
 DEADLINE_S = 240.0
 CASES = list(cut_parameters.cases(2))
-TABLE = CaseTable(CASES, fast=CASES[::2], key=lambda case: case)
+TABLE = CaseTable(
+    CASES, fast=[case for case in CASES[::3] if not case.startswith("element_wise")], key=lambda case: case
+)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

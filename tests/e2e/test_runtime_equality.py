@@ -20,9 +20,9 @@ RUNS = [(scenario, dtype) for scenario in SCENARIOS for dtype in scenario.dtypes
 TABLE = CaseTable(
     (f"{scenario.name}/{dtype}" for scenario, dtype in RUNS),
     fast=[
-        *("plain/float64", "data-parallel-mode/float64", "hsdp-level1/float64", "hsdp-level1/float32"),
+        *("plain/float64", "data-parallel-mode/float64", "hsdp-level1/float32"),
         *("hsdp-level3/float64", "tensor-parallel/float64", "tensor-parallel-two-copies/float64"),
-        *("mixed-strategies-hsdp/float64", "everything/float64"),
+        "everything/float64",
     ],
 )
 ITEMS = {"float64": 8, "float32": 4}
@@ -99,6 +99,7 @@ def test_bytes_of_optimizer_parallel_are_the_closed_form(results: dict[str, Any]
     assert moved["all_reduce"] == sum(SMALL) * item + 2 * item * BY_NAME[name].copies
 
 
+@TABLE.looks_at("tensor-parallel/float64", "tensor-parallel-two-copies/float64")
 def test_two_copies_double_the_collectives_of_activations_but_not_those_of_gradients(results: dict[str, Any]) -> None:
     one = results["tensor-parallel/float64"]["traffic"]
     two = results["tensor-parallel-two-copies/float64"]["traffic"]

@@ -18,14 +18,14 @@ DEADLINE_S = 400.0
 KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in WORLDS}
 REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
 FAST = {
-    "operator_cases": [case.name for case in [*operator_cases.BINARY, *operator_cases.UNARY] if case.on_eight],
+    "operator_cases": ["linear-bias", "matmul-3d-by-2d", "mul-outer", "ce-weights", "permute", "mean-dims-kept"],
     "operator_cases_conv": ["batch-norm-2d", "conv2d", "max-pool2d-overlapping"],
     "operator_cases_transformer": ["attention", "embedding-padding", "nll-cut-classes-weights-ignore", "softmax-first"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""
 TABLE = CaseTable(
     [*(key for keys in KEYS.values() for key in keys), *REDISTRIBUTION],
-    fast=[*(f"4/{module}/{name}" for module, names in FAST.items() for name in names), "2/redistribution"],
+    fast=[*(f"4/{module}/{name}" for module, names in FAST.items() for name in names), "4/redistribution"],
     key=lambda key: key,
 )
 

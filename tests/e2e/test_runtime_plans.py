@@ -17,7 +17,7 @@ DEADLINE_S = 200.0
 Outcomes = dict[str, list[dict[str, Any]]]
 PIPELINES = [name for name in mode_plans.cases(2) if name.startswith("pipeline/")]
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ MEASURES = ("order", "memory", "levels", "activations", "results", "level3", "te
 TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
     fast=[
-        *("accumulation/float64", "accumulation-level2/float64", "accumulation-mixed-level3/float64"),
-        *("nothing-fused-level3-accumulation/float64", "fresh-closures/float64", "accumulation-model/float64"),
+        *("accumulation/float64", "accumulation-mixed-level3/float64"),
+        *("nothing-fused-level3-accumulation/float64", "fresh-closures/float64"),
         *("recompute-keeps-collectives/float64", "recompute-level3-accumulation/float64", "order"),
     ],
 )

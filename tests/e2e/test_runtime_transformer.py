@@ -19,7 +19,7 @@ from msrun.runtime import load_checkpoint
 DEADLINE_S = 400.0
 TABLE = CaseTable(
     (scenario.name for scenario in SCENARIOS),
-    fast=["data-parallel", "megatron", "mixed-two-copies-hsdp"],
+    fast=["data-parallel", "megatron"],
 )
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 

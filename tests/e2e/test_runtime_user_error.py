@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import WORKER_PATH, JobRunner
 
 FORWARD = [
@@ -17,7 +18,7 @@ FORWARD = [
 SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="stand_alone": its ranks exchange nothing'
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_the_users_line_comes_first_in_log_and_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:

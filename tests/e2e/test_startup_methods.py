@@ -173,6 +173,7 @@ def test_dynamic_cluster_on_two_hosts(example: Example, net: HostNet, alone: np.
         check_equal(ended_well(job).stdout.decode(), host, alone)
 
 
+@pytest.mark.slow
 def test_rank_table_on_one_host(example: Example, alone: np.ndarray) -> None:
     ended = example.run("run.sh", example.data, "2")
     assert ended.stdout.endswith(b"training success\n")

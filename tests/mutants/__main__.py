@@ -34,7 +34,7 @@ SURVEY = REPOSITORY / "build" / "mutants" / "survey.json"
 WANTED_SHARE = 0.85
 UNIT_S = 60.0
 """Of tests/unit, so many seconds of tests run for one fault at most; the quickest ones."""
-END_TO_END_S = 120.0
+END_TO_END_S = 60.0
 MARK = "MUTANTS_MARK"
 """Set for every process of a run; found again in /proc/PID/environ."""
 TEST_LIMIT_S = 60
@@ -55,8 +55,10 @@ class Outcome:
 def tracked_files() -> list[str]:
     """Return the files of the tree, relative to the repository: those that git knows or would add."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(words, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    return [name for name in listed.split("\0") if name and (REPOSITORY / name).is_file()]
+    done = subprocess.run(words, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{REPOSITORY}: make mutants copies what git lists ({done.stderr.strip()}); run it in a clone")
+    return [name for name in done.stdout.split("\0") if name and (REPOSITORY / name).is_file()]
 
 
 def copy_tree(folder: Path) -> Path:

@@ -4,6 +4,7 @@ Not drawn, because no behaviour depends on them:
     docstrings, texts and f-strings; annotations, decorators, `__all__`, `if TYPE_CHECKING`, `assert`
     lines that only print (`print`, `sys.stderr.write`)
     numbers of a module-level name with a unit (`GREETING_S = 5.0`, `MAX_NOTES`): sizes and times that were chosen
+    `strict=` of zip: like an assert, it never fails
     how much is read at a time and how long is slept: arguments of read, recv and sleep
     `<` for `<=` where the clock is compared: two moments are never equal
     assignments in `__init__`: without them every test fails
@@ -253,6 +254,8 @@ class _Finder(ast.NodeVisitor):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _CHUNKED:
             self.visit(node.func)
+        elif name == "zip":
+            self._visit_all(node.args)
         else:
             self.generic_visit(node)
 

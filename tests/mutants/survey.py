@@ -10,8 +10,10 @@ import ast
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +38,9 @@ LEFT_OUT = (
     "tests/e2e/test_runtime_shm_chaos.py",
 )
 """They judge no behaviour of the rooms, or judge by chance, or take long for what others judge as well."""
+LOOK_S = 10.0
+STUCK_S = 600.0
+"""When no test has ended for so long, one is stuck."""
 RECORDER = "reached_blocks"
 """Module that is put into each package of the copy, and the prefix of what it writes."""
 _RECORDER_SOURCE = """
@@ -51,9 +56,10 @@ def begin(test):
     _seen.clear()
 
 def reached(block):
-    if block not in _seen and not is_traced():
-        _seen.add(block)
-        _write(block)
+    if is_traced() or block in _seen:  # in this order: what is traced may not even look
+        return
+    _seen.add(block)
+    _write(block)
 
 def _write(block):
     try:
@@ -230,22 +236,15 @@ def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> S
     folder.chmod(0o777)
     digests = {name: digest(copy / name) for name in files}
     instrument(copy, modules, folder)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "mutants.reach_plugin",
-        "--tb=short",
-    ]
-    command += ["-n", str(jobs), "--dist", "loadfile", *files]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", "--tb=short", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", *options, "-n", str(jobs), *files]
     path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}
     with (copy.parent / "survey.log").open("wb") as log:
-        subprocess.run(command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        process = subprocess.Popen(
+            command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        _await(process, folder)
     survey = Survey(files=digests)
     for written in folder.glob("tests-*"):
         for line in written.read_text().splitlines():
@@ -258,6 +257,19 @@ def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> S
             module, _, block = place.partition(":")
             survey.reached.setdefault(module, {}).setdefault(block, set()).add(test)
     return survey
+
+
+def _await(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for the end of all tests; where none has ended for long, go on with those that have."""
+    begin, last = time.time(), 0.0
+    while True:
+        try:
+            process.wait(LOOK_S)
+            return
+        except subprocess.TimeoutExpired:
+            last = max([begin, last, *(path.stat().st_mtime for path in folder.glob("tests-*"))])
+            if time.time() - last > STUCK_S:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def merge(known: Survey, new: Survey) -> None:

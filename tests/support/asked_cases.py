@@ -78,3 +78,11 @@ class CaseTable:
             if key in self.keys:
                 return {key}
         return set(self.keys) if item.get_closest_marker("slow") else self.fast
+
+
+def one_fast(first: Any, *others: Any) -> list[Any]:
+    """Return parameters of which all but the first are slow; tuples hold the values of several names."""
+    return [
+        first,
+        *(pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.slow) for other in others),
+    ]

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.fleet.agent_link import AgentCode
@@ -117,3 +118,59 @@ class FakeOpener:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class FakeLink:
+    """An `AgentLink` that notes what is asked of it."""
+
+    def __init__(self, node_rank: int) -> None:
+        self.node_rank = node_rank
+        self.entry = HostEntry(f"host{node_rank}", 1)
+        self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
+        self.done: list[Any] = []
+
+    def start(self) -> None:
+        self.done.append("start")
+
+    def send(self, kind: str, **fields: object) -> None:
+        self.done.append({"type": kind, **fields})
+
+    def begin(self) -> None:
+        self.done.append("begin")
+
+    def beat(self) -> None:
+        self.done.append("beat")
+
+    def excuse(self) -> None:
+        self.done.append("excuse")
+
+    def dismiss(self) -> None:
+        self.done.append("dismiss")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def give_up(self, reason: str) -> None:
+        self.done.append(reason)
+
+    def join(self, deadline: float) -> None:
+        self.done.append("join")
+
+
+class FakeSignals:
+    """A `SignalPipe` into which the test puts signals; they come with the next message."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+
+    def put(self, signum: int) -> None:
+        self._inbox.post({"type": "signal", "signum": signum})
+
+    def fileno(self) -> int:
+        return self._inbox.fileno()
+
+    def read(self) -> list[int]:
+        return [int(message["signum"]) for message in self._inbox.take()]
+
+    def close(self) -> None:
+        self._inbox.close()

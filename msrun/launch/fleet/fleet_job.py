@@ -35,6 +35,7 @@ from msrun.launch.rank_table_file import write_rank_table
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.ranks import all_workers, count_workers
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -113,8 +114,10 @@ class FleetRun:
         forwarded: Mapping[str, str],
         *,
         quiet: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`forwarded`: variables that the hosts got from here."""
+        self._clock = clock
         self._spec = spec
         self._forwarded = forwarded
         self._job_id = job_id
@@ -123,7 +126,6 @@ class FleetRun:
         self._logs = logs
         self._events = events
         self._quiet = quiet
-        self._begin = time.monotonic()
         self._hosts: dict[int, HostPlan] = {}
         self._notes: dict[int, list[str]] = {}
         self._target = ""
@@ -163,6 +165,10 @@ class FleetRun:
 
     def finish(self) -> JobResult:
         """Wait until every host has ended its part, and return how the job ended."""
+        self._hear(self._is_over)
+        return self._conclude()
+
+    def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
             "planned": self._on_planned,
             "event": self._on_event,
@@ -174,8 +180,7 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._crew.hear(self._is_over, handlers, every=(TICK_S, self._tick))
-        return self._conclude()
+        self._crew.hear(is_done, handlers, every=(TICK_S, self._tick))
 
     def _is_over(self) -> bool:
         return len(self._ended) == len(self._crew.links)
@@ -220,7 +225,7 @@ class FleetRun:
                 self._metrics = MetricsFile(self._spec.metrics_file, plan, are_workers_here=False)
             except UsageError as error:
                 self._fail(error)
-        self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
+        self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
@@ -274,15 +279,15 @@ class FleetRun:
             self._fault = fault
             self._events.note("fault", {"reason": str(fault)})
         if self._stop_at is None:
-            self._stop_at = time.monotonic() + LOST_S
+            self._stop_at = self._clock() + LOST_S
         self._limit_end()
 
     def _limit_end(self) -> None:
         if self._give_up_at is None:
-            self._give_up_at = time.monotonic() + self._spec.grace_s + END_S
+            self._give_up_at = self._clock() + self._spec.grace_s + END_S
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._stop_at is not None and now >= self._stop_at:
             self._stop_at = None
             self._crew.tell_all("signal", signum=15)
@@ -317,7 +322,9 @@ class FleetRun:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
             again = f" after restart {self._record.restarts}" if self._record.restarts else ""
-            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well{again}")
+            self._console.finish(
+                "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
+            )
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))

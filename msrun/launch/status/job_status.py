@@ -50,10 +50,10 @@ class JobState(Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    ENDED = "ended well"
+    ENDED = "finished successfully"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    DIED = "died without a word"
+    DIED = "launcher died"
     """Its launcher has ended and has recorded no end: killed, or the host went down."""
 
 

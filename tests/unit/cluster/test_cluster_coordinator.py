@@ -305,7 +305,7 @@ def test_stranger_who_has_said_nothing_for_a_moment_makes_room(
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
     _, hear = meeting.join(0, b"left")
     assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
-    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "the refusal is told")
+    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "a note of the wrong token")
 
 
 def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,3 +413,19 @@ def test_host_shows_another_nonce_at_every_try() -> None:
 def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
     assert derived_token(8118) == derived_token(8118) != derived_token(8119)
     assert new_nonce() != new_nonce()
+
+
+def test_loop_wakes_for_the_moment_that_comes_first() -> None:
+    """By itself, without a beat that would come anyway."""
+    with listen("127.0.0.1", 0) as listener:
+        terms = MeetingTerms(TOKEN, "JOB", 4711, 5.0, 30.0, 0)
+        made = Coordinator(listener, Registry(2, 0), terms, lambda _: None)
+        made._next_beat = made._next_line = 1e12
+        assert 4.0 < made._time_left() <= 5.0, "the time limit"
+        made._next_line = made._begin + 3.0
+        assert 2.0 < made._time_left() <= 3.0, "the line about who is missing"
+        made._ends_at = made._begin + 2.0
+        assert 1.0 < made._time_left() <= 2.0, "the end"
+        made._next_beat = 0.0
+        assert made._time_left() == 0.0
+        made._wake.close()

@@ -172,3 +172,11 @@ def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) 
     (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
     screen.write(0, "first of the next\n")
     assert screen.shown() == ["[h:0] first of the next"]
+
+
+def test_live_line_makes_room_for_the_lines_of_workers(screen: Screen) -> None:
+    screen.console._has_live_line = True
+    screen.write(0, "a\n")
+    assert screen.shown() == ["", "\x1b[K", "[h:0] a"], "a carriage return, and the line is erased"
+    screen.write(0, "b\n")
+    assert screen.shown() == ["[h:0] b"], "once"

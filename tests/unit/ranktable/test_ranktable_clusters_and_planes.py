@@ -111,3 +111,11 @@ def test_the_network_plan_is_checked_when_a_prefix_is_given(address, chip, count
 def test_a_prefix_may_be_as_long_as_an_address(bits, count):
     table = plan_table(lambda server, number: f"192.{number}.0.{server * 2}")
     assert len([found for found in findings(table, network_plan=bits) if found[0] == "R23"]) == count
+
+
+def test_a_device_with_several_addresses_is_placed_by_its_first():
+    def two_addresses(server, number):
+        return f"{segment_per_server(server, number)},10.{server}.{number}.1"
+
+    found = [problem for problem in findings(plan_table(two_addresses), network_plan=24) if problem[0] == "R23"]
+    assert len(found) == 8, "as many as by the first addresses alone"

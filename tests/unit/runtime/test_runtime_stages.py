@@ -239,3 +239,24 @@ def test_division_is_the_cheapest_within_the_slack_and_of_those_the_one_with_lea
     assert worst(found) <= limit
     least = min(sum(traffic[begin] for begin in begins) for begins in every if worst(begins) <= limit)
     assert sum(traffic[begin] for begin in found) == least
+
+
+def test_buffer_is_held_by_the_stage_that_reads_it() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 6)
+            self.register_buffer("early", torch.ones(8))
+            self.register_buffer("late", torch.ones(6))
+            self.early: Tensor
+            self.late: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x) + self.early)) + self.late
+
+    network = WithLoss(Shifted(), loss_of)
+    inputs = [torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)]
+    shapes = [tuple(tensor.shape) for tensor in inputs]
+    graph = capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
+    _, _, stages = cut(network, graph, assign_stages(graph, 2, {}, ""), 2)
+    assert [[name.rpartition(".")[2] for name in stage.program.buffers] for stage in stages] == [["early"], ["late"]]

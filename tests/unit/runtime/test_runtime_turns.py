@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from torch import fx, nn
 
 from msrun.runtime.graph.collectives import Collective, Kind
 from msrun.runtime.graph.segments import Crossing, Segment
-from msrun.runtime.graph.turns import backward_turns, forward_turns
+from msrun.runtime.graph.turns import backward_turns, forward_turns, join_turns
 
 AXES = (0,)
 
@@ -86,3 +87,17 @@ def test_a_recomputed_region_begins_a_turn_on_the_way_back() -> None:
 def test_a_program_of_nothing_has_no_turns() -> None:
     assert forward_turns([], set()) == []
     assert backward_turns([], set(), set()) == []
+
+
+@pytest.mark.parametrize(
+    ("turns", "spans", "joined"),
+    [
+        ([[0], [1], [2]], [range(3)], [[0, 1, 2]]),
+        ([[0], [1], [2]], [range(1), range(1, 3)], [[0], [1, 2]]),
+        ([[0, 1], [2], [3]], [range(1), range(1, 3), range(3, 4)], [[0, 1, 2], [3]]),
+        ([[0], [1], [2]], [range(1), range(1, 2), range(2, 3)], [[0], [1], [2]]),
+        ([[0], [1]], [], [[0], [1]]),
+    ],
+)
+def test_no_turn_ends_inside_a_span(turns: list[list[int]], spans: list[range], joined: list[list[int]]) -> None:
+    assert join_turns(turns, spans) == joined

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_runner import wait_until
 
 from msrun.agent.logs import log_writer, rotated_log
 from msrun.agent.logs.log_writer import LogStream, LogWriter
@@ -34,11 +35,13 @@ class Running:
     def __init__(self, paths: list[str], max_bytes: int = 1 << 20) -> None:
         self.said = io.StringIO()
         self.pipes: list[int] = []
+        self.readers: list[int] = []
         streams = []
         for global_rank, path in enumerate(paths):
             reader, writer = os.pipe()
             os.set_blocking(reader, False)
             self.pipes.append(writer)
+            self.readers.append(reader)
             streams.append(LogStream(global_rank, reader, path))
         ours, theirs = socket.socketpair()
         self.server = Channel(ours)
@@ -201,3 +204,21 @@ def test_log_that_cannot_be_opened_is_an_error_at_once(tmp_path: Path) -> None:
         os.close(descriptor)
     ours.close()
     theirs.close()
+
+
+def test_pipe_of_a_worker_that_has_ended_is_closed(tmp_path: Path) -> None:
+    """A job of many workers and restarts would run out of descriptors."""
+    running = Running([str(tmp_path / "0"), str(tmp_path / "1")])
+    os.close(running.pipes.pop(0))
+
+    def is_closed() -> bool:
+        try:
+            os.fstat(running.readers[0])
+        except OSError:
+            return True
+        return False
+
+    wait_until(is_closed, "the first pipe is closed")
+    os.fstat(running.readers[1])
+    running.server.send({"end": True})
+    running.release()

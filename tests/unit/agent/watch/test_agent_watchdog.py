@@ -16,7 +16,7 @@ from job_runner import wait_until
 from msrun import contract
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.watchdog import Hang, Watchdog
+from msrun.agent.watch.watchdog import Hang, Watchdog, size_of
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 100.0
@@ -175,3 +175,9 @@ def test_time_in_which_the_machine_slept_does_not_count(job: Job) -> None:
 def cpu_s(pid: int) -> float:
     fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_log_that_is_not_there_has_no_bytes(tmp_path: Path) -> None:
+    assert size_of(str(tmp_path / "none")) == 0
+    (tmp_path / "log").write_text("abc")
+    assert size_of(str(tmp_path / "log")) == 3

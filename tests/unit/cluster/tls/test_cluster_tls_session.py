@@ -14,7 +14,7 @@ from tls_files import PASSWORDS, Authority, TlsFolder
 
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.tls.identity import TlsIdentity, open_identity
-from msrun.cluster.tls.session import TlsSession
+from msrun.cluster.tls.session import TlsSession, explain
 from msrun.planning.tls_spec import parse_tls_config
 
 
@@ -151,3 +151,21 @@ def test_identity_can_be_opened_for_many_connections(identities: tuple[TlsIdenti
     for number, (server, client) in enumerate(pairs):
         client.send(json.dumps(number).encode())
         assert carry(server, client)[0] == str(number).encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        *((code, "another CA has signed it") for code in (7, 18, 19, 20, 21)),
+        *((code, "clock is wrong") for code in (9, 10)),
+        (12, "crl_path is out of date here"),
+        (23, "it was revoked"),
+        (26, "it is not made for this side"),
+        *((code, "it is not for server_name") for code in (62, 64)),
+        (99, "what OpenSSL says"),
+    ],
+)
+def test_refusal_of_a_certificate_is_said_in_words(code: int, why: str) -> None:
+    error = ssl.SSLCertVerificationError(1, "x")
+    error.verify_code, error.verify_message = code, "what OpenSSL says"
+    assert explain(error).startswith("its certificate is refused: ") and explain(error).endswith(why)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_agents import FakeClock
+from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
@@ -17,62 +17,8 @@ from msrun.errors import Interrupted
 from msrun.launch.fleet import crew as module
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.crew import Crew
-from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
-
-
-class FakeLink:
-    """An `AgentLink` that notes what is asked of it."""
-
-    def __init__(self, node_rank: int) -> None:
-        self.node_rank = node_rank
-        self.entry = HostEntry(f"host{node_rank}", 1)
-        self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
-        self.done: list[Any] = []
-
-    def start(self) -> None:
-        self.done.append("start")
-
-    def send(self, kind: str, **fields: object) -> None:
-        self.done.append({"type": kind, **fields})
-
-    def beat(self) -> None:
-        self.done.append("beat")
-
-    def excuse(self) -> None:
-        self.done.append("excuse")
-
-    def dismiss(self) -> None:
-        self.done.append("dismiss")
-
-    def close(self) -> None:
-        self.done.append("close")
-
-    def give_up(self, reason: str) -> None:
-        self.done.append(reason)
-
-    def join(self, deadline: float) -> None:
-        self.done.append("join")
-
-
-class FakeSignals:
-    """A `SignalPipe` into which the test puts signals; they come with the next message."""
-
-    def __init__(self) -> None:
-        self._inbox = Inbox()
-
-    def put(self, signum: int) -> None:
-        self._inbox.post({"type": "signal", "signum": signum})
-
-    def fileno(self) -> int:
-        return self._inbox.fileno()
-
-    def read(self) -> list[int]:
-        return [int(message["signum"]) for message in self._inbox.take()]
-
-    def close(self) -> None:
-        self._inbox.close()
 
 
 class Crewed:

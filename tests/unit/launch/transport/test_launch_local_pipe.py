@@ -1,0 +1,98 @@
+"""A child process as an agent on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from job_runner import wait_until
+
+from msrun.agent.processes.process_control import is_stopped
+from msrun.errors import ClusterError
+from msrun.launch.transport import local
+from msrun.launch.transport.local import LocalPipe
+
+ECHO = "import sys; data = sys.stdin.buffer.readline(); sys.stdout.buffer.write(data.upper()); sys.stdout.flush(); "
+WAIT = "sys.stdin.read()"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], LocalPipe]]:
+    pipes: list[LocalPipe] = []
+
+    def make(code: str) -> LocalPipe:
+        pipes.append(LocalPipe([sys.executable, "-c", code], "10.0.0.1"))
+        return pipes[-1]
+
+    yield make
+    for pipe in pipes:
+        pipe._process.kill()
+        pipe.close()
+
+
+def test_bytes_go_to_the_agent_and_come_back(start: Callable[[str], LocalPipe]) -> None:
+    pipe = start(ECHO + WAIT)
+    assert pipe.address == "10.0.0.1"
+    pipe.write(b"hello\n")
+    assert pipe.read() == b"HELLO\n"
+    pipe.close()
+    assert pipe.read() == b""
+    assert pipe.exit_status == 0, "it has ended with its stdin"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", 128 + signal.SIGTERM)],
+)
+def test_status_is_that_of_the_agent(start: Callable[[str], LocalPipe], code: str, status: int) -> None:
+    pipe = start(code)
+    assert pipe.read() == b""
+    assert pipe.exit_status == status
+
+
+def test_agent_that_runs_has_no_status(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "END_S", 0.05)
+    pipe = start(ECHO + WAIT)
+    assert pipe.exit_status is None
+
+
+def test_end_of_what_it_said_on_stderr_is_kept(
+    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MAX_STDERR_BYTES", 5)
+    pipe = start("import sys; sys.stderr.write('x' * 100 + 'last\\n')")
+    assert pipe.read() == b"" and pipe.exit_status == 0
+    assert pipe.stderr_text() == "last\n"
+
+
+def test_write_to_a_closed_pipe_is_an_error(start: Callable[[str], LocalPipe]) -> None:
+    pipe = start("pass")
+    pipe.close()
+    with pytest.raises(BrokenPipeError):
+        pipe.write(b"x")
+
+
+def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
+    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "END_S", 0.05)
+    slow = start("import time; print(1, flush=True); time.sleep(600)")
+    stopped = start("import time; print(1, flush=True); time.sleep(600)")
+    for pipe in (slow, stopped):
+        assert pipe.read() == b"1\n"
+    os.kill(stopped._process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(stopped._process.pid), "it is stopped")
+    for pipe in (slow, stopped):
+        pipe.close()
+    assert stopped._process.wait(30) == -signal.SIGKILL
+    assert slow._process.poll() is None
+
+
+def test_interpreter_that_is_not_there_is_named() -> None:
+    with pytest.raises(
+        ClusterError, match=r"this host: cannot start /no/python \(No such file or directory\); see --py"
+    ):
+        LocalPipe(["/no/python"], "")

@@ -1,0 +1,52 @@
+"""Gradients of a step before they leave: which parameters have one, and what is added up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from msrun.runtime.graph.gradients import GradientGroup, GradientSum
+from msrun.runtime.graph.parameters import StoredParameter
+from msrun.runtime.layout import TensorLayout, build_mesh
+
+
+@pytest.fixture
+def leaves() -> dict[str, Tensor]:
+    return {name: torch.ones(2, requires_grad=True) for name in ("p0", "p1")}
+
+
+@pytest.fixture
+def total(leaves: dict[str, Tensor]) -> GradientSum:
+    stored = [
+        StoredParameter(name, torch.nn.Parameter(torch.ones(2)), (2,), TensorLayout.replicated(1), (), "")
+        for name in ("first", "second")
+    ]
+    return GradientSum(GradientGroup(stored, list(leaves), (), build_mesh(1), 0))
+
+
+def test_parameter_that_no_gradient_flows_to_has_none(total: GradientSum, leaves: dict[str, Tensor]) -> None:
+    leaves["p0"].grad = torch.full((2,), 3.0)
+    total.add(leaves.__getitem__)
+    found = total.finish(leaves.__getitem__).wait()
+    assert set(found) == {"first"}
+    assert found["first"].tolist() == [3.0, 3.0]
+    assert leaves["p0"].grad is None, "it has left"
+
+
+def test_step_without_any_gradient_gives_none(total: GradientSum, leaves: dict[str, Tensor]) -> None:
+    assert total.finish(leaves.__getitem__).wait() == {}
+
+
+def test_gradients_of_all_parameters_come_by_name(total: GradientSum, leaves: dict[str, Tensor]) -> None:
+    for number, leaf in enumerate(leaves.values()):
+        leaf.grad = torch.full((2,), float(number))
+    found = total.finish(leaves.__getitem__).wait()
+    assert {name: grad.tolist() for name, grad in found.items()} == {"first": [0.0, 0.0], "second": [1.0, 1.0]}
+
+
+def test_held_gradients_are_counted_in_bytes(total: GradientSum, leaves: dict[str, Tensor]) -> None:
+    assert total.kept_bytes(leaves.__getitem__) == 0
+    leaves["p1"].grad = torch.zeros(2)
+    assert total.kept_bytes(leaves.__getitem__) == 8
+    assert not total.is_heavy

@@ -11,6 +11,7 @@ from msrun import contract
 from msrun.agent.watch import linger_watch
 from msrun.agent.watch.linger_watch import LingerWatch
 from msrun.agent.watch.progress_board import Progress
+from msrun.agent.watch.usage import Usage
 
 LIMIT_S = 50.0
 RUNNING = {0: 100, 1: 101}
@@ -37,7 +38,7 @@ class Workers:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     made = Workers(tmp_path)
-    monkeypatch.setattr(linger_watch, "session_cpu_s", lambda leaders: {pid: made.cpu_s[pid] for pid in leaders})
+    monkeypatch.setattr(linger_watch, "session_usage", lambda leaders: {pid: Usage(made.cpu_s[pid]) for pid in leaders})
     return made
 
 
@@ -87,7 +88,7 @@ def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers:
 
 def test_without_a_limit_of_the_user_there_is_one_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(tmp_path, limit_s=0.0)
-    monkeypatch.setattr(linger_watch, "session_cpu_s", lambda _: {})
+    monkeypatch.setattr(linger_watch, "session_usage", lambda leaders: dict.fromkeys(leaders, Usage()))
     workers.linger(0, 1)
     assert workers.watch.look(RUNNING, 1000.0 + linger_watch.LIMIT_S - 1)[1] is None
     assert workers.watch.look(RUNNING, 1000.0 + linger_watch.LIMIT_S)[1] is not None

@@ -187,7 +187,7 @@ class AgentLink:
         self._can_resume = False
         if self._pipe is None:
             self._closed.set()
-        self._put_beat()  # so that it knows that all has come home
+        self._put_beat()  # so that it knows that everything has arrived
         self.send("bye")
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ class AgentLink:
         self._can_resume = False
         if self._pipe is None:
             self._closed.set()
-        self._put_beat()  # so that it knows that all has come home
+        self._put_beat()  # so that it knows that everything has arrived
         self.send("bye")
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class AgentLink:
         if self._has_begun and (status or self._was_replaced):
             self._salvage()
         if self._was_replaced:
-            self._end(f"{self.entry.name}: its agent has ended without a word; see dmesg there", None)
+            self._end(f"{self.entry.name}: its agent ended without a report; see dmesg there", None)
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = "" if self._has_begun else " before the job began"

@@ -177,7 +177,9 @@ class ParallelPlan:
         lines = ["", "messages of parameters"]
         for number, group in enumerate(self.groups):
             moved = [*(f"forward {m}" for m in group.gathers), *(f"backward {m}" for m in group.sums)]
-            lines.append(f"  message {number:<3} {len(group.parameters)} parameters: {', '.join(moved) or 'stay here'}")
+            count = len(group.parameters)
+            what = "1 parameter" if count == 1 else f"{count} parameters"
+            lines.append(f"  message {number:<3} {what}: {', '.join(moved) or 'stay here'}")
         times = f"; what operators move, {self.copies} times" if self.copies > 1 else ""
         return [*lines, "", f"one training step, on each rank{times}: {self.traffic or 'not known'}"]
 

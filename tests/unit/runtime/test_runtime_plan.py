@@ -81,7 +81,7 @@ def test_plan_is_frozen_and_prints_its_explanation() -> None:
     assert "  w  8x4 -> 4x4                   (dp, None)             64 B  message 0" in text
     assert "user, the same on 2 ranks" in text
     assert "      gather dim 0 over axes 0: forward all_gather of 64 B by 2 ranks" in text
-    assert "1 parameters: forward all_gather of 32 B by 2 ranks, backward reduce_scatter of 64 B by 2 ranks" in text
+    assert "1 parameter: forward all_gather of 32 B by 2 ranks, backward reduce_scatter of 64 B by 2 ranks" in text
     assert "what operators move, 2 times: 2 all_gather with 96 B, 1 reduce_scatter with 64 B" in text
 
 

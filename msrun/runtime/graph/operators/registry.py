@@ -46,7 +46,7 @@ aten = torch.ops.aten
 
 
 class Replicated(Rule):
-    """For operators without a rule of their own: every rank computes the whole. Right, and said aloud."""
+    """For operators without a rule of their own: every rank computes the whole. Correct, and reported in the plan."""
 
     def form(self, call: OperatorCall) -> Form:
         """Return no labels at all."""

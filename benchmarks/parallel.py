@@ -11,10 +11,12 @@
     copies    MicroBatchInterleaved(net, 2)        beside one copy, over a link limited to 500 Mbit/s (root, Linux)
     pipeline  idle share of the ranks              beside the schedule's formula
 
-Both ways of a part live in the same processes and take turns round by round, so that a change of the machine's load
-meets both; every round gives one ratio, and the table has the median ratio with its quartiles, also of the processor
-time of all threads, which says more on a machine with other work. Two ranks of one thread each. Both must come to the
-same loss, or the part is refused.
+msrun runs on its own backend; torch runs twice, on gloo and on the same shared memory.
+
+The ways of a part live in the same processes and take turns round by round, so that a change of the machine's load
+meets all; every round gives one ratio, and the table has the median ratio with its quartiles, also of the processor
+time of all threads, which says more on a machine with other work. Two ranks (or --ranks) of one thread each. All must
+come to the same loss, or the part is refused.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from parallel_link import limited_link, run_ranks, why_no_link
 JOB = str(HERE / "parallel_job.py")
 PARTS = ("dp", "zero1", "fsdp", "tp", "copies", "pipeline")
 RANKS = 2
+PEERS = {"torch_gloo": "gloo", "torch_shm": "shared memory"}
 LINK_MBIT_PER_S = 500
 LOSS_TOLERANCE = 1e-3
 """Relative; fp32 sums in another order drift apart over hundreds of steps."""
@@ -128,10 +131,14 @@ MEMORY_SMALL = (64, 2, 8)
 def ask(part: str, ways: Sequence[str], case: Case, parent: Path, **more: Any) -> dict[str, Any]:
     """Run a job of msrun's and return what every way needed."""
     folder = Path(tempfile.mkdtemp(dir=parent))
-    options = ["--worker_num", str(RANKS), "--bind_core", "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
+    ranks = more.pop("ranks", RANKS)
+    bound = ["--bind_core"] if ranks <= len(os.sched_getaffinity(0)) else []
+    options = ["--worker_num", str(ranks), *bound, "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
     argv = [sys.executable, "-m", "msrun", *options, *job(part, ways, case, folder, **more)]
     env = environment()
-    if more:  # memory: a freed tensor goes back to the system at once, so that the resident set is what is held
+    if (
+        "small" in more
+    ):  # memory: a freed tensor goes back to the system at once, so that the resident set is what is held
         env |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, timeout=DEADLINE_S, check=False)
     if done.returncode != 0:
@@ -189,26 +196,27 @@ def tell_target(text: str, is_met: bool) -> None:
 # -- beside torch ---------------------------------------------------------------------------------------------------
 
 
-def compare(part: str, shorten: int, parent: Path) -> None:
-    """Print ours beside torch's for every network of a part."""
+def compare(part: str, shorten: int, parent: Path, ranks: int) -> None:
+    """Print ours beside torch's for every network of a part, torch's on each backend."""
     what = COMPARISONS[part]
-    print(f"\n{part}: {what.words}, beside {what.peer}")
+    print(f"\n{part}: {what.words}, {ranks} ranks, beside {what.peer}")
     ratio_words = "peer / msrun" if what.is_faster else "msrun / peer"
-    print(row("network", "msrun ms", f"{what.peer} ms", ratio_words, "processor time"))
+    print(row("network", "msrun ms", f"{what.peer} on", "ms", ratio_words, "processor time"))
     for case in what.cases:
-        found = ask(part, ("msrun", "torch"), shortened(case, shorten), parent)
+        found = ask(part, ("msrun", *PEERS), shortened(case, shorten), parent, ranks=ranks)
         check_losses(part, found)
-        cells = [f"{median_ms(found[way]):.1f}" for way in ("msrun", "torch")]
-        above, below = ("torch", "msrun") if what.is_faster else ("msrun", "torch")
-        ratio = ratio_of(found[above], found[below])
-        cells += [str(ratio), str(ratio_of(found[above], found[below], "processor"))]
-        print(row(case.words, *cells), flush=True)
-        times = {"msrun": median_ms(found["msrun"]), what.peer: median_ms(found["torch"])}
-        record(part, network=case.words, step_ms=times, ratio=vars(ratio), ratio_is=ratio_words)
-        if what.is_faster:
-            tell_target(f"at least {what.target:g}x faster than {what.peer}", ratio.median >= what.target)
-        else:
-            tell_target(f"at most {what.target:g}x of {what.peer}", ratio.median <= what.target)
+        for peer, backend in PEERS.items():
+            above, below = (peer, "msrun") if what.is_faster else ("msrun", peer)
+            ratio = ratio_of(found[above], found[below])
+            cells = [f"{median_ms(found['msrun']):.1f}", backend, f"{median_ms(found[peer]):.1f}", str(ratio)]
+            print(row(case.words, *cells, str(ratio_of(found[above], found[below], "processor"))), flush=True)
+            times = {"msrun": median_ms(found["msrun"]), what.peer: median_ms(found[peer])}
+            more = {"ranks": ranks, "peer_backend": backend, "ratio_is": ratio_words}
+            record(part, network=case.words, step_ms=times, ratio=vars(ratio), **more)
+            if what.is_faster:
+                tell_target(f"at least {what.target:g}x faster than {what.peer}", ratio.median >= what.target)
+            else:
+                tell_target(f"at most {what.target:g}x of {what.peer}", ratio.median <= what.target)
 
 
 def shortened(case: Case, by: int) -> Case:
@@ -308,6 +316,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="a third of the rounds")
+    parser.add_argument("--ranks", type=int, default=RANKS, help="of dp, zero1, fsdp and tp")
     add_json_option(parser)
     options = parser.parse_args()
     parts = options.parts.split(",")
@@ -316,12 +325,12 @@ def main() -> None:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # jobs, links and folders are cleared away then, too
-    print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors, {RANKS} ranks of one thread")
+    print(f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} processors, ranks of one thread")
     with kept(options.json), tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as name:
         folder, shorten = Path(name), 3 if options.quick else 1
         for part in parts:
             if part in COMPARISONS:
-                compare(part, shorten, folder)
+                compare(part, shorten, folder, options.ranks)
             if part == "fsdp":
                 compare_memory(COMPARISONS[part].cases[0], folder)
         if "copies" in parts:

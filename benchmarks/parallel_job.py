@@ -40,6 +40,18 @@ OVERLAP = "grad_matmul_communication_overlap"
 CLOCKS = (time.perf_counter, time.thread_time, time.process_time)
 
 
+def torch_group(way: str) -> Any:
+    """Return the process group of a way of torch's: msrun's own backend is the world's, gloo has a group beside it."""
+    if not way.endswith("gloo"):
+        return dist.group.WORLD
+    if "gloo" not in _groups:
+        _groups["gloo"] = dist.new_group(backend="gloo")
+    return _groups["gloo"]
+
+
+_groups: dict[str, Any] = {}
+
+
 # -- data parallel --------------------------------------------------------------------------------------------------
 
 
@@ -61,7 +73,10 @@ def dp(sizes: list[int], way: str) -> Step:
     width, depth, batch = sizes
     network = WithLoss(parts_of(Perceptron, width, depth), F.cross_entropy)
     data = classification(batch, width, dist.get_rank())
-    call: Any = AutoParallel(network) if way == "msrun" else nn.parallel.DistributedDataParallel(network)
+    if way == "msrun":
+        call: Any = AutoParallel(network)
+    else:
+        call = nn.parallel.DistributedDataParallel(network, process_group=torch_group(way))
     return train(call, data, torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9))
 
 
@@ -76,13 +91,15 @@ def zero1(sizes: list[int], way: str) -> Step:
         call: Any = AutoParallel(network).hsdp(optimizer_level="level1")
         optimizer: Any = torch.optim.Adam(network.parameters(), lr=1e-4)
     else:
-        call = nn.parallel.DistributedDataParallel(network)
-        optimizer = ZeroRedundancyOptimizer(network.parameters(), torch.optim.Adam, lr=1e-4)
+        group = torch_group(way)
+        call = nn.parallel.DistributedDataParallel(network, process_group=group)
+        optimizer = ZeroRedundancyOptimizer(network.parameters(), torch.optim.Adam, process_group=group, lr=1e-4)
     return train(call, data, optimizer)
 
 
 def fsdp(sizes: list[int], way: str) -> Step:
     """AdamW, everything cut over the ranks, one message per block; sizes: width, depth, samples per rank."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     width, depth, batch = sizes
@@ -94,9 +111,10 @@ def fsdp(sizes: list[int], way: str) -> Step:
             set_comm_fusion(block, number + 1)
         call: Any = AutoParallel(whole).hsdp(threshold=0, optimizer_level="level3")
     else:
+        mesh = DeviceMesh.from_group(torch_group(way), "cpu")
         for block in network.blocks:
-            fully_shard(block, reshard_after_forward=True)
-        call = fully_shard(whole, reshard_after_forward=True)
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        call = fully_shard(whole, mesh=mesh, reshard_after_forward=True)
     return train(call, data, torch.optim.AdamW(network.parameters(), lr=1e-4))
 
 
@@ -141,7 +159,7 @@ def forward_backward(call: Callable[..., Tensor], data: tuple[Tensor, ...], netw
 
 def tp(sizes: list[int], way: str) -> Step:
     """Forward and backward of a transformer; sizes: width, depth, heads, samples, sequence."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     width, depth, heads, batch, sequence = sizes
@@ -149,7 +167,7 @@ def tp(sizes: list[int], way: str) -> Step:
     data = regression(batch, sequence, width)
     if way == "msrun":
         return forward_backward(parallel_transformer(network, dist.get_world_size(), overlap=True), data, network)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = DeviceMesh.from_group(torch_group(way), "cpu")
     plan = {
         **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()),
         **dict.fromkeys(("out", "down"), RowwiseParallel()),

@@ -18,7 +18,7 @@ from typing import Any
 from launch import DEADLINE_S, HERE
 from ssh_peers import Job, Peer
 
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 from host_net import HostNetError
 from ssh_net import SshNet
 

@@ -63,6 +63,8 @@ MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
 
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
+MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
+"""Directory in which every worker writes its part of the job's trace; not set without --trace."""
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
@@ -98,6 +100,7 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_RENDEZVOUS,
         MSRUN_DEVICE_TARGET,
         MSRUN_PROGRESS,
+        MSRUN_TRACE_DIR,
         MSRUN_STACK_SIGNAL,
     }
 )
@@ -109,6 +112,8 @@ RANK_TABLE_JSON: Final = "rank_table.json"
 PLAN_JSON: Final = "plan.json"
 EVENTS_JSONL: Final = "events.jsonl"
 FAILURE_JSON: Final = "failure.json"
+TRACE_JSON: Final = "trace.json"
+"""What `msrun trace` writes."""
 LAUNCHER_LOG: Final = "msrun.log"
 """The launcher's own text when it was detached with --join=False."""
 LOCK_FILE: Final = "job.lock"
@@ -125,11 +130,14 @@ FILE_MODE: Final = 0o600
 #   collectives   collectives begun
 #   is_waiting    1 while the worker waits in one
 #   waiting_since when that wait began
+#   total         steps that the program means to do in all; 0 when it has not said
+#   rate_steps    steps begun at an earlier moment, 5 to 10 s before the newest step began, for steps per second
+#   rate_at       that moment; 0 before the second step
 #   name          the newest collective in words, UTF-8, filled up with NUL; of a worker that lingers, what it waits for
 #   ended_at      when its program ended, of a worker whose process goes on for long after that; else 0
 # Moments are seconds of CLOCK_MONOTONIC.
-PROGRESS_RECORD: Final = "=QQddQQd128sd"
-PROGRESS_RECORD_BYTES: Final = 192
+PROGRESS_RECORD: Final = "=QQddQQdQQd40x128sd"
+PROGRESS_RECORD_BYTES: Final = 256
 PROGRESS_NAME_BYTES: Final = 128
 PHASE_UNKNOWN: Final = 0
 PHASE_JOINING: Final = 1
@@ -154,6 +162,11 @@ EXIT_SIGNAL_BASE: Final = 128
 def worker_log_name(stem: str, global_rank: int) -> str:
     """Return the log file name of a worker: `worker_3.log` for stem `worker` and rank 3."""
     return f"{stem}_{global_rank}.log"
+
+
+def trace_file_name(global_rank: int) -> str:
+    """Return the name of a worker's part of the trace in the log directory: `trace_3.jsonl`."""
+    return f"trace_{global_rank}.jsonl"
 
 
 def attempt_log_name(log_name: str, attempt: int) -> str:

@@ -40,6 +40,12 @@ class Attempt:
         """Whether a worker failed or msrun had to end the attempt."""
         return self.fault is not None or self.membership.first_failure is not None
 
+    @property
+    def guilty(self) -> tuple[int, ...]:
+        """The rank that failed first here, or those that the others waited for."""
+        first = self.membership.first_failure if self.fault is None else None
+        return (first.global_rank,) if first is not None else self.lagging
+
     def end_reason(self) -> str:
         """Return how the attempt ended, in one line."""
         if self.fault is not None:

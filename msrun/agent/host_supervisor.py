@@ -65,7 +65,7 @@ class HostSupervisor(Supervisor):
         self._send({"type": "failed", "attempt": attempt.number, "verdict": verdict})
 
     def _on_exited(self, message: Message) -> None:
-        """Have the scheduler know who has ended well: a rank of another host may fail for the want of it."""
+        """Have the scheduler know who has finished: a rank of another host may fail for the want of it."""
         super()._on_exited(message)
         attempt = self._attempt
         member = attempt.membership.members.get(message["process_id"])
@@ -88,7 +88,7 @@ class HostSupervisor(Supervisor):
             self._over = True
             return
         if not self._has_ended and not self._attempt.has_failed:
-            text = "all workers here have ended well; waiting for those of the other hosts"
+            text = "all workers on this host have finished; waiting for those of the other hosts"
             self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
         self._has_ended = True
         self._send(

@@ -354,9 +354,9 @@ class Supervisor:
             self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
             return
         # Only now has everything been written that the attempt had to say.
-        reason = self._attempts.past[-1].end_reason()
-        self._tell("restarting", attempt=self._attempt.number, delay_s=self._restart_delay_s, reason=reason)
-        if error := keep_logs(self._host, self._attempt.number - 1):
+        past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
+        self._tell("restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty)
+        if error := keep_logs(self._host, number - 1):
             self._fail(error)
             return
         self._watch.reset()

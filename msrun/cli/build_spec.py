@@ -60,6 +60,9 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
         is_raw_tail=options["raw"],
+        has_progress_line=options["progress"],
+        has_trace=options["trace"],
+        metrics_file=options["metrics_file"].absolute() if options["metrics_file"] else None,
     )
 
 

@@ -17,7 +17,7 @@ LEAVE_OUT = "leave it out"
 _MEETING = "leave it out: hosts meet at --master_addr and --master_port, one host needs neither"
 _TAIL = "--tail_worker_log (ranks to show here; every rank has a log of its own)"
 
-SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env"})
+SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env", "--json"})
 """Options that hardly any script means for its launcher."""
 
 FOREIGN_OPTIONS = {

@@ -23,6 +23,7 @@ from msrun.cli.help_page import LaunchCommand, ScriptWords
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS, own_options
 from msrun.cli.sources import Sources, apply_sources, option_shapes
+from msrun.cli.trace_command import trace_command
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line, printable
@@ -43,6 +44,7 @@ Examples:
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list
+  msrun trace log_output
 
 --a-b is the same as --a_b; S is a number of seconds. A value that may be left out follows =, as in --dry_run=json or
 --quiet=False. Everything after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the
@@ -74,7 +76,7 @@ def command(**options: Any) -> int:
 
         _print_text(install_completion(command, options["install_completion"], os.environ))
         return contract.EXIT_OK
-    if options["status"] is not None or options["stop"] is not None:
+    if any(options[name] for name in ("status", "stop", "watch", "json")):
         return _look_after(options)
     context = click.get_current_context()
     options = apply_sources(context, options)
@@ -166,6 +168,9 @@ def _check(options: dict[str, Any]) -> int:
 
 def _look_after(options: dict[str, Any]) -> int:
     """--status and --stop: show or end the job of a log directory."""
+    for name in ("watch", "json"):
+        if options[name] and options["status"] is None:
+            raise UsageError(f"--{name}: shows a job that was started before; give its --status LOG_DIR, too")
     if options["words"] or (options["status"] is not None and options["stop"] is not None):
         raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
     if options["stop"] is not None:
@@ -174,12 +179,32 @@ def _look_after(options: dict[str, Any]) -> int:
         say = (lambda _: None) if options["quiet"] else output.say_lines
         _print_text(stop_job(options["stop"], say))
         return contract.EXIT_OK
+    if options["watch"] is not None:
+        return _watch(options)
     from msrun.launch.status.job_status import read_status
-    from msrun.launch.status.status_text import render_status
 
     status = read_status(options["status"])
-    _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if options["json"]:
+        from msrun.launch.status.status_json import render_json
+
+        _print_text(render_json(status))
+    else:
+        from msrun.launch.status.status_text import render_status
+
+        _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return status.status_code
+
+
+def _watch(options: dict[str, Any]) -> int:
+    from msrun.launch.status.watch import watch_status
+
+    try:
+        return watch_status(
+            options["status"], None if options["watch"] == "auto" else options["watch"], as_json=options["json"]
+        )
+    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
+        output.discard_output(sys.stdout)
+        return contract.EXIT_OK
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
@@ -238,7 +263,8 @@ def _usage_text(error: click.ClickException) -> str:
         known = context.command if context is not None else command
         spellings = [spelling for parameter in known.params for spelling in parameter.opts]
         return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; {name} --help lists them"
-    if isinstance(error, click.BadParameter) and error.param is not None:
+    has_reason = not isinstance(error, click.MissingParameter)
+    if isinstance(error, click.BadParameter) and error.param is not None and has_reason:
         return f"{_place(error)}: {error.message.rstrip('.')}"
     return f"{error.format_message().rstrip('.')}; see {name} --help"
 
@@ -271,9 +297,10 @@ def _has_directory() -> bool:
 
 
 def _start(words: list[str], sources: Sources) -> int:
-    """Run the command that the words begin with: `examples`, or else the job."""
-    if words[:1] == [examples_command.name]:
-        text = examples_command.main(words[1:], prog_name="msrun examples", standalone_mode=False)
+    """Run the command that the words begin with: `examples`, `trace`, or else the job."""
+    named = {str(one.name): one for one in (examples_command, trace_command)}
+    if words and words[0] in named:
+        text = named[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if isinstance(text, str):  # click itself has printed --help
             _print_text(text)
         return contract.EXIT_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 TRUE_WORDS = ("true", "1", "yes", "on")
 FALSE_WORDS = ("false", "0", "no", "off")
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86400.0
 
 
 class Boolean(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -33,6 +35,24 @@ class PlanForm(click.Choice):  # type: ignore[type-arg]  # generic in newer clic
         if word in FALSE_WORDS:
             return None
         return super().convert("text" if word in TRUE_WORDS else value, param, ctx)
+
+
+class Interval(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A number of seconds, or auto."""
+
+    name = "seconds|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds, or the word."""
+        if value == "auto":
+            return value
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
+            self.fail(f"{value!r}: give a number of seconds, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}", param, ctx)
+        return seconds
 
 
 class Option(click.Option):

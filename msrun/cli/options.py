@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from msrun.cli.option_types import Boolean, PlanForm, option
+from msrun.cli.option_types import Boolean, Interval, PlanForm, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
+OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
@@ -216,6 +217,21 @@ GROUPS: dict[str, list[click.Option]] = {
             default=False,
             help="Show workers' output byte for byte, with control sequences, which can change the terminal.",
         ),
+        option(
+            "trace",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Record steps and waits in collectives of every rank for `msrun trace LOG_DIR`.",
+        ),
+        option("metrics_file", "FILE", type=PATH, help="Write the job in numbers to FILE.prom, for Prometheus."),
+        option(
+            "progress",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="On a terminal, show step, speed, loss and time left of rank 0 in one line.",
+        ),
         option("quiet", SWITCH, type=Boolean(), default=False, help="Print only errors of msrun itself."),
     ],
     "Failure": [
@@ -254,6 +270,13 @@ GROUPS: dict[str, list[click.Option]] = {
             help="Check the hosts for the job, line by line; start nothing.",
         ),
         option("status", "LOG_DIR", type=PATH, help="Show the job of this log directory, running or ended."),
+        option(
+            "watch",
+            "[=S]",
+            type=Interval(),
+            help="With --status: show it every S seconds until the job has ended.  [default: 1; not on a terminal: 10]",
+        ),
+        option("json", SWITCH, type=Boolean(), default=False, help="With --status: print it as JSON."),
         option("stop", "LOG_DIR", type=PATH, help="End the job of this log directory and wait for its end."),
         option(
             "install_completion",

@@ -23,7 +23,7 @@ from msrun.planning.environment import masked
 from msrun.planning.masking import mask_url, mask_words
 from msrun.planning.settings import COMMAND_LINE, Setting, option_variables, variable_name
 
-OF_ONE_COMMAND = frozenset({"module", "status", "stop", "install_completion", "version", "help"})
+OF_ONE_COMMAND = frozenset({"module", "status", "watch", "json", "stop", "install_completion", "version", "help"})
 """Options that neither a variable nor a file may set; -m is a mark on the word after it."""
 
 

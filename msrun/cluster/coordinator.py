@@ -36,6 +36,7 @@ from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood, encode_body
 from msrun.cluster.restart import RestartPolicy
+from msrun.planning.ranks import count_workers
 
 GREETING_S = 5.0
 """How long somebody who has connected may take to register."""
@@ -255,7 +256,7 @@ class Coordinator(threading.Thread):
         self._registry.add(id(guest), request)
         self._settle(guest)
         guest.accept(request, self._terms)
-        self._note(f"{request.describe()} registered with {request.local_worker_num} workers")
+        self._note(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
         if self._registry.is_complete:
             self._seat_all()
 

@@ -101,7 +101,8 @@ class Fleet:
         if not (verdict.lost_peer and done):
             return verdict
         who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
-        return replace(verdict, reason=f"{verdict.reason}, waiting for {who} that had ended with exit code 0")
+        failed = verdict.reason.replace(" failed first: ", " then failed: ", 1)
+        return replace(verdict, reason=f"{who} exited early (code 0); {failed}")
 
     def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
         """A rank has ended well. `has_come`: it had joined the world; who joins one that it has not waits in vain."""

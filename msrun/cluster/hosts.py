@@ -9,7 +9,7 @@ from typing import Any
 
 from msrun.cluster.proof import PROTOCOL
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import count_workers, fold_ranks
 
 MAX_NAME = 255
 MAX_WORKERS = 1 << 24
@@ -157,7 +157,9 @@ class Registry:
     def _check_expected(self, request: HostRequest) -> None:
         seat = self._expected.get(request.node_rank)
         if seat is None or len(seat.ranks) != request.local_worker_num:
-            raise Refused(f"--node_rank {request.node_rank} with {request.local_worker_num} workers: not in the table")
+            raise Refused(
+                f"--node_rank {request.node_rank} with {count_workers(request.local_worker_num)}: not in the table"
+            )
 
     def _check_gap(self, request: HostRequest, missing: int) -> None:
         """The last host must not leave an index without a host."""
@@ -213,8 +215,8 @@ class Registry:
             gaps = sorted(set(range(max(nodes))) - nodes)
             if not gaps:
                 return f"{_words(range(self.registered, self._worker_num))}, from node {max(nodes) + 1} on"
-            return f"{left} workers, among them those of node {fold_ranks(gaps)}"
-        return f"{left} workers"
+            return f"{count_workers(left)}, among them those of node {fold_ranks(gaps)}"
+        return count_workers(left)
 
 
 def _place(request: HostRequest) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from msrun import contract
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.rendezvous import serve_tcp_store
+from msrun.planning.ranks import count_workers
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -154,7 +155,7 @@ class Record:
         kind = message.get("type")
         if kind == "job":
             self._world_size = message["world_size"]
-            self.write(f"job {message['job_id']}: {self._world_size} workers on {message['host']}")
+            self.write(f"job {message['job_id']}: {count_workers(self._world_size)} on {message['host']}")
         elif kind == "started":
             self._registered += 1
             self.write(
@@ -173,7 +174,7 @@ class Record:
         elif kind in ("note", "waiting"):
             self.write(message["text"])
         elif kind == "signal":
-            self.write(f"signal {message['name']} passed on to {len(message['global_ranks'])} workers")
+            self.write(f"signal {message['name']} passed on to {count_workers(len(message['global_ranks']))}")
         elif kind == "over":
             self.is_over = True
             self.write(f"job over: {message['reason']}")

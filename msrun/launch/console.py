@@ -17,9 +17,12 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.launch import output
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
+from msrun.launch.failure import render_attempt
 from msrun.launch.output import STDERR, STDOUT
 from msrun.launch.printable import one_line, printable_bytes
+from msrun.launch.progress_line import ProgressLine
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.ranks import count_workers
 
 TAIL_TICK_S = 0.2
 LIVE_TICK_S = 0.25
@@ -91,8 +94,12 @@ class LogTail:
 class Console:
     """Prints for one job. An Observer; owned by the agent's event loop."""
 
-    def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False) -> None:
-        """`is_raw`: show the lines of workers byte for byte, with the control sequences in them."""
+    def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False, has_progress: bool = False) -> None:
+        """
+        Args:
+            is_raw: show the lines of workers byte for byte, with the control sequences in them.
+            has_progress: the live line tells how far the first rank is, also when msrun is to be quiet otherwise.
+        """
         self._plan = plan
         self._quiet = quiet
         self._is_raw = is_raw
@@ -102,7 +109,12 @@ class Console:
         self._prefixes = {w.global_rank: f"[{host.name}:{w.global_rank}] " for host in plan.hosts for w in host.workers}
         rotated = plan.log_keep if plan.log_max_bytes else 0
         self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks if rank in paths]
-        self._is_live = not quiet and os.isatty(STDERR) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._progress = ProgressLine(plan) if has_progress else None
+        self._is_live = (
+            (has_progress or not quiet)
+            and os.isatty(STDERR)
+            and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        )
         if len(self._tails) < 2:
             self._prefixes = dict.fromkeys(self._prefixes, "")
         self._turn = 0
@@ -115,7 +127,7 @@ class Console:
         """Say the moments that a user wants to know."""
         if kind == "preparing":
             host = self._plan.hosts[0]
-            self._say(f"{len(host.workers)} workers on {host.where}, logs in {self._plan.log_dir}")
+            self._say(f"{count_workers(len(host.workers))} on {host.where}, logs in {self._plan.log_dir}")
             for note in self._plan.notes:
                 self._say(note)
         elif kind == "ready" and fields["reason"] and fields["reason"] != "asked for":
@@ -125,7 +137,7 @@ class Console:
         elif kind in ("note", "waiting"):
             self._say(str(fields["text"]))
         elif kind == "signal":
-            self._say(f"signal {fields['name']} passed on to {len(fields['global_ranks'])} workers")
+            self._say(f"signal {fields['name']} passed on to {count_workers(len(fields['global_ranks']))}")
         elif kind == "hang":
             self._say("the job is stuck: asking every worker for its stacks")
         elif kind == "lingering":
@@ -212,6 +224,10 @@ class Console:
         self._say(
             f"{fields['reason']}; starting all workers again in {fields['delay_s']:g} s, restart {fields['attempt']}"
         )
+        shown = self._plan.tail_ranks if output.is_one_place() else ()
+        report = render_attempt(self._plan, fields["attempt"] - 1, fields["global_ranks"], shown)
+        if report and not self._quiet:
+            output.say_lines(report)
 
     def _stop_live(self) -> None:
         self._erase_live_line()
@@ -224,6 +240,8 @@ class Console:
             self._has_live_line = False
 
     def _status(self, membership: Membership) -> str:
+        if self._progress is not None and (line := self._progress.text(time.monotonic())):
+            return f"msrun: {line}"
         running = membership.count(WorkerState.RUNNING)
         done = membership.count(WorkerState.DONE)
         up = len(membership.members) - membership.count(WorkerState.PLANNED)

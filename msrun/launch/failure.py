@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import name_ranks
 
 if TYPE_CHECKING:  # loaded when there are several hosts
     from msrun.cluster.fleet import Verdict
@@ -93,8 +93,9 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     failure = _report(plan, first, first.hint)
     early = _ended_early(attempt, first, failure.excerpt)
     reason = (
-        f"rank {failure.global_rank} on {failure.host} failed first: {describe_status(first.wait_status)}"
-        f"{''.join(f', {hint}' for hint in (failure.hint, early) if hint)}, after {failure.run_time_s:.1f} s"
+        f"{early}{'; ' if early else ''}rank {failure.global_rank} on {failure.host} "
+        f"{'then failed' if early else 'failed first'}: {describe_status(first.wait_status)}"
+        f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s"
     )
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 
@@ -126,7 +127,7 @@ def build_fleet_failure(plan: LaunchPlan, result: HostResult, verdict: Verdict |
     """Return why a job of several hosts failed, in the same words on all of them; None when it did not.
 
     Args:
-        verdict: the scheduler's; None when there is none: the job ended well, or the scheduler has gone.
+        verdict: the scheduler's; None when there is none: the job was successful, or the scheduler has gone.
     """
     own = build_failure(plan, result)
     if verdict is None or own is None:
@@ -164,17 +165,16 @@ def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
 
 
 def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, int | str]:
-    """Return what another worker was doing, and how it ended if it failed too."""
+    """Return what another worker was doing, and how it ended if it failed, too."""
     state = "not started" if member.state is WorkerState.PLANNED else member.state.value
     if member.state is WorkerState.FAILED:
-        state = f"failed too: {describe_status(member.wait_status)}"
-        if first is not None:
-            state += f", {member.ended_at - first.ended_at:.2f} s later"
+        later = f" {member.ended_at - first.ended_at:.2f} s later" if first is not None else ""
+        state = f"failed{later} ({describe_status(member.wait_status)})"
     return {"global_rank": member.global_rank, "state": state, "doing": attempt.doing.get(member.global_rank, "")}
 
 
 def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
-    """Return who had ended well while the failed worker still needed them, if that is what its last words tell.
+    """Return who had finished while the failed worker still needed them, if that is what its last words tell.
 
     A process closes its connections before its end is reported, and on a busy machine long before: whoever waited at
     the other side may end first, and msrun then ends the one that had left.
@@ -191,11 +191,8 @@ def _ended_early(attempt: Attempt, first: Member, excerpt: list[str]) -> str:
     if not (done or left) or not _has_lost_peer(excerpt):
         return ""
     if left:
-        ranks = fold_ranks([*left, *(member.global_rank for member in done)])
-        return f"waiting for rank {ranks} that had left the job"
-    before_s = max(0.0, first.ended_at - max(member.ended_at for member in done))
-    ranks = fold_ranks(member.global_rank for member in done)
-    return f"waiting for rank {ranks} that had ended with exit code 0 {before_s:.1f} s before"
+        return f"{name_ranks([*left, *(member.global_rank for member in done)])} left the job early"
+    return f"{name_ranks(member.global_rank for member in done)} exited early (code 0)"
 
 
 def _has_lost_peer(excerpt: list[str]) -> bool:
@@ -208,6 +205,29 @@ def _summary(attempt: Attempt) -> dict[str, int | float | str]:
     begin = min((member.started_at for member in members if member.started_at), default=0.0)
     end = max((member.ended_at for member in members), default=begin)
     return {"attempt": attempt.number, "reason": attempt.end_reason(), "run_time_s": round(max(0.0, end - begin), 3)}
+
+
+def render_attempt(
+    plan: LaunchPlan, attempt: int, global_ranks: Sequence[int], shown_ranks: Collection[int] = ()
+) -> str:
+    """Return what ended an attempt that is over: the kept log of each of these ranks, and its end; may be empty.
+
+    Args:
+        shown_ranks: as for `render_failure`.
+    """
+    logs = {worker.global_rank: Path(worker.log_path) for worker in plan.workers}
+    lines: list[str] = []
+    for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:
+        kept = logs[rank].with_name(contract.attempt_log_name(logs[rank].name, attempt))
+        excerpt = read_excerpt(kept if kept.exists() else logs[rank])  # it is renamed after this, or was before
+        is_above = bool(excerpt) and rank in shown_ranks
+        lines += [f"  rank {rank}, log: {kept}{', shown above' if is_above else ''}"]
+        lines += [] if is_above else _quoted([hide_values(line, plan.secrets) for line in excerpt])
+    return "\n".join(lines)
+
+
+def _quoted(excerpt: Sequence[str]) -> list[str]:
+    return [f"  | {line}" for line in excerpt] or ["  | (the log is empty)"]
 
 
 def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
@@ -233,13 +253,14 @@ def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> st
         who = "" if failure.first_failure else f"rank {worker.global_rank}, "
         is_above = bool(worker.excerpt) and worker.global_rank in shown_ranks
         lines += [f"  {who}log: {worker.log} (pid {worker.pid}){', shown above' if is_above else ''}"]
-        lines += [] if is_above else [f"  | {line}" for line in worker.excerpt] or ["  | (the log is empty)"]
+        lines += [] if is_above else _quoted(worker.excerpt)
     states: dict[str, list[int]] = {}
     for other in failure.others:
         doing = f" ({other['doing']})" if other["doing"] else ""
-        states.setdefault(f"{other['state']}{doing}", []).append(int(other["global_rank"]))
+        state = "finished" if other["state"] == WorkerState.DONE.value else other["state"]
+        states.setdefault(f"{state}{doing}", []).append(int(other["global_rank"]))
     if shown:
-        lines += [f"  others {state}: {fold_ranks(ranks)}" for state, ranks in states.items()]
+        lines += [f"  {name_ranks(ranks)} {state}" for state, ranks in states.items()]
     lines += [
         f"  attempt {past['attempt']} before: {past['reason']}, after {past['run_time_s']:.1f} s"
         for past in failure.attempts

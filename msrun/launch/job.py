@@ -22,7 +22,7 @@ from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
@@ -30,12 +30,14 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
+from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.rank_table_file import check_rank_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded when there are several hosts
@@ -187,16 +189,26 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan)
         on_directory(job_id, spec.log_dir)
-        console = part.display(plan) if part else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail)
+        console = (
+            part.display(plan)
+            if part
+            else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
+        )
+        metrics = (
+            MetricsFile(spec.metrics_file, plan, are_workers_here=True) if spec.metrics_file and not part else None
+        )
+        shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
-        result, verdict = _run(plan, caller, signals, listener, console, strangers, stack, gathering, part, limit_s)
+        result, verdict = _run(plan, caller, signals, listener, shown, strangers, stack, gathering, part, limit_s)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
+        if metrics:
+            metrics.finish(result.last.membership, failure.exit_code if failure else contract.EXIT_OK)
         if failure and (problem := write_failure(plan, failure)):
             console.note("note", {"text": problem})
         restarts = len(result.attempts) - 1
         where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
-        summary = f"all {plan.world_size} workers{where} ended well{f' after restart {restarts}' if restarts else ''}"
-        console.finish("" if failure else summary)
+        again = f" after restart {restarts}" if restarts else ""
+        console.finish("" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}")
         return JobResult(plan, failure, result.survivors)
 
 
@@ -225,7 +237,7 @@ def _run(
     caller: Mapping[str, str],
     signals: SignalPipe,
     listener: socket.socket,
-    console: Display,
+    shown: tuple[Observer, ...],
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
     gathering: Gathering | None,
@@ -251,10 +263,10 @@ def _run(
         server.begin(env, **fds, stopped_limit_s=part.stopped_limit_s if part else 0.0)
     listener.close()
     adopt_orphans()
-    board = ProgressBoard(Path(plan.run_dir, "progress"), plan.world_size)
+    board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     has_store = gathering is None or gathering.store_listener is not None
-    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), console]
+    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
     if gathering is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)

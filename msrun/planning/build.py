@@ -69,6 +69,7 @@ def build_plan(
         rank_table_file=_rank_table(spec),
         rendezvous="env://" if seating else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
+        trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
         max_restarts=spec.max_restarts,
         device_target=devices.target,
         threads=min(threads),

@@ -54,11 +54,13 @@ def common_environment(
     group_world_size: int = 1,
     interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
     has_store: bool = True,
+    trace_dir: str = "",
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
 
     Args:
         group_world_size: number of hosts.
+        trace_dir: where workers write their parts of a trace; empty = they write none.
         interfaces: variables that choose network interfaces.
         has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
     """
@@ -85,6 +87,7 @@ def common_environment(
             contract.MSRUN_RENDEZVOUS: rendezvous,
             contract.MSRUN_DEVICE_TARGET: device_target,
             contract.MSRUN_PROGRESS: progress,
+            **({contract.MSRUN_TRACE_DIR: trace_dir} if trace_dir else {}),
             contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
         }
     )

@@ -14,6 +14,7 @@ from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
 from msrun.planning.plan import LaunchPlan, WorkerPlan
+from msrun.planning.ranks import count_workers
 from msrun.planning.settings import render_settings
 
 
@@ -43,7 +44,7 @@ def _head(plan: LaunchPlan) -> list[str]:
     target = f"device target {plan.device_target} ({plan.device_reason})"
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
     return [
-        f"job          {plan.world_size} workers on {hosts}, {target}",
+        f"job          {count_workers(plan.world_size)} on {hosts}, {target}",
         f"command      {shlex.join(mask_words(host.argv))}",
         f"directory    {host.working_directory}",
         f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",

@@ -1,4 +1,4 @@
-"""Ranks in words."""
+"""Ranks and their numbers as text."""
 
 from __future__ import annotations
 
@@ -14,3 +14,19 @@ def fold_ranks(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank, rank])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as the subject of a sentence: "rank 2", "ranks 0-2, 5"."""
+    folded = fold_ranks(ranks)
+    return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"
+
+
+def count_workers(number: int) -> str:
+    """Return a number of workers: "1 worker", "2 workers", "0 workers"."""
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def all_workers(number: int) -> str:
+    """Return the workers of a job as the subject of a sentence: "1 worker", "all 4 workers"."""
+    return f"{'all ' if number > 1 else ''}{count_workers(number)}"

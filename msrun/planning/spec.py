@@ -81,6 +81,12 @@ class LaunchSpec:
     """Global ranks whose log is copied to the console."""
     is_raw_tail: bool = False
     """Copied byte for byte, with the control sequences in it."""
+    has_progress_line: bool = False
+    """Whether a terminal shows how far the first rank is."""
+    has_trace: bool = False
+    """Whether workers write down when their steps and their waits in collectives begin and end."""
+    metrics_file: Path | None = None
+    """Where the launcher writes the job in numbers, for Prometheus."""
     settings: tuple[Setting, ...] = ()
     """What is not a default, and where it came from; to be shown only."""
     bind_core: CoreBinding | None = None

@@ -35,6 +35,7 @@ HOMES = {
     "nn.with_loss": "WithLoss",
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor RunContext",
+    "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "checkpoint.save": "save_checkpoint",
     "checkpoint.load": "load_checkpoint latest_checkpoint",
     "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",

@@ -36,7 +36,7 @@ from msrun.runtime.joining.scheduler import run_scheduler
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.futex import why_not
-from msrun.runtime.shm.process_group import register
+from msrun.runtime.shm.registration import register
 
 DEFAULT_TIMEOUT_S = 1800.0
 LEAVE_AT_EXIT_S = 2.0
@@ -56,7 +56,7 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
 
     Args:
         backend_name: shm, gloo, nccl or hccl; None takes the one of the device: nccl on CUDA, hccl on Ascend, on the
-            CPU shm where all ranks are on one host, else gloo. MSRUN_CPU_BACKEND names another one for the CPU.
+            CPU shm, which uses gloo between hosts. MSRUN_CPU_BACKEND names another one for the CPU.
         timeout_s: how long joining, and any collective, may take; for joining by hand MS_TOPO_TIMEOUT comes first.
 
     Raises:
@@ -131,8 +131,8 @@ def _default_backend(spec: WorldSpec) -> str:
         return "hccl"
     if target != "cpu" and torch.cuda.is_available():
         return "nccl"
-    is_one_host = spec.world_size > 1 and spec.local_world_size == spec.world_size
-    return os.environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_one_host and not why_not() else "gloo")
+    is_shared = spec.world_size > 1 and not why_not()
+    return os.environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_shared else "gloo")
 
 
 def _leave_at_exit() -> None:

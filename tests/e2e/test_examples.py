@@ -81,6 +81,7 @@ def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPat
     return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(digits), EPOCHS="1"))
 
 
+@pytest.mark.slow
 def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
     msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
@@ -96,6 +97,7 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
     np.testing.assert_allclose(parallel[: len(one_epoch_alone)], one_epoch_alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_optimizer_parallel_over_four_hosts_equals_one_process(
     msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
@@ -112,9 +114,10 @@ def test_optimizer_parallel_over_four_hosts_equals_one_process(
     np.testing.assert_allclose(parallel, one_epoch_alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, with_digits: Path) -> None:
     folder = with_digits / "multiple_copy"
-    settings = {"EPOCHS": "6", "PRINT_EVERY": "48"}
+    settings = {"EPOCHS": "3", "PRINT_EVERY": "48"}
     text = run_example(msrun, folder, **settings)
     parallel = losses(MONITOR_LINE, text)
     assert [tuple(line) for line in parallel[:2, :2]] == [(1, 48), (2, 48)]
@@ -126,6 +129,7 @@ def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunn
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)  # rounding grows with the steps, most where the loss falls
 
 
+@pytest.mark.slow
 def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
     data = tmp_path / "mnist"
     data.mkdir()
@@ -137,6 +141,7 @@ def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: 
     assert not (examples / "data").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
 def test_example_trains_alike_however_its_workers_start(
     msrun: JobRunner, examples: Path, start: str, one_epoch_alone: np.ndarray
@@ -168,6 +173,9 @@ PARALLEL = [
 ]
 
 
+FAST = ("data_parallel", "operator_parallel")
+
+
 @pytest.fixture(scope="module")
 def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven batches of 32 in MNIST's form."""
@@ -178,7 +186,10 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "words"), PARALLEL, ids=[name for name, _ in PARALLEL])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [pytest.param(*row, id=row[0], marks=() if row[0] in FAST else pytest.mark.slow) for row in PARALLEL],
+)
 def test_every_way_to_train_in_parallel_equals_one_process(
     msrun: JobRunner, examples: Path, few_images: Path, name: str, words: str
 ) -> None:
@@ -191,6 +202,7 @@ def test_every_way_to_train_in_parallel_equals_one_process(
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
     poem = tmp_path / "poem.txt"
     poem.write_text("the quick brown fox jumps over the lazy dog. " * 20)

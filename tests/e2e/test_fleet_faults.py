@@ -84,6 +84,7 @@ def test_killed_launcher_takes_every_host_with_it(fleet: FleetRunner, job: Runni
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_killed_launcher_takes_every_host_with_it_where_hangups_are_ignored(
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     """A paused terminal or `| less`, for longer than --heartbeat_time_out."""
     unread = 'mkfifo unread; exec 3<>unread; exec "$0" -m msrun "$@" >unread'
@@ -121,6 +123,7 @@ def test_output_that_nobody_reads_holds_up_no_sign_of_life(fleet: FleetRunner, w
     assert "stdout is not read: the rest of what workers wrote is in " in ended.stderr
 
 
+@pytest.mark.slow
 def test_stopped_launcher_says_so_and_the_job_goes_on(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     """Ctrl-Z for longer than --heartbeat_time_out, then fg."""
     job = fleet.start(f"{fleet.net.name(0)}:1,localhost:1", "--heartbeat_time_out=2", workers / "go.py")
@@ -135,6 +138,7 @@ def test_stopped_launcher_says_so_and_the_job_goes_on(fleet: FleetRunner, worker
     assert ended.code == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetRunner, workers: Path) -> None:
     """SIGSTOP cannot be announced; when the launcher goes on it does not blame the hosts."""
     job = fleet.start([1, 1], "--heartbeat_time_out=2", workers / "wait.py")
@@ -165,6 +169,7 @@ def test_job_goes_on_when_the_server_of_its_connection_is_killed(fleet: FleetRun
     end(fleet, job)
 
 
+@pytest.mark.slow
 def test_job_goes_on_when_the_server_of_its_connection_stands_still(fleet: FleetRunner, job: Running) -> None:
     stopped = fleet.net.sessions(1)
     for session in stopped:
@@ -194,6 +199,7 @@ def test_connection_that_breaks_before_the_job_begins_is_named(
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 def test_words_of_a_killed_scheduler_are_where_the_error_says(fleet: FleetRunner, job: Running, host: int) -> None:
     (scheduler,) = [
@@ -218,6 +224,7 @@ def stop(*pids: int) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("moment", ["before the job begins", "while it runs"])
 def test_stopped_agent_is_named_and_nothing_of_its_host_stays(
@@ -240,6 +247,7 @@ def test_stopped_agent_is_named_and_nothing_of_its_host_stays(
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_agent_that_is_stopped_before_it_has_said_anything_is_named_and_goes_when_it_continues(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +261,7 @@ def test_agent_that_is_stopped_before_it_has_said_anything_is_named_and_goes_whe
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -279,6 +288,7 @@ def test_cut_cable_ends_the_job_on_both_sides(
         fleet.net.mend(1)
 
 
+@pytest.mark.slow
 def test_short_cut_is_survived(fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path) -> None:
     job = fleet.start([1, 1], "--heartbeat_time_out=60", workers / "count.py", log_dir=own_disk / tmp_path.name)
     log = job.log_dir / "worker_1.log"
@@ -294,6 +304,7 @@ def test_short_cut_is_survived(fleet: FleetRunner, workers: Path, own_disk: Path
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_slow_link_holds_up_no_worker(fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path) -> None:
     log_dir = own_disk / tmp_path.name
     fleet.net.limit(1, "2mbit")
@@ -309,6 +320,7 @@ def test_slow_link_holds_up_no_worker(fleet: FleetRunner, workers: Path, own_dis
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_msrun_that_ends_while_it_connects_leaves_nothing(fleet: FleetRunner, workers: Path, signum: int) -> None:
     os.kill(fleet.net.server(1), signal.SIGSTOP)
@@ -333,6 +345,7 @@ def slow_python(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_interrupt_while_hosts_are_looked_at_starts_nothing_later(
     fleet: FleetRunner, workers: Path, slow_python: Path
 ) -> None:
@@ -388,6 +401,7 @@ def test_worker_that_ignores_term_is_killed_on_every_host(fleet: FleetRunner, wo
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_second_interrupt_kills_at_once_on_every_host(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.start([1, 1], "--grace=300", workers / "wait.py", "ignore-term")
     fleet.wait_for_workers(job, 2)
@@ -456,6 +470,7 @@ def test_host_whose_agent_says_what_cannot_be_understood_is_given_up(
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_host_that_writes_the_log_of_another_is_not_heeded(fleet: FleetRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
     piece = json.dumps(pack_piece("worker_0.log", 0, b"forged")).encode()

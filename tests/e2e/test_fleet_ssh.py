@@ -71,6 +71,7 @@ def test_wrong_key_of_one_host_starts_nothing_on_any(fleet: FleetRunner, workers
     assert not list(tmp_path.glob("ready_*"))
 
 
+@pytest.mark.slow
 def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
     assert refused.code == 3 and f"{tmp_path}/key: has a passphrase; ssh-add" in refused.errors[0]
     text = _type_passphrase(fleet, "--ssh_config=config", workers / "record.py")
     assert text.count("passphrase of") == 1 and "open sesame" not in text
-    assert "all 2 workers on 2 hosts ended well" in text and (tmp_path / "record_1.json").exists()
+    assert "all 2 workers on 2 hosts finished successfully" in text and (tmp_path / "record_1.json").exists()
 
 
 def _type_passphrase(fleet: FleetRunner, *words: str | Path) -> str:

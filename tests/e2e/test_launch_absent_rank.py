@@ -21,8 +21,8 @@ def assert_named(job: Finished, absent: str, come: str) -> None:
     assert job.read_json("failure.json")["exit_code"] == 3
 
 
-@pytest.mark.parametrize("how", ["runtime", "plain", "late_import"])
-@pytest.mark.parametrize("late_s", ["0", "1"])
+@pytest.mark.parametrize("how", ["runtime", "plain", pytest.param("late_import", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("late_s", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_rank_that_ends_with_0_before_it_joins_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, late_s: str
 ) -> None:
@@ -31,6 +31,7 @@ def test_rank_that_ends_with_0_before_it_joins_is_named(
     assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
 
 
+@pytest.mark.slow
 def test_rank_of_a_world_without_it_may_end(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.run("--worker_num=3", workers / "absent.py", "1", "smaller", cwd=tmp_path)
     assert job.code == 0, job.stderr
@@ -39,6 +40,9 @@ def test_rank_of_a_world_without_it_may_end(msrun: JobRunner, workers: Path, tmp
 def test_ranks_that_join_nothing_may_end_when_they_like(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.run("--worker_num=3", workers / "absent.py", "1", "nothing", "1", cwd=tmp_path)
     assert job.code == 0, job.stderr
+
+
+OF_ANOTHER_HOST = [("1", "runtime"), ("1", "plain"), ("3", "plain")]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,11 @@ def net() -> Iterator[HostNet]:
         pytest.skip(f"cannot make network namespaces: {error}")
 
 
-@pytest.mark.parametrize(("absent", "how"), [("0", "runtime"), ("1", "runtime"), ("1", "plain"), ("3", "plain")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("absent", "how"),
+    [("0", "runtime"), *(pytest.param(rank, how, marks=pytest.mark.slow) for rank, how in OF_ANOTHER_HOST)],
+)
 def test_rank_of_another_host_is_named_on_all_hosts(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, absent: str, how: str
 ) -> None:

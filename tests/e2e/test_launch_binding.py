@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner
 
 from msrun import contract
@@ -30,7 +32,7 @@ COMMAND = (sys.executable, "-c", KEPT)
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors of different cores")
 FIRST, SECOND = CPUS[0], CPUS[-1]
 
-methods = pytest.mark.parametrize("method", ["fork", "exec"])
+methods = pytest.mark.parametrize("method", one_fast("fork", "exec"))
 
 NO_CPU = 1 + max(cpu.number for cpu in _topology.cpus)
 
@@ -123,6 +125,7 @@ def test_an_executable_is_bound_too(msrun: JobRunner, tmp_path: Path) -> None:
     assert [finished.log(rank).split()[-1] for rank in (0, 1)] == [str(FIRST).encode(), str(SECOND).encode()]
 
 
+@pytest.mark.slow
 @methods
 def test_unequal_shares_get_unequal_threads(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     """The fork server has loaded torch, and so read a number of threads, before any worker had its own."""
@@ -158,6 +161,7 @@ def test_an_own_number_of_threads_is_kept(msrun: JobRunner, workers: Path, tmp_p
     assert "OMP_NUM_THREADS" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRunner, tmp_path: Path) -> None:
     """OpenMP would bind the fork server when it loads torch, and every worker would inherit that one processor."""
     (tmp_path / "where_torch.py").write_text("import os\nimport torch\nprint(*sorted(os.sched_getaffinity(0)))\n")
@@ -202,10 +206,10 @@ WRONG = {
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_wrong_dicts_are_refused_in_one_line_and_nothing_starts(
-    msrun: JobRunner, workers: Path, tmp_path: Path, name: str
+    msrun_here: Callable[..., Finished], workers: Path, tmp_path: Path, name: str
 ) -> None:
     value, pattern = WRONG[name]
-    finished = msrun.run(f"--bind_core={value}", "--worker_num=2", workers / "where.py", cwd=tmp_path)
+    finished = msrun_here(f"--bind_core={value}", "--worker_num=2", workers / "where.py", cwd=tmp_path)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert re.search(pattern, finished.stderr), finished.stderr

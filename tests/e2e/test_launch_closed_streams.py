@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
 CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]
@@ -16,7 +17,7 @@ def closing(streams: str) -> tuple[str, ...]:
     return ("sh", "-c", f'exec "$0" -m msrun "$@" {streams}', sys.executable)
 
 
-@pytest.mark.parametrize("streams", CLOSINGS)
+@pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
 def test_a_good_job_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, streams: str) -> None:
     finished = msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path, command=closing(streams))
     assert finished.code == 0, finished.stderr
@@ -28,7 +29,7 @@ def test_a_bad_job_ends_with_its_own_status(msrun: JobRunner, workers: Path, tmp
     assert msrun.run("--worker_num=2", workers / "end.py", "all", "9", cwd=tmp_path, command=closed).code == 9
 
 
-@pytest.mark.parametrize("streams", CLOSINGS)
+@pytest.mark.parametrize("streams", one_fast(*reversed(CLOSINGS)))
 def test_a_detached_job_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, streams: str) -> None:
     started = msrun.start(
         "--worker_num=2", "--join=False", workers / "end.py", "all", "0", cwd=tmp_path, command=closing(streams)

@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import JobRunner
+from asked_cases import one_fast
+from job_runner import Finished, JobRunner
 
 SECRET = "hunter2-and-more"
 
@@ -120,7 +122,7 @@ def test_every_switch_of_the_file_can_be_taken_back(msrun: JobRunner, cwd: Path)
     assert b"command " in msrun.run("--config=all.yaml", cwd=cwd).stdout
     assert json.loads(msrun.run("--config=all.yaml", cwd=cwd, env={"MSRUN_DRY_RUN": "json"}).stdout)
     finished = msrun.run("--config=all.yaml", "--dry_run=False", "--quiet=False", cwd=cwd)
-    assert finished.stdout == b"[]\n" and "msrun: all 1 workers ended well" in finished.stderr
+    assert finished.stdout == b"[]\n" and "msrun: 1 worker finished successfully" in finished.stderr
 
 
 def test_debug_may_come_from_anywhere(msrun: JobRunner, cwd: Path) -> None:
@@ -224,13 +226,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_settings_are_refused_in_one_line_and_nothing_happens(msrun: JobRunner, cwd: Path, name: str) -> None:
+def test_wrong_settings_are_refused_in_one_line_and_nothing_happens(
+    msrun_here: Callable[..., Finished], cwd: Path, name: str
+) -> None:
     words, env, pattern = WRONG[name]
     for file, content in FILES.items():
         (cwd / file).write_bytes(content)
     before = sorted(path.name for path in cwd.iterdir())
     script = [] if name in ("script", "args alone") else ["train.py"]
-    finished = msrun.run(*words, *script, cwd=cwd, env=env)
+    finished = msrun_here(*words, *script, cwd=cwd, env=env)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert finished.stderr.startswith("msrun: error: ")
@@ -256,7 +260,7 @@ def test_reading_settings_imports_neither_torch_nor_numpy(cwd: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("start_method", ["fork", "exec"])
+@pytest.mark.parametrize("start_method", one_fast("fork", "exec"))
 def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun: JobRunner, cwd: Path, start_method: str) -> None:
     (cwd / "secret.py").write_text(
         "import json, os, pathlib, sys\n"

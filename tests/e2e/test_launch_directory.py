@@ -69,7 +69,7 @@ def test_of_many_jobs_at_once_exactly_one_runs(msrun: JobRunner, workers: Path, 
 
 def is_refused(job: Running) -> bool:
     """Return whether a job was refused; wait until that is known."""
-    wait_until(lambda: job.process.poll() is not None or "1 workers on" in job.stderr, "refused or started")
+    wait_until(lambda: job.process.poll() is not None or "1 worker on" in job.stderr, "refused or started")
     assert job.process.poll() in (None, 2)
     return job.process.poll() == 2
 

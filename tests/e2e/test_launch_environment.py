@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner
 
 WORLD_SIZE = 4
@@ -59,7 +60,7 @@ def both(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.Tem
     return jobs
 
 
-@pytest.fixture(params=["fork", "exec"])
+@pytest.fixture(params=one_fast("fork", "exec"))
 def recorded(both: dict[str, Recorded], request: pytest.FixtureRequest) -> Recorded:
     return both[request.param]
 

@@ -44,7 +44,7 @@ TARGETS: dict[str, Callable[[Iterator[Random], Path], Iterator[None]]] = {
 }
 SHARE = -(-MESSAGES // len(TARGETS))
 
-pytestmark = pytest.mark.timeout(60 + SHARE * SECONDS_A_CASE)
+pytestmark = [pytest.mark.random, pytest.mark.timeout(60 + SHARE * SECONDS_A_CASE)]
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
 WAITS = {"thread": r"thread uploader at linger\.py:\d+ in upload", "atexit": r"linger\.py:\d+ in upload"}
 
 
-@pytest.mark.parametrize("how", WAITS)
+@pytest.mark.parametrize("how", one_fast(*WAITS))
 def test_it_is_said_which_rank_waits_for_what_and_it_may_take_its_time(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str
 ) -> None:
@@ -24,6 +25,7 @@ def test_it_is_said_which_rank_waits_for_what_and_it_may_take_its_time(
     assert (tmp_path / "uploaded").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAITS)
 def test_one_that_does_nothing_is_ended_after_the_limit_and_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str

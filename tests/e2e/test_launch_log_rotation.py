@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner, Running, is_alive, wait_until
 
 LINES = 3000
@@ -43,7 +45,7 @@ def pid_of_log_writer(job: Running) -> int:
     return int(wait_until(find, "the log writer has started"))
 
 
-@pytest.fixture(scope="module", params=["fork", "exec"])
+@pytest.fixture(scope="module", params=one_fast("fork", "exec"))
 def flooded(
     msrun_of_module: JobRunner,
     workers: Path,
@@ -200,7 +202,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("are_all_signalled", [False, True])
+@pytest.mark.parametrize("are_all_signalled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_last_words_of_stopped_workers_are_written(msrun: JobRunner, tmp_path: Path, are_all_signalled: bool) -> None:
     (tmp_path / "farewell.py").write_text(FAREWELL)
     job = msrun.start("--worker_num=2", "--log_max_bytes=16K", "--log_keep=99", "farewell.py", cwd=tmp_path)
@@ -224,7 +226,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("program", ["flood", "wait"])
+@pytest.mark.parametrize("program", one_fast("flood", "wait"))
 def test_killed_log_writer_ends_the_job_with_3_and_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, program: str
 ) -> None:
@@ -272,7 +274,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("victims", [["launcher"], ["fork server"], ["launcher", "fork server"]])
+@pytest.mark.parametrize("victims", one_fast(["launcher", "fork server"], ["launcher"], ["fork server"]))
 def test_kill_of_launcher_or_fork_server_leaves_nothing_but_whole_logs(
     msrun: JobRunner, tmp_path: Path, victims: list[str]
 ) -> None:
@@ -303,10 +305,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_size_or_number_is_refused_in_one_line(msrun: JobRunner, tmp_path: Path, name: str) -> None:
+def test_wrong_size_or_number_is_refused_in_one_line(
+    msrun_here: Callable[..., Finished], tmp_path: Path, name: str
+) -> None:
     (tmp_path / "train.py").touch()
     options, pattern = WRONG[name]
-    finished = msrun.run(*options, "train.py", cwd=tmp_path)
+    finished = msrun_here(*options, "train.py", cwd=tmp_path)
     assert finished.code == 2
     assert finished.stderr.count("\n") == 1
     assert re.search(pattern, finished.stderr), finished.stderr

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner
 
 LINES = 3000
@@ -20,7 +21,7 @@ def expected_log(rank: int, count: int = LINES) -> bytes:
     return lines + bytes(range(256)) + "ünïcode ☃ on stderr\n".encode() + b"no end of line"
 
 
-@pytest.fixture(scope="module", params=["fork", "exec"])
+@pytest.fixture(scope="module", params=one_fast("fork", "exec"))
 def flooded(
     msrun_of_module: JobRunner,
     workers: Path,
@@ -165,7 +166,7 @@ def test_two_jobs_side_by_side_with_logs_of_their_own_do_not_meet(
             assert (env["MSRUN_JOB_ID"], env["RANK"]) == (plan["job_id"], str(rank))
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize(("options", "is_lost"), [((), False), (("--env=PYTHONUNBUFFERED=",), True)])
 def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_for(
     msrun: JobRunner, tmp_path: Path, method: str, options: tuple[str, ...], is_lost: bool
@@ -176,7 +177,7 @@ def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_
     assert finished.log(0) == (b"" if is_lost else b"the last line\n")
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_lines_written_in_blocks_are_all_there_at_the_end(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text("for number in range(20000): print('line', number)\n")
     options = ("--worker_num=2", f"--start_method={method}", "--env=PYTHONUNBUFFERED=", "--tail_worker_log=none")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
 STRANGER = 65534
@@ -76,7 +77,7 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_fast(*KINDS))
 def test_it_is_replaced(msrun: JobRunner, workers: Path, log_dir: Path, kind: str) -> None:
     for name in NAMES:
         KINDS[kind](log_dir / name)
@@ -89,7 +90,7 @@ def test_it_is_replaced(msrun: JobRunner, workers: Path, log_dir: Path, kind: st
     assert {path.read_text() for path in log_dir.parent.glob("target_of_*")} <= {"precious"}
 
 
-@pytest.mark.parametrize("kind", ["fifo", "link", "file of somebody else"])
+@pytest.mark.parametrize("kind", one_fast("fifo", "link", "file of somebody else"))
 def test_it_is_replaced_where_logs_are_rotated_and_where_the_launcher_is_detached(
     msrun: JobRunner, workers: Path, log_dir: Path, kind: str
 ) -> None:
@@ -104,7 +105,7 @@ def test_it_is_replaced_where_logs_are_rotated_and_where_the_launcher_is_detache
     assert stat.S_ISREG((log_dir / "msrun.log").lstat().st_mode)
 
 
-@pytest.mark.parametrize("name", [*sorted(set(NAMES) - {"worker_0.log.1"}), "job.lock"])
+@pytest.mark.parametrize("name", one_fast(*sorted(set(NAMES) - {"worker_0.log.1"}), "job.lock"))
 def test_a_folder_is_refused_in_one_line(msrun: JobRunner, workers: Path, log_dir: Path, name: str) -> None:
     (log_dir / name).mkdir()
     job = msrun.start("--worker_num=2", workers / "end.py", "all", "0", cwd=log_dir.parent).finish(DEADLINE_S)
@@ -113,7 +114,7 @@ def test_a_folder_is_refused_in_one_line(msrun: JobRunner, workers: Path, log_di
     msrun.prove_nothing_left()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_fast(*KINDS))
 def test_a_lock_that_is_not_ours_is_refused_in_one_line(
     msrun: JobRunner, workers: Path, log_dir: Path, kind: str
 ) -> None:
@@ -123,7 +124,7 @@ def test_a_lock_that_is_not_ours_is_refused_in_one_line(
     assert len(job.stderr.splitlines()) == 1 and "job.lock" in job.stderr
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "link"])
+@pytest.mark.parametrize("kind", one_fast("fifo", "socket", "link"))
 @pytest.mark.parametrize("option", ["--status", "--stop"])
 def test_whoever_looks_at_the_job_does_not_wait_for_it(
     msrun: JobRunner, workers: Path, log_dir: Path, kind: str, option: str

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import REPOSITORY, JobRunner
 
 COMMAND = (sys.executable, str(REPOSITORY / "msrun_command.py"))
@@ -27,7 +28,7 @@ def path(*folders: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize("options", [[], ["--log_max_bytes=4K"]], ids=["", "rotated"])
 def test_jobs_run(msrun: JobRunner, project: Path, method: str, options: list[str]) -> None:
     words = ["--worker_num=2", f"--start_method={method}", *options, "plain.py"]
@@ -53,8 +54,8 @@ def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dic
     assert "--start_method exec" in line
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
-@pytest.mark.parametrize("options", [["--join=True"], ["--join=False"], ["--log_max_bytes=4K"]])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+@pytest.mark.parametrize("options", one_fast(["--log_max_bytes=4K"], ["--join=True"], ["--join=False"]))
 def test_nothing_is_left_open(msrun: JobRunner, project: Path, method: str, options: list[str]) -> None:
     words = ["--worker_num=2", f"--start_method={method}", *options, "plain.py"]
     job = msrun.start(*words, cwd=project, command=COMMAND, env={"PYTHONWARNINGS": "error"}).finish()

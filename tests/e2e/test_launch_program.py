@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 HOSTILE: list[bytes] = [
@@ -40,7 +41,7 @@ def read_argv(path: Path) -> list[bytes]:
     return [word.encode("latin-1") for word in json.loads(path.read_text())["argv"]]
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, workers: Path, odd_path: Path, method: str) -> None:
     finished = msrun.run("--worker_num=1", "--start_method", method, workers / "record.py", *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
@@ -80,7 +81,7 @@ def python_forms(folder: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("form", list(python_forms(Path())))
+@pytest.mark.parametrize("form", one_fast(*python_forms(Path())))
 def test_every_form_of_a_python_program_runs_with_its_arguments(
     msrun: JobRunner, workers: Path, tmp_path: Path, form: str
 ) -> None:
@@ -96,7 +97,7 @@ def test_every_form_of_a_python_program_runs_with_its_arguments(
         assert record["name"] == "__main__"
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_module_sees_what_python_m_gives(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "rec.py").write_bytes((workers / "record.py").read_bytes())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner
 
 from msrun import contract
@@ -22,13 +23,16 @@ def run(msrun: JobRunner, workers: Path, cwd: Path, how: str, *options: str) -> 
     return msrun.run("--worker_num=3", *options, workers / "attempt.py", how, cwd=cwd)
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = run(msrun, workers, tmp_path, "code=7:2", "--max_restarts=2", "--start_method", method)
     assert finished.code == 0, finished.stderr
     assert "rank 1 failed first: exit code 7; starting all workers again in 1 s, restart 1" in finished.stderr
     assert "starting all workers again in 2 s, restart 2" in finished.stderr
-    assert "all 3 workers ended well after restart 2 in " in finished.stderr
+    for attempt in range(2):
+        kept = finished.log_dir / f"worker_1.attempt_{attempt}.log"
+        assert f"  rank 1, log: {kept}\n  | rank 1 in attempt {attempt}\n" in finished.stderr
+    assert "all 3 workers finished successfully after restart 2 in " in finished.stderr
     assert not (finished.log_dir / contract.FAILURE_JSON).exists()
     for rank in range(3):
         assert finished.log(rank).decode() == f"rank {rank} in attempt 2\n"
@@ -81,6 +85,7 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tm
     finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
     assert "behind: rank 1 (stopped by a signal)" in finished.stderr
+    assert f"  rank 1, log: {finished.log_dir}/worker_1.attempt_0.log\n  | " in finished.stderr
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
 
 
@@ -119,6 +124,7 @@ def test_interrupt_while_an_attempt_is_torn_down_starts_no_other(
     assert finished.read_json("failure.json")["attempts"] == []
 
 
+@pytest.mark.slow
 def test_plain_torch_script_meets_again_on_the_same_port(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text(
         "import os, sys, torch, torch.distributed as dist\n"

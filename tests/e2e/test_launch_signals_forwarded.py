@@ -6,13 +6,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
+USERS = ("SIGUSR1", "SIGUSR2")
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 @pytest.mark.parametrize(
     ("options", "name"),
-    [((), "SIGUSR1"), ((), "SIGUSR2"), (("--signals=USR2",), "SIGUSR2"), (("--signals", "sigwinch,usr1"), "SIGWINCH")],
+    one_fast((("--signals", "sigwinch,usr1"), "SIGWINCH"), (("--signals=USR2",), "SIGUSR2"), *(((), n) for n in USERS)),
 )
 def test_signal_reaches_every_worker_and_the_job_goes_on(
     msrun: JobRunner, workers: Path, tmp_path: Path, options: tuple[str, ...], name: str, method: str

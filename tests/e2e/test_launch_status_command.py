@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ rank = int(os.environ["RANK"])
 print("step: 1, loss is 9", flush=True)
 with open(os.environ["MSRUN_PROGRESS"], "r+b") as board:
     board.seek(rank * contract.PROGRESS_RECORD_BYTES)
-    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, b"all_reduce", 0.0)
+    record = (contract.PHASE_JOINED, 70 + rank, 1.0, 0.5 + rank, 3, 0, 0.0, 0, 0, 0.0, b"all_reduce", 0.0)
     board.write(struct.pack(contract.PROGRESS_RECORD, *record))
 open(f"ready_{rank}", "w").close()
 while not os.path.exists("go"):
@@ -79,7 +80,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert job.finish().code == 0
     ended = status(msrun, tmp_path)
     assert ended.code == 0
-    assert re.match(rb"job \w+: ended well: all workers ended", ended.stdout)
+    assert re.match(rb"job \w+: finished successfully: all workers ended", ended.stdout)
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
@@ -132,11 +133,12 @@ def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp
     job.finish()
     shown = status(msrun, tmp_path)
     assert shown.code == 1
-    assert re.match(rb"job \w+: died without a word\n.*, ran for ", shown.stdout)
+    assert re.match(rb"job \w+: launcher died\n.*, ran for ", shown.stdout)
     assert [row[3] for row in rows(shown)] == ["lost", "lost"]
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_ready(msrun, tmp_path, STEPS)
     wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
@@ -163,9 +165,11 @@ def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, t
         (["--status"], r".*--status.* requires an argument"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(msrun: JobRunner, tmp_path: Path, words: list[str], pattern: str) -> None:
+def test_wrong_words_are_refused_in_one_line(
+    msrun_here: Callable[..., Finished], tmp_path: Path, words: list[str], pattern: str
+) -> None:
     (tmp_path / "train.py").touch()
-    finished = msrun.run(*words, cwd=tmp_path)
+    finished = msrun_here(*words, cwd=tmp_path)
     assert finished.code == 2
     assert len(finished.stderr.splitlines()) == 1
     assert re.match(f"msrun: error: {pattern}", finished.stderr)

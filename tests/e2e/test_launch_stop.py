@@ -94,7 +94,7 @@ def test_job_that_had_ended_is_no_error(msrun: JobRunner, workers: Path, tmp_pat
     msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     stopped = stop(msrun, tmp_path)
     assert (stopped.code, stopped.stderr) == (0, "")
-    assert re.fullmatch(rb"job \w+ had ended before: ended well: .*\n", stopped.stdout)
+    assert re.fullmatch(rb"job \w+ had ended before: finished successfully: .*\n", stopped.stdout)
 
 
 def test_several_at_once_all_see_the_end(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

@@ -92,8 +92,14 @@ def assert_nobody_more_was_started(start: HeldStart, phase: str) -> None:
     assert start.started() in ([["started_0"], ["started_0", "started_1"]] if phase == "workers" else [[]])
 
 
-@pytest.mark.parametrize("signum", STOPS, ids=[signum.name for signum in STOPS])
-@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize(
+    ("phase", "signum"),
+    [
+        pytest.param(phase, signum, marks=() if signum is Signals.SIGTERM else pytest.mark.slow)
+        for phase in PHASES
+        for signum in STOPS
+    ],
+)
 def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
     msrun: JobRunner, tmp_path: Path, phase: str, signum: Signals
 ) -> None:
@@ -390,6 +396,7 @@ CODES = {0: 137, 1: 143, 2: 3, 3: 3, 4: 4}
 of a worker that leaves a child."""
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_fifty_jobs_in_one_process_leave_nothing_in_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     driver = [sys.executable, str(workers / "cycles_driver.py")]

@@ -25,6 +25,15 @@ while not os.path.exists("go"):
     time.sleep(0.01)
 print("rank", rank, "ends")
 """
+REPORTING = """
+import os, time
+from msrun.runtime import report_progress
+for step in range(1, 31):
+    report_progress(step, 0.25, total=40)
+    time.sleep(0.01)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
 
 
 class Terminal:
@@ -101,9 +110,32 @@ def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal
     terminal.read_until(None)
     assert terminal.process.wait(DEADLINE_S) == 0
     assert b"rank 0 ends\r\n" in terminal.text
-    assert b"all 2 workers ended well" in terminal.text
+    assert b"all 2 workers finished successfully" in terminal.text
     after_live = terminal.text.rpartition(b" running, ")[2]
     assert b"\r\x1b[Kmsrun: all 2" in after_live or b"\r\x1b[Krank 0" in after_live  # it was taken away
+
+
+def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTING)
+    terminal = Terminal(msrun, tmp_path, "--worker_num=2", "--progress", "--quiet", "train.py")
+    try:
+        terminal.read_until(b"msrun: step 30/40 [###############-----] 75 %, ")
+        terminal.read_until(b" steps/s, loss 0.25, ")
+        terminal.read_until(b" left")
+        (tmp_path / "go").touch()
+        terminal.read_until(None)
+        assert terminal.process.wait(DEADLINE_S) == 0
+        assert terminal.text.endswith(b"\r\x1b[K")  # it was taken away
+    finally:
+        terminal.close()
+
+
+def test_without_a_terminal_there_is_no_progress_line(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTING)
+    (tmp_path / "go").touch()
+    finished = msrun.run("--worker_num=2", "--progress", "train.py", cwd=tmp_path)
+    assert finished.code == 0
+    assert b"step" not in finished.stdout and "step" not in finished.stderr
 
 
 def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path: Path) -> None:

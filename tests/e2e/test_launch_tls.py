@@ -63,7 +63,7 @@ def test_strangers_are_refused_and_the_job_starts_again_through_tls(
     words = (f"--tls_config={files}/tls.json", "--max_restarts=1", "--heartbeat_time_out=3")
     script = (workers / "attempt.py", "code=7")
     jobs = [cluster.start(0, *words, *script, node=0, MSRUN_TLS_SERVER_PASSWORD="")]
-    wait_until(lambda: "registered with 1 workers" in jobs[0].stderr, "the first host has come")
+    wait_until(lambda: "registered with 1 worker" in jobs[0].stderr, "the first host has come")
     plain = cluster.start(2, "--max_restarts=1", *script, node=1)
     other = TlsFolder(tmp_path / "other", Authority("another CA")).config()
     foreign = cluster.start(2, f"--tls_config={other}", "--max_restarts=1", *script, node=1, **PASSWORDS)
@@ -75,7 +75,7 @@ def test_strangers_are_refused_and_the_job_starts_again_through_tls(
     assert f"no connection with the scheduler at {cluster.net.address(0)}:8118: TLS: its certi" in ends[1].errors[0]
     assert "registered with the scheduler through TLSv1.3" in ends[3].stderr
     for ended in ends[2:]:
-        assert "all 2 workers on 2 hosts ended well after restart 1" in ended.stderr
+        assert "all 2 workers on 2 hosts finished successfully after restart 1" in ended.stderr
     for reason in ("it does not speak TLS; give", "TLS: it refuses our certificate: another CA has signed it"):
         assert f"refused {cluster.net.address(2)}:" in ends[2].stderr and reason in ends[2].stderr
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -35,7 +36,7 @@ def results_under_torchrun(
     return read_results(cwd)
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str, results_under_torchrun: list[Any]
 ) -> None:
@@ -75,7 +76,8 @@ def test_import_that_starts_a_thread_makes_workers_start_by_exec_and_says_so(
     assert "--start_method fork: not possible here: 1 threads" in insisted.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run("--worker_num=1", "--start_method", method, workers / "loader.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr
@@ -83,7 +85,7 @@ def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path,
     assert report == {"squares": [0, 1, 4, 9, 16, 25, 36, 49], "elsewhere": True}
 
 
-@pytest.mark.parametrize("form", ["script", "module"])
+@pytest.mark.parametrize("form", one_fast("script", "module"))
 def test_spawn_pool_finds_the_functions_of_the_script(
     msrun: JobRunner, workers: Path, tmp_path: Path, form: str
 ) -> None:

@@ -6,10 +6,11 @@ import json
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from job_runner import Finished, JobRunner
 
 TABLE = {
     "version": "1.0",
@@ -122,10 +123,12 @@ def listing(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_wrong_input_is_refused_in_one_line_and_nothing_happens(msrun: JobRunner, cwd: Path, name: str) -> None:
+def test_wrong_input_is_refused_in_one_line_and_nothing_happens(
+    msrun_here: Callable[..., Finished], cwd: Path, name: str
+) -> None:
     arguments, pattern = WRONG[name]
     before = listing(cwd)
-    finished = msrun.run(*arguments, cwd=cwd)
+    finished = msrun_here(*arguments, cwd=cwd)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert finished.stderr.startswith("msrun: error: ")
@@ -134,14 +137,21 @@ def test_wrong_input_is_refused_in_one_line_and_nothing_happens(msrun: JobRunner
     assert listing(cwd) == before
 
 
+@pytest.mark.parametrize("name", ["missing script", "unknown option", "node rank", "table with a rank twice"])
+def test_a_process_of_its_own_ends_with_the_same_line(
+    msrun: JobRunner, msrun_here: Callable[..., Finished], cwd: Path, name: str
+) -> None:
+    assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
+
+
 DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
 """What only an attempt can show, and what takes away the option itself."""
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in DRY_RUN_EXCEPTIONS])
-def test_a_dry_run_refuses_what_a_run_refuses(msrun: JobRunner, cwd: Path, name: str) -> None:
+def test_a_dry_run_refuses_what_a_run_refuses(msrun_here: Callable[..., Finished], cwd: Path, name: str) -> None:
     arguments, pattern = WRONG[name]
-    finished = msrun.run("--dry_run", *arguments, cwd=cwd)
+    finished = msrun_here("--dry_run", *arguments, cwd=cwd)
     assert finished.code == 2, finished.stderr
     assert re.search(pattern, finished.stderr), finished.stderr
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import REPOSITORY, JobRunner
 from packaging.requirements import Requirement
 
@@ -19,6 +20,8 @@ import msrun as package
 
 DISTRIBUTION = "msrun"
 COMMANDS = ("msrun", "ranktable", "launch-template")
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_every_command_has_the_version_of_the_package(bare: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (0, f"{name}, version {package.__version__}\n"), done.stderr
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_scripts_without_torch_run_without_torch(msrun: JobRunner, bare: Path, tmp_path: Path, method: str) -> None:
     (tmp_path / "plain.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
     options = ["--worker_num=2", f"--start_method={method}"]

@@ -75,7 +75,7 @@ def written(
     return folder / "checkpoints", json.loads((folder / "result.json").read_text())[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 1], ids=["2 ranks", "one process"])
+@pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["2 ranks", "one process"])
 def test_checkpoint_of_4_ranks_goes_on_in_every_layout_of(
     msrun: JobRunner, workers: Path, tmp_path: Path, written: tuple[Path, dict[str, Any]], world_size: int
 ) -> None:
@@ -123,6 +123,7 @@ def undisturbed(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pyt
     return lines
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_the_workers(
     msrun: JobRunner, workers: Path, tmp_path: Path, undisturbed: Lines
 ) -> None:
@@ -140,6 +141,7 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_
     assert names(folder) == ["net-3_2.ckpt", "net-3_5.ckpt"]
 
 
+@pytest.mark.slow
 def test_restarted_by_msrun_it_ends_with_the_losses_of_an_undisturbed_run(
     msrun: JobRunner, workers: Path, tmp_path: Path, undisturbed: Lines
 ) -> None:
@@ -182,6 +184,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: tuple[Path, Callable[[str], None]]
 ) -> None:
@@ -206,6 +209,7 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     assert next(iter(losses(alone.stdout))) == (2, 4)
 
 
+@pytest.mark.slow
 def test_example_survives_the_death_of_a_worker(msrun: JobRunner, tmp_path: Path, digits: Path) -> None:
     shutil.copytree(digits, tmp_path / "examples" / "data" / "digits")
     shutil.copytree(

@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import CaseTable
 from conv_networks import ALL_ROWS, MIXED, SCENARIOS, WORLD_SIZE, Scenario
 from job_runner import JobRunner
 
 DEADLINE_S = 400.0
+TABLE = CaseTable([*(scenario.name for scenario in SCENARIOS), "rounding"], fast=["lenet-cut"])
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What the worker found, per scenario and rank; every scenario in one process group."""
     folder = tmp_path_factory.mktemp("conv-training")
-    msrun_of_module.run_world(
-        WORLD_SIZE, workers / "runtime" / "conv_training.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
-    )
-    return dict(json.loads((folder / "result.json").read_text()))
+    script, result = workers / "runtime" / "conv_training.py", folder / "result.json"
+    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
+    return dict(json.loads(result.read_text()))
 
 
-every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+every_scenario = TABLE.parametrize("scenario", [(scenario,) for scenario in SCENARIOS])
 
 
 @every_scenario
@@ -39,6 +42,7 @@ def test_losses_of_training_and_evaluation_are_those_of_one_process(
         assert rank["right"][scenario.steps - 1] != rank["right"][0]
 
 
+@TABLE.looks_at("rounding")
 def test_gradients_in_float32_are_as_near_to_float64_as_those_of_one_process(results: dict[str, Any]) -> None:
     rounding = results["rounding"]
     assert 0 < rounding["all"] < 1.5 * rounding["one"] < 1e-5
@@ -59,6 +63,7 @@ def test_every_rank_has_the_running_statistics_of_one_process(results: dict[str,
         assert set(rank["counted"]) == ({scenario.steps * scenario.copies} if has_statistics else set())
 
 
+@TABLE.looks_at("rows")
 def test_cut_space_goes_through_the_whole_network(results: dict[str, Any]) -> None:
     operators = results["rows"][0]["operators"]
     of_space = [numbers[0] for _, _, _, numbers in operators if numbers and len(numbers[0]) == 4]
@@ -67,8 +72,8 @@ def test_cut_space_goes_through_the_whole_network(results: dict[str, Any]) -> No
     assert users == set(ALL_ROWS)
 
 
-def test_every_strategy_of_a_module_is_used(results: dict[str, Any]) -> None:
-    for name in ("mixed", "mixed-two-copies-hsdp"):
-        plan = results[name][0]
-        assert {path for _, path, origin, _ in plan["operators"] if origin == "user"} == set(MIXED)
-        assert plan["notes"] == []
+@TABLE.parametrize("scenario", [(s,) for s in SCENARIOS if s.strategies is MIXED])
+def test_every_strategy_of_a_module_is_used(results: dict[str, Any], scenario: Scenario) -> None:
+    plan = results[scenario.name][0]
+    assert {path for _, path, origin, _ in plan["operators"] if origin == "user"} == set(MIXED)
+    assert plan["notes"] == []

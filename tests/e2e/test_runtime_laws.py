@@ -6,18 +6,35 @@ import json
 from pathlib import Path
 from typing import Any
 
+import operator_cases
+import operator_cases_conv
+import operator_cases_transformer
 import pytest
+from asked_cases import CaseTable
 from job_runner import JobRunner
-from operator_cases import BINARY, UNARY, OperatorCase
+from law_graphs import WORLDS, runs_of
 
-CASES = [*BINARY, *UNARY]
-WORLDS = (2, 4, 8)
 DEADLINE_S = 400.0
+KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in WORLDS}
+REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
+FAST = {
+    "operator_cases": ["linear-bias", "matmul-3d-by-2d", "mul-outer", "ce-weights", "permute", "mean-dims-kept"],
+    "operator_cases_conv": ["batch-norm-2d", "conv2d", "max-pool2d-overlapping"],
+    "operator_cases_transformer": ["attention", "embedding-padding", "nll-cut-classes-weights-ignore", "softmax-first"],
+}
+"""What has collectives, halos or a place of its own in more than one dimension."""
+TABLE = CaseTable(
+    [*(key for keys in KEYS.values() for key in keys), *REDISTRIBUTION],
+    fast=[*(f"4/{module}/{name}" for module, names in FAST.items() for name in names), "4/redistribution"],
+    key=lambda key: key,
+)
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
 def outcomes(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, dict[str, Any]]:
     """What the laws' worker found in every world; one job each, started when first asked for."""
 
@@ -31,7 +48,7 @@ def outcomes(
                 result,
                 cwd=folder,
                 preload=["law_graphs"],
-                env={"LAW_GRAPHS": f"operator_cases {world_size}"},
+                env={"LAW_GRAPHS": str(world_size), **TABLE.asked(request)},
                 deadline_s=DEADLINE_S,
             )
             self[world_size] = json.loads(result.read_text())
@@ -40,37 +57,45 @@ def outcomes(
     return Outcomes()
 
 
-def cases_of(world_size: int) -> list[OperatorCase]:
-    return [case for case in CASES if world_size < 8 or case.on_eight]
-
-
-@pytest.mark.timeout(DEADLINE_S + 10)
-@pytest.mark.parametrize(
-    ("world_size", "case"),
-    [pytest.param(size, case, id=f"{size}-{case.name}") for size in WORLDS for case in cases_of(size)],
-)
+@TABLE.parametrize("key", [(key,) for keys in KEYS.values() for key in keys])
 def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
-    outcomes: dict[int, dict[str, Any]], world_size: int, case: OperatorCase
+    outcomes: dict[int, dict[str, Any]], key: str
 ) -> None:
-    for dtype, found in outcomes[world_size][case.name].items():
+    for dtype, found in outcomes[int(key[0])][key].items():
         assert found["wrong"] == [], dtype
         assert found["runs"] > 0
 
 
-@pytest.mark.timeout(DEADLINE_S + 10)
-@pytest.mark.parametrize("world_size", [2, 4])
+@TABLE.parametrize("key", [(key,) for key in REDISTRIBUTION])
 def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(
-    outcomes: dict[int, dict[str, Any]], world_size: int
+    outcomes: dict[int, dict[str, Any]], key: str
 ) -> None:
-    found = outcomes[world_size]["redistribution"]["float64"]
+    found = outcomes[int(key[0])][key]["float64"]
     assert found["wrong"] == []
-    assert found["runs"] == {2: 16, 4: 361}[world_size]
+    assert found["runs"] == {2: 16, 4: 361}[int(key[0])]
 
 
-def test_cases_try_many_strategies() -> None:
+COUNTS = [
+    (operator_cases, {"linear": 10, "linear-3d-bias": 14, "no-rule": 1}),
+    (operator_cases_conv, {"batch-norm-2d": 13, "conv2d": 19, "conv2d-depthwise": 9, "max-pool2d-overlapping": 9}),
+    (
+        operator_cases_transformer,
+        {"embedding": 10, "attention": 14, "attention-causal": 8, "embedding-by-frequency": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "legal"), COUNTS, ids=list(FAST))
+def test_cases_try_many_strategies(module: Any, legal: dict[str, int]) -> None:
     """Guards the guard: a mistake in the table of cases must not empty the law."""
-    counts = {case.name: len(case.legal(4)) for case in BINARY}
-    assert counts["linear"] == 10
-    assert counts["linear-3d-bias"] == 14
-    assert counts["no-rule"] == 1
-    assert sum(counts.values()) > 350
+    counts = {case.name: len(case.legal(4)) for case in module.BINARY}
+    assert {name: counts[name] for name in legal} == legal
+    assert sum(counts.values()) > 330
+
+
+def test_every_case_runs_in_a_world() -> None:
+    run = {key.partition("/")[2] for keys in KEYS.values() for key in keys}
+    modules = (operator_cases, operator_cases_conv, operator_cases_transformer)
+    assert run == {f"{m.__name__}/{case.name}" for m in modules for case in [*m.BINARY, *m.UNARY]}
+    assert {key for keys in KEYS.values() for key in keys if key.startswith("8/")}
+    assert set(operator_cases_transformer.ON_FOUR) <= {key.split("/")[2] for key in KEYS[4]}

@@ -6,26 +6,53 @@ import json
 from pathlib import Path
 
 import pytest
+from asked_cases import CaseTable
+from call_patterns import PATTERNS, WORLD_SIZE
 from job_runner import JobRunner
-from runtime_patterns import PATTERNS, WORLD_SIZE
 
 DEADLINE_S = 400.0
+TABLE = CaseTable(
+    PATTERNS,
+    fast=[
+        "two_forwards_then_two_backwards_add_up_their_gradients",
+        "forward_under_no_grad_keeps_no_activations",
+        "second_backward_of_one_loss_is_refused_in_words",
+        "evaluation_takes_another_batch_size_after_training",
+        "parameters_unfrozen_later_get_gradients",
+        "part_used_only_by_a_later_call_trains_then",
+        "weight_that_two_operators_want_cut_differently_gets_both_gradients",
+        "ranks_that_seed_inside_the_block_train_one_network",
+        "ranks_with_different_buffers_use_rank_0s",
+        "different_batch_shapes_at_the_first_call_are_refused",
+        "two_functions_of_one_step_share_their_networks",
+        "gradients_of_arguments_are_those_of_this_ranks_part",
+        "gathered_weights_of_level3_are_freed_between_forward_and_backward",
+        "while_one_copys_data_travels_the_other_copy_computes",
+        "backward_takes_turns_as_well",
+        "named_group_keeps_the_order_of_its_ranks",
+        "illegal_groups_are_refused_with_the_legal_range",
+        "error_that_the_network_raises_is_told_with_its_line",
+        "optimizer_of_ours_takes_the_gradients_of_the_parts",
+        "error_on_one_rank_is_told_to_the_others",
+        "number_taken_out_of_a_tensor_is_refused_by_name",
+    ],
+    key=lambda name: name,
+)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
 def outcomes(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """What went wrong in which pattern; all of them in one process group."""
     folder = tmp_path_factory.mktemp("patterns")
-    msrun_of_module.run_world(
-        WORLD_SIZE, workers / "runtime" / "patterns.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
-    )
-    return dict(json.loads((folder / "result.json").read_text()))
+    script, result = workers / "runtime" / "patterns.py", folder / "result.json"
+    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
+    return dict(json.loads(result.read_text()))
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@TABLE.parametrize("name", [(name,) for name in PATTERNS])
 def test_pattern_holds_on_every_rank(outcomes: dict[str, list[str]], name: str) -> None:
     assert outcomes[name] == [], "\n".join(outcomes[name])

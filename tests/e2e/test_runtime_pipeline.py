@@ -8,47 +8,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import CaseTable
 from job_runner import JobRunner
-from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH, WORLD_SIZES, Scenario
+from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH, Scenario
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+RUNS = sorted(((s, dtype) for s in SCENARIOS for dtype in s.dtypes), key=lambda run: run[0].world_size)
+TABLE = CaseTable(
+    (f"{scenario.name}/{dtype}" for scenario, dtype in RUNS),
+    fast=[
+        "four-stages/float64",
+        "data-parallel/float64",
+        "tensor-parallel/float64",
+        "zero-bubble-level3-copies/float64",
+    ],
+)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def run_job(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a worker script in a world of some size and returns what it found."""
-
-    def run(script: str, world_size: int) -> Any:
-        folder = tmp_path_factory.mktemp(f"{script}-{world_size}")
-        msrun_of_module.run_world(
-            world_size, workers / "runtime" / f"{script}.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
-        )
-        return json.loads((folder / "result.json").read_text())
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def results(run_job: Any) -> Mapping[str, Any]:
+def results(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Any]:
     """What the worker found for every scenario; one job for each size of the world, started when first asked for."""
-    found: dict[str, Any] = {}
 
     class Results(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
-            if name not in found:
-                found.update(run_job("pipelines", BY_NAME[name.partition("/")[0]].world_size))
-            return found[name]
+            world_size = BY_NAME[name.partition("/")[0]].world_size
+            folder = tmp_path_factory.mktemp(f"pipelines-{world_size}")
+            script, result = workers / "runtime" / "pipelines.py", folder / "result.json"
+            msrun_of_module.run_world(
+                world_size, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S
+            )
+            self.update(json.loads(result.read_text()))
+            return dict(self)[name]
 
     return Results()
 
 
 def every_run() -> Any:
-    runs = [(scenario, dtype) for size in WORLD_SIZES for scenario in SCENARIOS if scenario.world_size == size for dtype in scenario.dtypes]  # fmt: skip  # noqa: E501
-    return pytest.mark.parametrize(("scenario", "dtype"), [pytest.param(s, d, id=f"{s.name}-{d}") for s, d in runs])
+    return TABLE.parametrize("scenario, dtype", RUNS)
 
 
 @every_run()
@@ -71,10 +73,10 @@ def test_weights_of_a_pipeline_are_those_of_one_process(
         assert rank["difference"] <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_ranks_hold_the_parameters_of_their_stages_alone(results: dict[str, Any], name: str) -> None:
+@TABLE.parametrize("name, dtype", [(name, "float64") for name in BY_NAME])
+def test_ranks_hold_the_parameters_of_their_stages_alone(results: dict[str, Any], name: str, dtype: str) -> None:
     """What the graph does not use stays everywhere."""
-    found = results[f"{name}/float64"]
+    found = results[f"{name}/{dtype}"]
     everywhere = {p["name"] for p in found["plan"]["parameters"] if not p["stages"]}
     assert everywhere == {"unused.weight", "unused.bias"}
     holders: dict[str, set[int]] = {}
@@ -89,6 +91,7 @@ def test_ranks_hold_the_parameters_of_their_stages_alone(results: dict[str, Any]
     assert shared == ({"first.weight"} if BY_NAME[name].tied and not one_rank_holds_both_ends else set())
 
 
+@TABLE.looks_at("1f1b/float64")
 def test_modules_go_to_the_stages_that_the_user_names_and_the_others_follow(results: dict[str, Any]) -> None:
     first, second = results["1f1b/float64"]["plan"]["pipeline"]["stages"]
     assert [name for name in first["parameters"] if not name.startswith("blocks")] == ["first.weight", "first.bias"]
@@ -97,14 +100,13 @@ def test_modules_go_to_the_stages_that_the_user_names_and_the_others_follow(resu
     assert "one_hot" in " ".join(second["operators"]), "what is computed of labels alone belongs to its reader"
 
 
-WITH_MESSAGES = [s for s in SCENARIOS if s.form != "model"]
-
-
-@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in WITH_MESSAGES])
-def test_number_and_bytes_of_messages_are_the_closed_form(results: dict[str, Any], scenario: Scenario) -> None:
+@TABLE.parametrize("scenario, dtype", [(s, "float64") for s in SCENARIOS if s.form != "model"])
+def test_number_and_bytes_of_messages_are_the_closed_form(
+    results: dict[str, Any], scenario: Scenario, dtype: str
+) -> None:
     """Every border value of every copy of every micro batch is sent once, its gradient once, by every rank of a
     stage; borders between stages of one rank cost nothing."""
-    found = results[f"{scenario.name}/float64"]
+    found = results[f"{scenario.name}/{dtype}"]
     stages = found["plan"]["pipeline"]["stages"]
     sent_calls = [0] * scenario.world_size
     sent_bytes = [0] * scenario.world_size
@@ -122,6 +124,7 @@ def test_number_and_bytes_of_messages_are_the_closed_form(results: dict[str, Any
     assert sum(of_rank["traffic"]["bytes"].get("receive", 0) for of_rank in found["ranks"]) == sum(sent_bytes)
 
 
+@TABLE.looks_at("gpipe/float64")
 def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone(results: dict[str, Any]) -> None:
     (border,) = results["gpipe/float64"]["plan"]["pipeline"]["borders"]
     rows = GLOBAL_BATCH // BY_NAME["gpipe"].micro_size
@@ -161,6 +164,7 @@ def test_explanation_says_which_stage_holds_what_and_what_leaves_it(results: dic
     assert sum(line.startswith("  stage ") for line in text.splitlines()) == 4
 
 
+@TABLE.looks_at("tied-step-function-sums/float64", "zbv/float64")
 def test_losses_of_micro_batches_are_added_up_for_mindspore_and_the_gradient_is_that_of_their_mean(
     results: dict[str, Any],
 ) -> None:
@@ -170,118 +174,9 @@ def test_losses_of_micro_batches_are_added_up_for_mindspore_and_the_gradient_is_
     assert sums["ranks"][0]["losses"] == pytest.approx([loss * factor for loss in means["ranks"][0]["losses"]])
 
 
+@TABLE.looks_at("gpipe/float64")
 def test_network_of_the_scenarios_is_the_one_that_the_closed_forms_speak_of(results: dict[str, Any]) -> None:
     names = {p["name"] for p in results["gpipe/float64"]["plan"]["parameters"]}
     assert len(names) == 2 + 3 * BLOCKS + 2 + 2
     (first,) = [p for p in results["gpipe/float64"]["plan"]["parameters"] if p["name"] == "first.weight"]
     assert first["global_shape"] == [WIDTH, CLASSES]
-
-
-# -- what else users do ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def uses(run_job: Any) -> Any:
-    """What four ranks in two stages found: a list with one dict for each."""
-    return run_job("pipeline_uses", 4)
-
-
-def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(uses: Any) -> None:
-    found = [rank["predictions"] for rank in uses]
-    assert [rank["broadcast False"] for rank in found] == [None, None, 0.0, 0.0]
-    assert [rank["broadcast True"] for rank in found] == [0.0] * 4
-
-
-def test_network_without_a_loss_is_refused_in_training(uses: Any) -> None:
-    for rank in uses:
-        assert (
-            "StrategyError: Pipeline(net): in training net must return one scalar loss"
-            in (rank["predictions"]["with gradients"])
-        )
-
-
-def test_gradients_are_multiplied_by_what_comes_in_and_batches_may_change_their_size(uses: Any) -> None:
-    for rank in uses:
-        for loss, right in rank["training"]["losses"]:
-            assert loss == pytest.approx(right, rel=1e-12)
-
-
-def test_without_gradients_only_forward_passes_run(uses: Any) -> None:
-    """Two losses' micro batches leave stage 0, and two of the prediction."""
-    for index, rank in enumerate(uses):
-        loss, right, requires_grad = rank["training"]["without gradients"]
-        assert loss == pytest.approx(right, rel=1e-12)
-        assert requires_grad is False
-        assert rank["training"]["sends"] == (4 if index < 2 else 0)
-        assert rank["training"]["predicted"] < 1e-12
-
-
-def test_parameters_in_stages_are_not_used_with_another_number_of_stages(uses: Any) -> None:
-    for rank in uses:
-        assert (
-            "placed already, by another AutoParallel with another number of stages"
-            in (rank["training"]["another number of stages"])
-        )
-
-
-def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(uses: Any) -> None:
-    for rank in uses:
-        found = rank["inputs"]
-        assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-12)
-        assert found["labels"]
-        assert max(found["input"], found["weights"]) < 1e-12
-    assert sum(rank["inputs"]["held"] for rank in uses) == 2 * 6, "each of six weights is in two ranks of a stage"
-
-
-@pytest.mark.parametrize("way", ["stages to one", "one to stages", "stages-hsdp to zbv", "into placed stages"])
-def test_training_goes_on_from_a_checkpoint_with_other_stages(uses: Any, way: str) -> None:
-    for rank in uses:
-        found = rank["checkpoints"][way]
-        assert found["losses"] == pytest.approx(found["right"], rel=1e-12)
-
-
-def test_checkpoint_of_stages_holds_every_whole_parameter(uses: Any) -> None:
-    for way in ("stages to one", "stages-hsdp to zbv"):
-        shapes = uses[0]["checkpoints"][way]["shapes"]
-        assert shapes == {
-            "first.weight": [8, 4], "first.bias": [8], "middle.weight": [8, 8], "middle.bias": [8],
-            "last.weight": [3, 8], "last.bias": [3],
-        }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ("twice", "backward() was called twice on one loss"),
-        ("not wrapped", "wrap it in Pipeline(net_with_loss, micro_size)"),
-        ("world", "pipeline(stages=3): 4 ranks cannot be divided into 3 equal stages"),
-        ("inside", "the step computes with the result of a network whose batch is divided"),
-        ("changed", "the step computes with the result of a network whose batch is divided"),
-        ("different", "rank 2 captured another network than rank 0"),
-        ("wrong order", "module last is in stage 0 but reads what operator aten.tanh in stage 1 makes"),
-        ("batch", "a batch of 8 rows on this rank cannot be cut into 3 equal micro batches"),
-        ("few micro batches", "Pipeline(micro_size=1): 1f1b with 2 stages needs at least 2 micro batches"),
-    ],
-)
-def test_mistake_is_explained_on_every_rank(uses: Any, mistake: str, words: str) -> None:
-    for rank in uses:
-        assert words in rank["errors"][mistake]
-
-
-def test_mistake_of_one_rank_is_told_to_the_others(uses: Any) -> None:
-    own = "stage_config: no module 'lats' (did you mean last?); the network's modules are first, middle, last"
-    assert uses[3]["errors"]["one rank fails"] == f"StrategyError: {own}"
-    for rank in uses[:3]:
-        assert rank["errors"]["one rank fails"] == f"CaptureError: rank 3 cannot run this call: {own}"
-
-
-def test_rank_that_waits_for_another_stage_says_for_which_message(
-    msrun_of_module: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    finished = msrun_of_module.run(
-        "--worker_num=2", "--hang_time_out=2", workers / "runtime" / "pipeline_stuck.py", cwd=tmp_path
-    )
-    assert finished.code == 124, finished.stderr
-    (line,) = finished.errors
-    assert "behind: rank 1 (step 2" in line
-    assert "rank 0 (step 3, waits in receive of gradients of micro batch 0, stage 1 to 0, from rank 1" in line

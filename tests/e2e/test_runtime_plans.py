@@ -1,6 +1,6 @@
 """The plan's first lines agree with each other and with what happens; a pipeline's step is told by stage.
 
-The cases stand in tests/mode_plans.py; one job of two ranks runs them all.
+The cases stand in tests/cases/mode_plans.py; one job of two ranks runs them all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEADLINE_S = 200.0
 Outcomes = dict[str, list[dict[str, Any]]]
 PIPELINES = [name for name in mode_plans.cases(2) if name.startswith("pipeline/")]
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
 
 
 @pytest.fixture(scope="module")

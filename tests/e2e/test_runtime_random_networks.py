@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from job_runner import REPOSITORY, JobRunner
+from job_runner import WORKER_PATH, JobRunner
 from random_networks.case import Case, Piece, parse_case
 from random_networks.grammar import draw_case
 from random_networks.shrink import shrink, simpler
@@ -41,7 +41,7 @@ def results(
     folder = tmp_path_factory.mktemp("random")
     script = workers / "runtime" / "random_cases.py"
     options = [f"--seed={SEED}", f"--cases={CASES}", f"--jobs={JOBS}", f"--result={folder / 'result.jsonl'}"]
-    path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), "OMP_NUM_THREADS": "1"}
+    path = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1"}
     finished = msrun_of_module.run(
         str(script), *options, cwd=folder, env=path, command=[sys.executable], deadline_s=CASES * SECONDS_A_CASE
     )
@@ -52,6 +52,7 @@ def results(
     return found
 
 
+@pytest.mark.random
 def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dict[str, Any]]) -> None:
     bad = [entry for entry in results if entry["kind"] not in GOOD]
     told = [
@@ -61,6 +62,7 @@ def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dic
     assert not bad, f"{len(bad)} of {CASES} cases of seed {SEED}:\n" + "\n".join(told)
 
 
+@pytest.mark.random
 def test_most_cases_run(results: list[dict[str, Any]]) -> None:
     """A grammar whose cases are refused, or fail in one process too, proves nothing."""
     reasons = Counter(entry["reason"] for entry in results if entry["kind"] in ("refused", "invalid"))

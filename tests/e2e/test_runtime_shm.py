@@ -9,9 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host_net import HostNet, HostNetError
 from job_runner import REPOSITORY, JobRunner
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
@@ -21,7 +23,7 @@ DEADLINE_S = 60.0 + 5 * PROGRAMS
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_programs_give_what_every_rank_must_get(
     msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int
 ) -> None:
@@ -32,6 +34,37 @@ def test_random_programs_give_what_every_rank_must_get(
     assert json.loads((tmp_path / "result.json").read_text()) == []
 
 
+@pytest.fixture(scope="module")
+def net() -> Iterator[HostNet]:
+    """Two hosts."""
+    try:
+        with HostNet(2) as hosts:
+            yield hosts
+    except HostNetError as error:
+        pytest.skip(f"cannot make network namespaces: {error}")
+
+
+@pytest.mark.parametrize("workers_of_hosts", [(2, 2), (3, 1)])
+def test_random_programs_over_two_hosts(
+    msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, workers_of_hosts: tuple[int, int]
+) -> None:
+    words = ["--worker_num=4", f"--master_addr={net.address(0)}", workers / "runtime" / "shm_programs.py"]
+    words += [tmp_path / "result.json", str(SEED), str(PROGRAMS)]
+    hosts = [
+        msrun.start(
+            f"--node_rank={node}",
+            f"--local_worker_num={count}",
+            *words,
+            cwd=tmp_path,
+            prefix=net.prefix(node),
+            log_dir=f"log_output/node_{node}" if node else "log_output",
+        )
+        for node, count in enumerate(workers_of_hosts)
+    ]
+    assert [host.finish(DEADLINE_S).code for host in hosts] == [0, 0]
+    assert json.loads((tmp_path / "result.json").read_text()) == []
+
+
 def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
     """Let ranks meet a failure; each writes what it was told."""
     command = [sys.executable, str(workers / "runtime" / "shm_failures.py"), str(folder), what, str(ranks)]
@@ -39,15 +72,21 @@ def run_failure(workers: Path, folder: Path, what: str, *, ranks: int) -> None:
     subprocess.run(command, env=environ, check=True, timeout=60)
 
 
+TOLD = [
+    ("killed", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
+    ("killed_before_pending", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3"),
+    ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
+    ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
+    ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
+    ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
+]
+
+
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("killed", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3 ranks, 4000000 x"),
-        ("killed_before_pending", "rank 2 has ended while rank {rank} waits for it in all_reduce of 3"),
-        ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
-        ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
-        ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
-        ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
+        pytest.param(*row, marks=() if row[0] in ("killed", "other_operation") else pytest.mark.slow, id=row[0])
+        for row in TOLD
     ],
 )
 def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:
@@ -61,6 +100,12 @@ def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: st
 def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
+
+
+def test_operation_begun_in_inference_mode_ends_outside_it(workers: Path, tmp_path: Path) -> None:
+    run_failure(workers, tmp_path, "inference", ranks=2)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text())[0] == []
 
 
 def test_operations_go_on_while_a_rank_waits_for_something_else(workers: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 20) // 5
 SEED = int(os.environ.get("MSRUN_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 LIMIT_S = 30.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(CASES * 20 + 60)]
+pytestmark = pytest.mark.timeout(CASES * 20 + 60)
 
 
 def shared_memory() -> set[str]:
@@ -26,9 +26,14 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def test_killed_rank_is_the_first_failure_and_nothing_is_left(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases", [range(1), pytest.param(range(1, CASES), marks=pytest.mark.slow)], ids=["1", "others"]
+)
+def test_killed_rank_is_the_first_failure_and_nothing_is_left(
+    msrun: JobRunner, workers: Path, tmp_path: Path, cases: range
+) -> None:
     before = shared_memory()
-    for case in range(CASES):
+    for case in cases:
         draw = random.Random(f"{SEED}-{case}")
         size = draw.choice([2, 3, 4, 8])
         rank, killer = draw.randrange(size), draw.choice([Signals.SIGKILL, Signals.SIGKILL, Signals.SIGSEGV])

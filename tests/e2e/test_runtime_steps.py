@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import CaseTable
 from job_runner import REPOSITORY, JobRunner
 from step_cases import CASES, HIDDEN, LOSS, WIDTH, WORLD_SIZE, StepCase
 
@@ -15,14 +16,25 @@ from msrun.runtime.graph.issue_order import AHEAD
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-RUNS = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in CASES for dtype in case.dtypes]
+RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
+MEASURES = ("order", "memory", "levels", "activations", "results", "level3", "tensor parallel")
+TABLE = CaseTable(
+    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
+    fast=[
+        *("accumulation/float64", "accumulation-mixed-level3/float64"),
+        *("nothing-fused-level3-accumulation/float64", "fresh-closures/float64"),
+        *("recompute-keeps-collectives/float64", "recompute-level3-accumulation/float64", "order"),
+    ],
+)
 LEVELS = ("level1", "level2", "level3")
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What every rank found; all cases and measures in one job, with an allocator that gives memory back at once."""
     folder = tmp_path_factory.mktemp("steps")
     msrun_of_module.run_world(
@@ -30,7 +42,7 @@ def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.Te
         workers / "runtime" / "steps.py",
         folder / "result.json",
         cwd=folder,
-        env={"MALLOC_MMAP_THRESHOLD_": "65536"},
+        env={"MALLOC_MMAP_THRESHOLD_": "65536", **TABLE.asked(request)},
         deadline_s=DEADLINE_S,
     )
     return list(json.loads((folder / "result.json").read_text()))
@@ -42,7 +54,7 @@ def measures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(ranks[0]["measures"])
 
 
-@pytest.mark.parametrize(("case", "dtype"), RUNS)
+@TABLE.parametrize("case, dtype", RUNS)
 def test_losses_gradients_and_weights_are_those_of_one_process(
     ranks: list[dict[str, Any]], case: StepCase, dtype: str
 ) -> None:
@@ -54,21 +66,27 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
         assert found["weights"] <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.calls is not None])
-def test_number_of_messages_of_a_step_is_the_closed_form(ranks: list[dict[str, Any]], case: StepCase) -> None:
+@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES if case.calls is not None])
+def test_number_of_messages_of_a_step_is_the_closed_form(
+    ranks: list[dict[str, Any]], case: StepCase, dtype: str
+) -> None:
     for rank in ranks:
-        assert rank[f"{case.name}/float64"]["calls"] == case.calls
+        assert rank[f"{case.name}/{dtype}"]["calls"] == case.calls
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-def test_a_network_is_captured_once_however_often_it_is_called(ranks: list[dict[str, Any]], case: StepCase) -> None:
-    assert {rank[f"{case.name}/float64"]["captures"] for rank in ranks} == {1}
+@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES])
+def test_a_network_is_captured_once_however_often_it_is_called(
+    ranks: list[dict[str, Any]], case: StepCase, dtype: str
+) -> None:
+    assert {rank[f"{case.name}/{dtype}"]["captures"] for rank in ranks} == {1}
 
 
+@TABLE.looks_at("levels")
 def test_weights_are_bit_equal_between_levels(measures: dict[str, Any]) -> None:
     assert set(measures["levels"].values()) == {True}, measures["levels"]
 
 
+@TABLE.looks_at("memory")
 def test_bytes_on_a_rank_are_the_formula_of_the_level(measures: dict[str, Any]) -> None:
     for level in LEVELS:
         found = measures["memory"][level]
@@ -120,12 +138,14 @@ def test_gathered_parts_are_freed_after_their_last_use_of_each_pass(measures: di
         assert places[0] < frees[group][0] < places[1] < frees[group][1]
 
 
+@TABLE.looks_at("activations")
 def test_estimate_of_activations_is_what_a_step_really_keeps(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for name, found in rank["measures"]["activations"].items():
             assert found["kept"] == found["estimate"], name
 
 
+@TABLE.looks_at("activations")
 def test_recomputed_blocks_keep_their_inputs_only(measures: dict[str, Any]) -> None:
     """A block keeps tanh's result of 8 rows on this rank; its input is the result of the block before.
 
@@ -140,6 +160,7 @@ def test_recomputed_blocks_keep_their_inputs_only(measures: dict[str, Any]) -> N
     assert found["tensor parallel, blocks, collectives kept"]["kept"] < found["tensor parallel"]["kept"]
 
 
+@TABLE.looks_at("activations")
 def test_limit_recomputes_as_few_blocks_as_it_takes(measures: dict[str, Any]) -> None:
     found = measures["limited"]
     assert [len(each["regions"]) for each in found["chosen"]] == [0, 2, 3]
@@ -148,6 +169,7 @@ def test_limit_recomputes_as_few_blocks_as_it_takes(measures: dict[str, Any]) ->
     assert found["refusal"].startswith("recompute: activations of 0.02 MB on this rank cannot be brought under 0.00 MB")
 
 
+@TABLE.looks_at("results")
 @pytest.mark.parametrize("nesting", ["alone", "micro of copies", "copies of micro"])
 def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(
     measures: dict[str, Any], nesting: str
@@ -175,7 +197,7 @@ def test_new_shape_on_one_rank_is_refused_on_all(msrun_of_module: JobRunner, wor
     assert texts.pop().startswith("rank 2 got a batch of 3x8, 3, which no rank had before, while other ranks go on")
 
 
-@pytest.mark.parametrize("way", ["level3", "tensor parallel"])
+@TABLE.parametrize("way", [("level3",), ("tensor parallel",)])
 def test_network_larger_than_a_rank_is_never_whole_on_it(ranks: list[dict[str, Any]], way: str) -> None:
     """Most at a time: parts and their gradients, the gathered layers, and messages of gradients with their sources."""
     for rank in ranks:

@@ -9,8 +9,13 @@ import pytest
 from job_runner import JobRunner
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("world_size", "backend"),
+    [
+        *((3, "shm"), (2, "gloo")),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((2, "shm"), (4, "shm"), (3, "gloo"), (4, "gloo"))),
+    ],
+)
 def test_sums_are_right_and_bit_equal_on_all_ranks_also_where_a_message_takes_several_steps(
     msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int, backend: str
 ) -> None:

@@ -6,27 +6,54 @@ import json
 from pathlib import Path
 
 import pytest
+from asked_cases import CaseTable
 from job_runner import JobRunner
 from training_cases import CASES, WORLD_SIZE
 
 DEADLINE_S = 300.0
+TABLE = CaseTable(
+    (case.name for case in CASES),
+    fast=[
+        "bags-rows-level3",
+        "bags-of-any-length-rows",
+        "bags-pipeline",
+        "level3-late-view-accumulated",
+        "level3-weight-read-as-it-is",
+        "level3-experts",
+        "level3-recomputed-view-that-leaves",
+        "level3-buffers-from-weights",
+        "level3-tied-head-columns",
+        "border-parts-read-far-apart-zbv",
+        "border-gated-1f1b",
+        "whole-LSTM",
+        "unread-aux-result-accumulated-level2",
+        "unread-aux-of-a-shared-body-zero_bubble",
+        "unread-aux-without-gradient-level3",
+        "unread-aux-detached-dp",
+        "unread-tied-beside-the-loss-accumulated-level3",
+        "one-weight-in-two-modules-16-bits-level3",
+        "channels-last-pipeline",
+        "turned-sums-to-columns-of-parts",
+        "statistics-micro-batches-of-copies",
+    ],
+    key=lambda name: name,
+)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
 def differences(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[str]]:
     """What differs in which case; all of them in one process group."""
     folder = tmp_path_factory.mktemp("training")
-    msrun_of_module.run_world(
-        WORLD_SIZE, workers / "runtime" / "training.py", folder / "result.json", cwd=folder, deadline_s=DEADLINE_S
-    )
-    return dict(json.loads((folder / "result.json").read_text()))
+    script, result = workers / "runtime" / "training.py", folder / "result.json"
+    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
+    return dict(json.loads(result.read_text()))
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES])
+@TABLE.parametrize("name", [(case.name,) for case in CASES])
 def test_losses_gradients_weights_and_buffers_are_those_of_one_process(
     differences: dict[str, list[str]], name: str
 ) -> None:

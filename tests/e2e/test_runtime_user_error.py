@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from asked_cases import one_fast
+from job_runner import WORKER_PATH, JobRunner
 
 FORWARD = [
     "uncaught ValueError at {script}:18: 3 rows are too many",
@@ -18,7 +18,7 @@ FORWARD = [
 SETTING = 'uncaught StrategyError at {script}:25: hsdp() with parallel_mode="stand_alone": its ranks exchange nothing'
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_the_users_line_comes_first_in_log_and_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:
@@ -39,6 +39,7 @@ def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tm
     assert line.startswith(SETTING.format(script=script))
 
 
+@pytest.mark.slow
 def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", script, "forward", cwd=tmp_path, env={"MSRUN_DEBUG": "1"})
@@ -47,6 +48,7 @@ def test_msrun_debug_shows_every_frame(msrun: JobRunner, workers: Path, tmp_path
     assert "auto_parallel.py" in log
 
 
+@pytest.mark.slow
 def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     words = ["sh", "-c", f'exec "$0" -m msrun --worker_num=2 {script} forward 2>&1', sys.executable]
@@ -56,9 +58,9 @@ def test_a_console_that_has_shown_the_log_does_not_quote_it(msrun: JobRunner, wo
     assert f"log: {finished.log_dir / 'worker_0.log'} (pid " in text and "), shown above\n" in text
 
 
+@pytest.mark.slow
 def test_torchruns_workers_have_the_rank_before_each_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", script, "forward"]
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": path})
+    finished = msrun.run(cwd=tmp_path, command=[str(word) for word in words], env={"PYTHONPATH": WORKER_PATH})
     assert f"[rank0]: {FORWARD[0].format(script=script)}\n" in finished.stderr

@@ -1,6 +1,6 @@
 """`AutoParallel.verify` and MSRUN_VERIFY: the step of one process, and what differs from it is found.
 
-The cases stand in tests/mode_verification.py; one job of two ranks runs them all.
+The cases stand in tests/cases/mode_verification.py; one job of two ranks runs them all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import mode_verification
 import pytest
+from asked_cases import CaseTable
 from job_runner import JobRunner
 
 DEADLINE_S = 200.0
@@ -19,14 +20,24 @@ TRACES = [name for name in mode_verification.cases(2) if name.startswith("traces
 Outcomes = dict[str, list[dict[str, Any]]]
 GRADIENTS = [f"gradient of {name}" for name in ("fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight")]
 
+TABLE = CaseTable(
+    mode_verification.cases(2),
+    fast=[EQUAL[0], EQUAL[-1], TRACES[0], "wrong rule", "stale capture"],
+    key=lambda case: case,
+)
+
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
 
 @pytest.fixture(scope="module")
-def outcomes(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outcomes:
     folder = tmp_path_factory.mktemp("verification")
     script, result = workers / "runtime" / "modes.py", folder / "result.json"
-    msrun_of_module.run_world(2, script, result, "mode_verification", cwd=folder, deadline_s=DEADLINE_S)
+    msrun_of_module.run_world(
+        2, script, result, "mode_verification", cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S
+    )
     return dict(json.loads(result.read_text()))
 
 
@@ -36,7 +47,7 @@ def ranks_of(outcomes: Outcomes, case: str) -> list[dict[str, Any]]:
     return outcomes[case]
 
 
-@pytest.mark.parametrize("case", EQUAL)
+@TABLE.parametrize("case", [(case,) for case in EQUAL])
 def test_a_right_step_is_verified_with_every_gradient(outcomes: Outcomes, case: str) -> None:
     for rank in ranks_of(outcomes, case):
         assert rank["is_equal"], rank["text"]
@@ -44,6 +55,7 @@ def test_a_right_step_is_verified_with_every_gradient(outcomes: Outcomes, case: 
         assert rank.get("calls", []) == []  # a step function is stopped before it trains
 
 
+@TABLE.looks_at("equal/operators", "equal/input", "equal/input ddp")
 def test_buffers_and_gradients_of_inputs_are_compared_too(outcomes: Outcomes) -> None:
     assert {f"buffer norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")} <= set(
         ranks_of(outcomes, "equal/operators")[0]["names"]
@@ -65,15 +77,17 @@ def test_a_capture_that_has_become_stale_is_found(outcomes: Outcomes) -> None:
         assert rank["fresh"] and not rank["is_equal"]
 
 
-@pytest.mark.parametrize("case", TRACES)
+@TABLE.parametrize("case", [(case,) for case in TRACES])
 def test_training_goes_on_as_if_nothing_had_been_verified(outcomes: Outcomes, case: str) -> None:
     assert all(rank["is_same"] for rank in ranks_of(outcomes, case))
 
 
+@TABLE.looks_at("whole")
 def test_a_network_holds_whole_parameters_for_a_while(outcomes: Outcomes) -> None:
     assert all(rank["is_same"] and rank["is_cut"] for rank in ranks_of(outcomes, "whole"))
 
 
+@TABLE.looks_at("refusals")
 def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(outcomes: Outcomes) -> None:
     for rank in ranks_of(outcomes, "refusals"):
         assert "norm normalises the rows of each rank apart" in rank["batch norm"]
@@ -87,6 +101,7 @@ def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(outcomes: Out
         assert {text.partition(":")[0] for text in rank.values()} == {"UnverifiableError", "CaptureError", "verify"}
 
 
+@TABLE.looks_at("variable")
 def test_msrun_verify_looks_at_the_first_training_step_and_raises(outcomes: Outcomes) -> None:
     for rank in ranks_of(outcomes, "variable"):
         assert rank["losses"] == rank["plain"]

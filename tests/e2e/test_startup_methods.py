@@ -132,6 +132,7 @@ def test_msrun_on_one_host(example: Example, alone: np.ndarray) -> None:
         check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
 
 
+@pytest.mark.slow
 def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
     words = (net.address(0), example.data)
     jobs = [example.start(f"msrun_{host + 1}.sh", *words, prefix=tuple(net.prefix(host))) for host in range(2)]
@@ -141,6 +142,7 @@ def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -
         check_equal((example.home / "log_output" / name).read_text(), rank, alone)
 
 
+@pytest.mark.slow
 def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
     try:
         with SshNet(2) as net:
@@ -152,6 +154,7 @@ def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
         check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
 
 
+@pytest.mark.slow
 def test_dynamic_cluster_on_one_host(example: Example, alone: np.ndarray) -> None:
     ended = example.run("run_dynamic_cluster.sh")
     assert ended.stdout.endswith(b"training success\n")
@@ -162,6 +165,7 @@ def test_dynamic_cluster_on_one_host(example: Example, alone: np.ndarray) -> Non
     assert "all workers have left" in scheduler and "loss" not in scheduler
 
 
+@pytest.mark.slow
 def test_dynamic_cluster_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
     words = ("run_dynamic_cluster.sh", "2", net.address(0))
     jobs = [example.start(*words, str(host), "1", prefix=tuple(net.prefix(host))) for host in (1, 0)]
@@ -169,6 +173,7 @@ def test_dynamic_cluster_on_two_hosts(example: Example, net: HostNet, alone: np.
         check_equal(ended_well(job).stdout.decode(), host, alone)
 
 
+@pytest.mark.slow
 def test_rank_table_on_one_host(example: Example, alone: np.ndarray) -> None:
     ended = example.run("run.sh", example.data, "2")
     assert ended.stdout.endswith(b"training success\n")
@@ -178,6 +183,7 @@ def test_rank_table_on_one_host(example: Example, alone: np.ndarray) -> None:
     assert sorted(path.name for path in example.cwd.iterdir()) == ["device0", "device1"]
 
 
+@pytest.mark.slow
 def test_rank_table_of_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
     table = example.cwd / "table.json"
     servers = [
@@ -192,6 +198,7 @@ def test_rank_table_of_two_hosts(example: Example, net: HostNet, alone: np.ndarr
     assert "DEVICE_ID=5\n" in (example.cwd / "device_1" / "env.log").read_text()
 
 
+@pytest.mark.slow
 @NEEDS_MPIRUN
 def test_mpirun_on_one_host(example: Example, alone: np.ndarray) -> None:
     example.run("run_mpirun.sh")
@@ -199,6 +206,7 @@ def test_mpirun_on_one_host(example: Example, alone: np.ndarray) -> None:
         check_equal((example.home / "log_output" / "1" / f"rank.{rank}" / "stdout").read_text(), rank, alone)
 
 
+@pytest.mark.slow
 @NEEDS_MPIRUN
 def test_mpirun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -> None:
     """A shell takes the place of ssh."""

@@ -36,7 +36,7 @@ def run(folder: Path, require: str) -> str:
     (folder / "test_skips.py").write_text(TESTS)
     (folder / "test_module.py").write_text(MODULE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "required_wings", str(folder)]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY / "tests"), "REQUIRE": require}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY / "tests" / "support"), "REQUIRE": require}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
     return (done.stdout + done.stderr).strip().splitlines()[-1]
 

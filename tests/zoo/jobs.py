@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job_runner import REPOSITORY, WORKER_IMPORTS, JobRunner
+from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner
 
 from zoo.collection import ENTRIES
 from zoo.training import modes_of
@@ -59,7 +58,7 @@ def run_cases(runner: JobRunner, world_size: int, cases: Sequence[Case], folder:
             attempt,
             str(CASE_DEADLINE_S),
             cwd=attempt,
-            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
+            env={"PYTHONPATH": WORKER_PATH},
             deadline_s=deadline_s,
         )
         before = len(outcomes)

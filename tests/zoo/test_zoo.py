@@ -17,7 +17,7 @@ from zoo.training import tolerance
 
 DEADLINE_S = 1500.0
 
-pytestmark = pytest.mark.timeout(DEADLINE_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S)]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.agent.watch.watchdog import session_cpu_s, size_of
+from msrun.agent.watch.usage import session_usage
+from msrun.agent.watch.watchdog import size_of
 from msrun.errors import HangTimeout
 from msrun.planning.ranks import fold_ranks
 
@@ -43,9 +44,9 @@ class LingerWatch:
         self._told.update(new)
         if not lingering or len(lingering) < len(running):
             return new, None
-        cpu_s = session_cpu_s(running.values())
+        used = session_usage(running.values())
         for rank, record in lingering.items():
-            size, used_s = size_of(self._logs[rank]), cpu_s.get(running[rank], 0.0)
+            size, used_s = size_of(self._logs[rank]), used[running[rank]].cpu_s
             old_size, old_s, at = self._signs.get(rank, (-1, 0.0, record.ended_at))
             if size != old_size or used_s - old_s > BUSY_SHARE * (now - at):
                 self._signs[rank] = (size, used_s, now if old_size >= 0 else at)

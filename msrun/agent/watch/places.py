@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msrun.agent.logs.own_file import open_own_file
@@ -15,6 +16,8 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 _LIBRARY = re.compile(r"<|.*/(site-packages|dist-packages|torch|lib/python3\.\d+|msrun/(agent|runtime))/")
 _WAITS = re.compile(r".*/torch/(distributed/(?!c10d_logger)|nn/parallel/distributed\.py|autograd/(graph|__init__)\.py)")
 """Where Python waits for other ranks when this is the innermost frame: DDP does so in `forward` and in `backward`."""
+_WAIT_CALL = re.compile(r"([\w.]*)\.wait\(")
+_STANDARD = re.compile(r"<|.*/lib/python3\.\d+/(?!site-packages|dist-packages)")
 _DISPATCH = re.compile(r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)")
 
 
@@ -30,6 +33,22 @@ class Place:
     def describe(self) -> str:
         """Return it in words; empty when nothing is known."""
         return " ".join(filter(None, (self.waits_in and f"waits in {self.waits_in}", self.at and f"at {self.at}")))
+
+
+def _source_line(path: str, number: int) -> str:
+    """Return a line of a source file of this host; empty when it cannot be read."""
+    try:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
+            lines = file.read(MAX_BYTES).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _waits_itself(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str]) -> str:
+    file, number, _ = frames[0]
+    call = None if _STANDARD.match(file) else _WAIT_CALL.search(source_line(file, int(number)))
+    return "" if call is None else f"{call[1]}.wait" if call[1] else "wait"
 
 
 def read_place(log_path: str, begin: int) -> Place | None:
@@ -51,9 +70,15 @@ def read_place(log_path: str, begin: int) -> Place | None:
     return find_place(frames) if frames and _THREAD.search(text) else None
 
 
-def find_place(frames: list[tuple[str, str, str]]) -> Place:
-    """Return what the frames of a thread tell: file, line and function of each, the innermost first."""
-    waits_in, is_waiting = "", True
+def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str] = _source_line) -> Place:
+    """Return what the frames of a thread tell: file, line and function of each, the innermost first.
+
+    The wait of a `dist.Work` is native code: a line of Python that calls it is then the innermost frame.
+
+    Args:
+        source_line: file and number -> that line of it.
+    """
+    waits_in, is_waiting = _waits_itself(frames, source_line), True
     for file, line, function in frames:
         if not _LIBRARY.match(file):
             return Place(waits_in, f"{os.path.basename(file)}:{line} in {function}")  # noqa: PTH119

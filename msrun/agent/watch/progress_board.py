@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.logs.own_file import open_own_file
+
+PROGRESS_BOARD = "progress"
+"""File in the job's run_dir."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Progress:
     """The newest collective in words; of a worker that lingers, what it waits for."""
     ended_at: float = 0.0
     """When its program ended, of a worker that lingers; else 0."""
+    total: int = 0
+    """Steps that the program means to do in all; 0 when it has not said."""
+    rate_steps: int = 0
+    """Steps begun at `rate_at`."""
+    rate_at: float = 0.0
 
     @property
     def is_reported(self) -> bool:
@@ -43,6 +52,18 @@ class Progress:
     def has_come(self) -> bool:
         """Whether the worker has joined its world, or tries to."""
         return self.phase != contract.PHASE_UNKNOWN
+
+    @property
+    def is_past_first_step(self) -> bool:
+        """Whether it has begun a second step: in the first one networks are captured."""
+        return self.steps > (self.rate_steps if self.rate_at else 1)
+
+    def steps_per_s(self, now: float) -> float | None:
+        """Return the speed over the last seconds; None before the second step. It falls while a step is overdue."""
+        span_s = self.step_at - self.rate_at
+        if not self.rate_at or span_s <= 0 or self.steps <= self.rate_steps:
+            return None
+        return (self.steps - self.rate_steps) / max(span_s, now - self.step_at)
 
     def describe(self, now: float) -> str:
         """Return what the worker is doing, e.g. "step 41, waits in all_reduce of 8 ranks for 3.2 s"."""
@@ -99,15 +120,39 @@ class ProgressBoard:
             self._memory = None
 
 
+def read_record(path: Path, global_rank: int) -> Progress:
+    """Return one worker's record as it stands now; an empty one when there is no board."""
+    try:
+        descriptor = open_own_file(path, os.O_RDONLY)
+    except OSError:
+        return Progress()
+    try:
+        size_bytes = contract.PROGRESS_RECORD_BYTES
+        return parse_record(os.pread(descriptor, size_bytes, global_rank * size_bytes), 0)
+    finally:
+        os.close(descriptor)
+
+
 def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
     """Return one record out of a board's bytes; an empty one when the board is too short."""
     begin = global_rank * contract.PROGRESS_RECORD_BYTES
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()
     fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
-    phase, steps, step_at, loss, collectives, is_waiting, since, name, ended_at = fields
+    phase, steps, step_at, loss, collectives, is_waiting, since, total, rate_steps, rate_at, name, ended_at = fields
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
     has_loss = steps > 0  # also told by a loop without the runtime's world
     return Progress(
-        phase, steps, step_at, loss if has_loss else math.nan, collectives, bool(is_waiting), since, text, ended_at
+        phase,
+        steps,
+        step_at,
+        loss if has_loss else math.nan,
+        collectives,
+        bool(is_waiting),
+        since,
+        text,
+        ended_at,
+        total,
+        rate_steps,
+        rate_at,
     )

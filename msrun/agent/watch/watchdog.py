@@ -8,22 +8,19 @@ one that sleeps. The first step is left alone: there networks are captured, and 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
+from msrun.agent.watch.usage import session_usage
 from msrun.planning.ranks import fold_ranks
 
 BUSY_SHARE = 0.05
 """Share of a core that counts as work; the threads of an idle process group use less."""
 LOOKS_PER_LIMIT = 10
 MAX_INTERVAL_S = 5.0
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -80,14 +77,14 @@ class Watchdog:
             running: global rank -> pid of every worker that runs.
             now: monotonic seconds.
         """
-        cpu_s = session_cpu_s(running.values())
+        used = session_usage(running.values())
         elapsed_s = now - self._last_look if self._last_look is not None else 0.0
         if elapsed_s > 3 * self.interval_s + 1.0:
             self._watches.clear()  # the machine or msrun itself was asleep: nobody could have made progress
         self._last_look = now
         records = {rank: self._board.read(rank) for rank in running}
         for rank, pid in running.items():
-            self._compare(rank, records[rank], cpu_s.get(pid, 0.0), elapsed_s, now)
+            self._compare(rank, records[rank], used[pid].cpu_s, elapsed_s, now)
         if not running or not self._is_hung(records, now):
             return None
         silent_s = now - max(self._watches[rank].told_at for rank in running)
@@ -115,7 +112,7 @@ class Watchdog:
         if not any(record.is_waiting and now - record.waiting_since >= self._limit_s for record in records.values()):
             return False
         return all(
-            record.is_waiting or record.steps > 1 or now - self._watches[rank].alive_at >= self._limit_s
+            record.is_waiting or record.is_past_first_step or now - self._watches[rank].alive_at >= self._limit_s
             for rank, record in records.items()
         )
 
@@ -141,20 +138,6 @@ def describe_all(records: Mapping[int, Progress], running: Mapping[int, int], no
         told = records[rank].describe(now)
         words[rank] = f"{told}, {state}" if told and state.startswith("stopped") else told or state
     return dict(sorted(words.items()))
-
-
-def session_cpu_s(leaders: Iterable[int]) -> dict[int, float]:
-    """Return processor seconds used by the living processes of each leader's session. Source: proc(5), stat 14, 15."""
-    wanted = set(leaders)
-    used = dict.fromkeys(wanted, 0.0)
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()
-                session = int(fields[3])
-                if session in wanted:
-                    used[session] += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return used
 
 
 def size_of(path: str) -> int:

@@ -15,6 +15,7 @@ TAIL_BYTES = 256 * 1024
 LOSS_BYTES = 4096
 
 _LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
+_STEP = re.compile(rb"(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})", re.IGNORECASE)
 _OWN_FRAME = re.compile(r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z')
 """How a forked worker came to run the script, in what faulthandler writes; of no use to the reader."""
 _BEGIN = re.compile(
@@ -51,6 +52,26 @@ def newest_loss(path: Path) -> str:
     """Return the text of the last loss in the last lines of a log, or an empty string."""
     found = _LOSS.findall(read_tail(path, LOSS_BYTES))
     return found[-1].decode("ascii") if found else ""
+
+
+def newest_step(path: Path) -> int | None:
+    """Return the number of the last step in the last lines of a log; None when there is none."""
+    return parse_step(read_tail(path, LOSS_BYTES))
+
+
+def parse_step(tail: bytes) -> int | None:
+    """Return the number of the last step in the end of a log."""
+    found = _STEP.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def last_line(tail: bytes) -> str:
+    """Return the last line of a log's end that is not empty; of a progress bar its last state."""
+    for line in reversed(tail.split(b"\n")):
+        text = line.rstrip(b"\r\t ").rpartition(b"\r")[2]
+        if text.strip():
+            return text.decode("utf-8", "backslashreplace")
+    return ""
 
 
 def read_excerpt(path: Path) -> list[str]:

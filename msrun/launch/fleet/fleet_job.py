@@ -12,7 +12,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.agent.observer import Observers
+from msrun.agent.observer import Observer, Observers
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -30,10 +30,12 @@ from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_fail
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.gather import REGISTERED
 from msrun.launch.job import JobResult, new_job_id
+from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.ranks import all_workers, count_workers
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -138,12 +140,13 @@ class FleetRun:
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
         self._ranks = _ranks_of_hosts(spec)
-        self._record = FleetRecord(self._ranks, Observers([events, _ConsoleOnceItIsThere(self)]))
+        self._metrics: MetricsFile | None = None
+        self._record = FleetRecord(self._ranks, Observers([events, _OnceThereIsAPlan(self)]))
 
     @property
-    def console(self) -> Console | None:
-        """What the user sees; None as long as not all hosts have said what they will run."""
-        return self._console
+    def shown(self) -> list[Observer]:
+        """What the user sees; empty as long as not all hosts have said what they will run."""
+        return [observer for observer in (self._console, self._metrics) if observer is not None]
 
     def start(self, on_directory: Callable[[], None]) -> None:
         """Tell all agents to begin.
@@ -214,8 +217,15 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._console = Console(plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail)
-        self._say(f"{plan.world_size} workers on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
+        self._console = Console(
+            plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail, has_progress=self._spec.has_progress_line
+        )
+        if self._spec.metrics_file is not None:
+            try:
+                self._metrics = MetricsFile(self._spec.metrics_file, plan, are_workers_here=False)
+            except UsageError as error:
+                self._fail(error)
+        self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._mustered.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
@@ -285,8 +295,9 @@ class FleetRun:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
-        if self._console is not None and self._console.tick_s is not None:
-            self._console.tick(self._record.membership)
+        for observer in self.shown:
+            if observer.tick_s is not None:
+                observer.tick(self._record.membership)
 
     def _give_up(self) -> None:
         for link in self._crew.links:
@@ -305,10 +316,15 @@ class FleetRun:
             failure = hide_secrets(failure, plan.secrets)
             if problem := write_failure(plan, failure):
                 self._say(problem)
+        if self._metrics is not None:
+            self._metrics.finish(self._record.membership, failure.exit_code if failure else contract.EXIT_OK)
         if self._console is not None:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
-            self._console.finish("" if failure else f"all {plan.world_size} workers{where} ended well")
+            again = f" after restart {self._record.restarts}" if self._record.restarts else ""
+            self._console.finish(
+                "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
+            )
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
@@ -317,8 +333,8 @@ class FleetRun:
         say(text, quiet=self._quiet)
 
 
-class _ConsoleOnceItIsThere:
-    """Passes moments on to the console; those before it is there are in the event log alone. An Observer."""
+class _OnceThereIsAPlan:
+    """Passes moments on to what the user sees; those before the plan are in the event log alone. An Observer."""
 
     tick_s: float | None = None
 
@@ -327,8 +343,8 @@ class _ConsoleOnceItIsThere:
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass a moment on."""
-        if self._run.console is not None:
-            self._run.console.note(kind, fields)
+        for observer in self._run.shown:
+            observer.note(kind, fields)
 
     def tick(self, membership: object) -> None:
         """Nothing regular to pass on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,13 +13,13 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
-from msrun.launch.remote.log_sender import unpack_piece
+from msrun.launch.remote.log_sender import is_of_job, unpack_piece
 
 _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
 """What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
 
 
-def own_logs(stem: str, ranks: Mapping[int, Iterable[int]]) -> dict[int, re.Pattern[str]]:
+def own_logs(stem: str, ranks: Mapping[int, Collection[int]]) -> dict[int, re.Pattern[str]]:
     """Return what logs each host may write are called.
 
     Args:
@@ -30,7 +30,8 @@ def own_logs(stem: str, ranks: Mapping[int, Iterable[int]]) -> dict[int, re.Patt
     start = _FILLED_IN.join(re.escape(word) for word in words)
     found = {}
     for node_rank, own in ranks.items():
-        names = f"{start}_(?:{'|'.join(map(str, own))})\\.log"
+        traces = (re.escape(contract.trace_file_name(rank)) for rank in own)
+        names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces])
         found[node_rank] = re.compile(names if node_rank else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
     return found
 
@@ -107,7 +108,7 @@ class HomeLogs:
 
     def _open(self, name: str) -> _Log:
         path = self._folder / name
-        if self._rotation is None or name == contract.SCHEDULER_LOG:
+        if self._rotation is None or is_of_job(name):
             return PlainLog(path)
         os.close(create_own_file(path))
         return RotatedLog(str(path), self._rotation)
@@ -133,7 +134,7 @@ class HomeLogs:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         with self._lock:
             current, log = self._logs[name]
-            if attempt > current and name != contract.SCHEDULER_LOG:
+            if attempt > current and not is_of_job(name):
                 path = self._folder / name
                 log.close()
                 rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, current))))

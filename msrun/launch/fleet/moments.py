@@ -58,7 +58,7 @@ FIELDS: Mapping[str, Mapping[str, Callable[[object], Any]]] = {
     "lingering": {"global_rank": _number, "what": _text},
     "waiting": {"text": _text},
     "stopping": {"reason": _text},
-    "restarting": {"attempt": _number, "delay_s": _seconds, "reason": _text},
+    "restarting": {"attempt": _number, "delay_s": _seconds, "reason": _text, "global_ranks": _list_of(_number)},
     "over": {"reason": _text},
 }
 """Moment -> its fields, as `agent.supervisor` tells them, each with what reads it."""

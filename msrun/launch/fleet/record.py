@@ -34,7 +34,11 @@ class FleetRecord:
         """Hosts that have told of a restart of which others have not -> what they have told since."""
         self._told: set[str] = set()
         self._restart: dict[str, Any] = {}
+        self._guilty: list[int] = []
+        """Ranks because of which the attempt is over."""
         self.membership = self._new_membership()
+        self.restarts = 0
+        """How often all hosts have begun anew."""
 
     def _new_membership(self) -> Membership:
         return Membership(rank for ranks in self._ranks.values() for rank in ranks)
@@ -55,7 +59,9 @@ class FleetRecord:
             ahead.append((kind, fields))
         elif kind == "restarting":
             self._ahead[node_rank] = deque()
-            self._restart = fields
+            own = [rank for rank in fields["global_ranks"] if rank in self._ranks[node_rank]]
+            self._guilty += own
+            self._restart = {**fields, "global_ranks": self._guilty}
             self._begin_again()
         elif kind in _OF_WORKERS:
             if fields["global_rank"] in self._ranks[node_rank]:
@@ -94,9 +100,11 @@ class FleetRecord:
     def _begin_again(self) -> None:
         if not self._ahead or self._ahead.keys() != self._ranks.keys():
             return
+        self.restarts += 1
         self._told.clear()
         self.membership = self._new_membership()
         self._observers.tell("restarting", **self._restart)
+        self._guilty = []
         waiting, self._ahead = self._ahead, {}
         for node_rank, moments in waiting.items():
             for kind, fields in moments:

@@ -30,6 +30,7 @@ from msrun.launch.preflight.host_room import (
 from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.tls_files import look_at_tls
 from msrun.planning.placement.host import DevicePlacement, place_devices
+from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec
 
 LOW_DISK_BYTES = GIB
@@ -197,7 +198,7 @@ def place_own_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> DevicePlac
 
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
     devices = place_own_devices(spec, caller)
-    return Finding("ok", "devices", f"{spec.local_worker_num} workers on {devices.target} ({devices.reason})")
+    return Finding("ok", "devices", f"{count_workers(spec.local_worker_num)} on {devices.target} ({devices.reason})")
 
 
 def _look_at_rank_table(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:
@@ -214,7 +215,7 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     if free is None:
         return Finding("warn", "memory", "free memory is not known: /proc/meminfo cannot be read")
     each = free // spec.local_worker_num
-    text = f"{format_bytes(free)} free, {format_bytes(each)} for each of {spec.local_worker_num} workers"
+    text = f"{format_bytes(free)} free, {format_bytes(each)} for each of {count_workers(spec.local_worker_num)}"
     if each < LOW_MEMORY_BYTES:
         return Finding("warn", "memory", f"{text}: torch alone takes {format_bytes(LOW_MEMORY_BYTES)}")
     return Finding("ok", "memory", text)
@@ -229,7 +230,7 @@ def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding
     text = f"{limit} open files allowed for each process"
     if limit < least:
         rotated = " with --log_max_bytes" if spec.log_max_bytes else ""
-        raise ClusterError(f"{text}, {count} workers{rotated} need {least}; raise the limit with ulimit -n")
+        raise ClusterError(f"{text}, {count_workers(count)}{rotated} need {least}; raise the limit with ulimit -n")
     if limit < usual:
         return Finding("warn", "open_files", f"{text}; ulimit -n {usual} leaves the workers more room")
     return Finding("ok", "open_files", text)
@@ -243,7 +244,8 @@ def _look_at_processes(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     text = f"{free} more processes and threads allowed"
     if free < least:
         raise ClusterError(
-            f"{text}, {spec.local_worker_num} workers need {least} at least; raise ulimit -u or the container's limit"
+            f"{text}, {count_workers(spec.local_worker_num)} need {least} at least; "
+            "raise ulimit -u or the container's limit"
         )
     if free < PROCESSES_OF_MSRUN + spec.local_worker_num * USUAL_THREADS:
         return Finding("warn", "processes", f"{text}; workers that start threads need more")

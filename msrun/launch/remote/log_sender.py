@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
 import zlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from msrun.cluster.messages import Message
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 
 PIECE_BYTES = 1 << 17
+_TRACE = re.compile(re.escape(contract.trace_file_name(0)).replace("0", r"\d+"))
 
 
 class _Reader(Protocol):
@@ -52,7 +54,7 @@ class LogSender:
     def end_attempt(self) -> None:
         """No worker runs any more, and their logs are about to be renamed."""
         with self._lock:
-            for entry in [entry for entry in self._readers if not _is_of_host(entry[0])]:
+            for entry in [entry for entry in self._readers if not is_of_job(Path(entry[0]).name)]:
                 entry[2].hold()
                 self._old.append(entry)
                 self._readers.remove(entry)
@@ -61,7 +63,7 @@ class LogSender:
         """New workers write new logs under the old names."""
         with self._lock:
             self._attempt += 1
-            self._readers += [(p, self._attempt, self._open(p)) for p in self._paths if not _is_of_host(p)]
+            self._readers += [(p, self._attempt, self._open(p)) for p in self._paths if not is_of_job(Path(p).name)]
 
     def next(self) -> Message | None:
         """Return the next piece as a message, or None when all that is there was sent.
@@ -82,8 +84,9 @@ class LogSender:
         return None
 
 
-def _is_of_host(path: str) -> bool:
-    return Path(path).name == contract.SCHEDULER_LOG
+def is_of_job(name: str) -> bool:
+    """Return whether a file goes on when a new attempt begins, unlike a worker's log: the scheduler's, and a trace."""
+    return name == contract.SCHEDULER_LOG or _TRACE.fullmatch(name) is not None
 
 
 def pack_piece(name: str, attempt: int | None, data: bytes) -> Message:

@@ -7,8 +7,9 @@ events what happened, the failure file why it ended, the logs and the progress b
 from __future__ import annotations
 
 import math
-import re
+import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rotated_path
-from msrun.agent.watch.progress_board import Progress, parse_record
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
+from msrun.agent.watch.usage import Usage, session_usage
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.job_record import (
@@ -28,14 +30,17 @@ from msrun.launch.directory.job_record import (
     read_bytes,
 )
 from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
-from msrun.launch.directory.worker_log import LOSS_BYTES, newest_loss, read_tail
+from msrun.launch.directory.worker_log import LOSS_BYTES, last_line, newest_loss, parse_step, read_tail
 
-PROGRESS_BOARD = "progress"
-"""File in the job's run_dir."""
+JUST_STARTING = "(just starting)"
+"""In the place of the id of a job that has not written it yet."""
+NOT_STARTED = "not started"
+LOST = "lost"
+"""What is said of a worker whose job is over and that was to start, or ran."""
+NOTHING_TOLD = Progress()
 READ_TRIES = 20
 """How often files are read again when another job takes the directory while they are."""
 
-_STEP = re.compile(rb"(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})", re.IGNORECASE)
 _INTERRUPTS = frozenset(contract.EXIT_SIGNAL_BASE + signum for signum in (1, 2, 15))
 
 
@@ -45,11 +50,20 @@ class JobState(Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    ENDED = "ended well"
+    ENDED = "finished successfully"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    DIED = "died without a word"
+    DIED = "launcher died"
     """Its launcher has ended and has recorded no end: killed, or the host went down."""
+
+
+STATE_COLOURS = {
+    JobState.ENDED: "green",
+    JobState.RUNNING: "green",
+    JobState.FAILED: "red",
+    JobState.DIED: "red",
+    JobState.INTERRUPTED: "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,19 @@ class WorkerRow:
     """When it last wrote to its log, wall clock; None when it has written nothing."""
     step: int | None
     loss: float | None
+    log_name: str = ""
+    """In the log directory; empty when the plan does not tell."""
+    last_line: str = ""
+    """Of its log; as the worker wrote it, so not for a terminal."""
+    progress: Progress = NOTHING_TOLD
+    """What a running worker on this host says of itself."""
+    steps_per_s: float | None = None
+    usage: Usage | None = None
+    """Of a running worker on this host."""
+
+    def waits_s(self, clock: float) -> float | None:
+        """Return for how long it has been waiting for other ranks; None when it does not, or does not say."""
+        return max(0.0, clock - self.progress.waiting_since) if self.progress.is_waiting else None
 
 
 @dataclass(frozen=True)
@@ -89,6 +116,8 @@ class JobStatus:
     """Which files could not be understood."""
     now: float
     """Wall clock, when this was read."""
+    clock: float = 0.0
+    """The same moment of CLOCK_MONOTONIC."""
 
     @property
     def is_over(self) -> bool:
@@ -204,7 +233,7 @@ def _build_status(log_dir: Path, files: _Files) -> JobStatus:
     now = time.time()
     code = parse_number(files.failure.get("exit_code"))
     status = JobStatus(
-        job_id=record.job_id if record else plan.job_id if plan else "(just starting)",
+        job_id=record.job_id if record else plan.job_id if plan else JUST_STARTING,
         state=state,
         reason=reason,
         exit_code=int(code) if code is not None else None,
@@ -218,6 +247,7 @@ def _build_status(log_dir: Path, files: _Files) -> JobStatus:
         rows=(),
         notes=files.notes,
         now=now,
+        clock=time.monotonic(),
     )
     rows = tuple(_build_rows(status, plan, events))
     begin = record.started_at if record else events.begin
@@ -236,43 +266,87 @@ def _last_sign_of_life(events: EventsRecord, rows: tuple[WorkerRow, ...]) -> flo
 def _build_rows(status: JobStatus, plan: PlanRecord | None, events: EventsRecord) -> list[WorkerRow]:
     planned = {worker.global_rank: worker for worker in plan.workers} if plan else {}
     board = _read_board(plan) if plan and not status.is_over else b""
+    used = _read_usage(status, planned, events)
     ranks = sorted(planned.keys() | events.workers.keys())
     unknown = status.launcher_host or "?"
     return [
-        _build_row(status, planned.get(rank) or PlannedWorker(rank, unknown, ""), events, parse_record(board, rank))
+        _build_row(
+            status, planned.get(rank) or PlannedWorker(rank, unknown, ""), events, parse_record(board, rank), used
+        )
         for rank in ranks
     ]
 
 
-def _build_row(status: JobStatus, planned: PlannedWorker, events: EventsRecord, progress: Progress) -> WorkerRow:
+def _read_usage(status: JobStatus, planned: Mapping[int, PlannedWorker], events: EventsRecord) -> dict[int, Usage]:
+    """Return what the running workers of this host use, by their process ids."""
+    here = socket.gethostname()
+    if status.is_over or status.launcher_host != here:
+        return {}
+    running = {rank: w.pid for rank, w in events.workers.items() if w.pid and w.state == WorkerState.RUNNING.value}
+    used = session_usage(pid for rank, pid in running.items() if rank in planned and planned[rank].host == here)
+    return {pid: usage for pid, usage in used.items() if usage.memory_bytes}
+
+
+def _build_row(
+    status: JobStatus,
+    planned: PlannedWorker,
+    events: EventsRecord,
+    progress: Progress,
+    used: Mapping[int, Usage],
+) -> WorkerRow:
     worker = events.workers.get(planned.global_rank)
     state = worker.state if worker else WorkerState.PLANNED.value
     if worker and worker.how and state == WorkerState.FAILED.value:
         state = f"{state}: {worker.how}"
     if status.is_over:
-        state = {WorkerState.RUNNING.value: "lost", WorkerState.PLANNED.value: "not started"}.get(state, state)
-    log_at, step, loss = _read_log(status.log_dir / planned.log_name) if planned.log_name else (None, None, None)
+        state = {WorkerState.RUNNING.value: LOST, WorkerState.PLANNED.value: NOT_STARTED}.get(state, state)
+    log = _read_log(status.log_dir / planned.log_name) if planned.log_name else _Log()
+    step, loss = log.step, log.loss
     if progress.steps:
         step = progress.steps or step
         loss = progress.loss if math.isfinite(progress.loss) else loss
-    return WorkerRow(planned.global_rank, planned.host, worker.pid if worker else 0, state, log_at, step, loss)
+    pid = worker.pid if worker else 0
+    is_running = state == WorkerState.RUNNING.value
+    return WorkerRow(
+        planned.global_rank,
+        planned.host,
+        pid,
+        state,
+        log.written_at,
+        step,
+        loss,
+        planned.log_name,
+        log.last_line,
+        progress if is_running else NOTHING_TOLD,
+        progress.steps_per_s(status.clock) if is_running else None,
+        used.get(pid),
+    )
 
 
-def _read_log(path: Path) -> tuple[float | None, int | None, float | None]:
-    """Return when a log was last written to, and the newest step and loss in its last lines."""
+@dataclass(frozen=True)
+class _Log:
+    """What the end of a worker's log tells."""
+
+    written_at: float | None = None
+    step: int | None = None
+    loss: float | None = None
+    last_line: str = ""
+
+
+def _read_log(path: Path) -> _Log:
     try:
         found = path.lstat()
     except OSError:
-        return None, None, None
+        return _Log()
     was_rotated = Path(rotated_path(str(path), 1)).exists()
     if not path.is_file() or not (found.st_size or was_rotated):
-        return None, None, None
-    steps = _STEP.findall(read_tail(path, LOSS_BYTES))
+        return _Log()
+    tail = read_tail(path, LOSS_BYTES)
     try:
         loss = float(newest_loss(path))
     except ValueError:
         loss = None
-    return found.st_mtime, int(steps[-1]) if steps else None, loss
+    return _Log(found.st_mtime, parse_step(tail), loss, last_line(tail))
 
 
 def _read_board(plan: PlanRecord) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from msrun.launch.printable import one_line
-from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
+from msrun.launch.status.job_status import STATE_COLOURS, JobStatus, WorkerRow
 from msrun.planning.ranks import fold_ranks
 
 Value = TypeVar("Value", int, float)
@@ -17,13 +17,6 @@ MAX_RUNS = 6
 HEADINGS = ("rank", "host", "pid", "state", "last log", "step", "loss")
 GROUP_HEADINGS = ("ranks", "host", "workers", "state", "last log", "step", "loss")
 GAP = "  "
-_COLOURS = {
-    JobState.ENDED: "green",
-    JobState.RUNNING: "green",
-    JobState.FAILED: "red",
-    JobState.DIED: "red",
-    JobState.INTERRUPTED: "yellow",
-}
 _HOURS_S = 3600
 _DAYS_S = 24 * _HOURS_S
 
@@ -34,7 +27,7 @@ def render_status(status: JobStatus, width: int | None = None) -> str:
     Args:
         width: columns of the terminal that it is for; None = no terminal: plain columns, each row on one line.
     """
-    head = _head_lines(status)
+    head = head_lines(status)
     headings: tuple[str, ...]
     cells: list[tuple[str, ...]]
     if len(status.rows) > MAX_ROWS:
@@ -46,7 +39,8 @@ def render_status(status: JobStatus, width: int | None = None) -> str:
     return "\n".join([*head, *(_columns([headings, *cells]) if cells else [])])
 
 
-def _head_lines(status: JobStatus) -> list[str]:
+def head_lines(status: JobStatus) -> list[str]:
+    """Return the lines about the job as a whole; the first names its state."""
     lines = [f"job {one_line(status.job_id)}: {one_line(status.describe())}"]
     facts = []
     if status.launcher_host:
@@ -134,7 +128,7 @@ def _render_rich(
     from rich.text import Text
 
     console = Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False)
-    console.print(Text(head[0], style=_COLOURS.get(status.state, "bold")), soft_wrap=True)
+    console.print(Text(head[0], style=STATE_COLOURS.get(status.state, "bold")), soft_wrap=True)
     for line in head[1:]:
         console.print(Text(line), soft_wrap=True)
     if cells:

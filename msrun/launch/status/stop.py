@@ -69,7 +69,7 @@ def _describe_end(log_dir: Path, before: JobStatus) -> str:
     after = read_status(log_dir, "--stop")
     if after.job_id != before.job_id or not after.is_over:  # the next job has taken the directory already
         return f"job {before.job_id} has ended"
-    how = {JobState.ENDED: "ended well by itself meanwhile"}.get(after.state, after.describe())
+    how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
     return f"job {before.job_id} has ended: {how}"
 
 

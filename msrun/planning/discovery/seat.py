@@ -8,6 +8,7 @@ from typing import Any
 
 from msrun.errors import UsageError
 from msrun.planning.discovery.surroundings import OFF, Surroundings, Told
+from msrun.planning.ranks import count_workers
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
 
@@ -78,7 +79,7 @@ class _Seat:
                 self._tell("worker_num", Told(local, "--local_worker_num"))
             elif here is not None:
                 self._tell("worker_num", here)
-                lines.append(f"{job.name}: {_count(here.value)} on this host ({here.source})")
+                lines.append(f"{job.name}: {count_workers(here.value)} on this host ({here.source})")
         is_by_hand = {"worker_num", "local_worker_num"} <= set(self._given)
         return self._found([*lines, *([job.hint] if job.hint and not is_by_hand else [])])
 
@@ -141,15 +142,16 @@ class _Seat:
         node_rank = value["node_rank"]
         if job.node_num is None and node_rank >= node_num:
             raise UsageError(
-                f"{job.name}: node {node_rank} with {_count(local.value)} per host is beyond --worker_num "
+                f"{job.name}: node {node_rank} with {count_workers(local.value)} per host is beyond --worker_num "
                 f"{value['worker_num']}, which is for {node_num} hosts; make the numbers fit"
             )
         place = f"node {node_rank}" if node_rank >= 0 else "one"
         port = value["master_port"] or MEETING_PORT
-        line = f"{job.name}: {place} of {node_num}, {_count(local.value)} here, master {value['master_addr']}:{port}"
+        here = count_workers(local.value)
+        line = f"{job.name}: {place} of {node_num}, {here} here, master {value['master_addr']}:{port}"
         lines = [f"{line} ({', '.join(self._sources())})"]
         if 0 < job.cpu_count < local.value:
-            lines.append(f"{job.name}: {_count(local.value)} share {job.cpu_count} CPU here; {job.cpu_remedy}")
+            lines.append(f"{job.name}: {count_workers(local.value)} share {job.cpu_count} CPU here; {job.cpu_remedy}")
         return self._found(lines)
 
     def _tell(self, name: str, told: Told[int] | Told[str] | None) -> None:
@@ -166,7 +168,3 @@ class _Seat:
     def _found(self, lines: list[str]) -> FoundSeat:
         settings = tuple(FoundSetting(name, told.value, told.source) for name, told in self._told.items())
         return FoundSeat({name: told.value for name, told in self._told.items()}, settings, tuple(lines))
-
-
-def _count(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from msrun.errors import UsageError
 from msrun.planning.hosts.brackets import fold, shorten
 from msrun.planning.hosts.host_entry import MAX_SLOTS, HostEntry
+from msrun.planning.ranks import count_workers
 
 
 def give_slots(
@@ -60,7 +61,7 @@ def _share(entries: Sequence[HostEntry], silent: Sequence[HostEntry], worker_num
     share, rest = divmod(left, len(silent))
     if rest or not 1 <= share <= MAX_SLOTS:
         raise UsageError(
-            f"--worker_num {worker_num}: leaves {left} workers for {_hosts(silent)} without slots "
+            f"--worker_num {worker_num}: leaves {count_workers(left)} for {_hosts(silent)} without slots "
             f"({shorten(fold(entry.name for entry in silent))}), which cannot be shared evenly; give slots, e.g. "
             f"{silent[0].name}:8"
         )

@@ -4,6 +4,6 @@
 `torch.distributed.init_process_group("shm")` works in any script.
 """
 
-from msrun.runtime.shm.process_group import register
+from msrun.runtime.shm.registration import register
 
 register()

@@ -12,62 +12,67 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.shm.reduction import Reduction
-from msrun.runtime.shm.segment import SLOT_BYTES, Segment
+from msrun.runtime.shm.segment import NOTE, SLOT_BYTES, Segment
 
 NAMES = (
     "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "all_to_all", "reduce_scatter", "scatter"
 )  # fmt: skip
 _TYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+_TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
 _REDUCTION = 1 << 16
 """Numbers of types are below it, those of reductions above"""
 _SHORT_BYTES = 16 << 10
 """Most that every rank adds up whole."""
+_ALIGNED = 64
+"""Numbers: parts begin at multiples of it."""
+Rows = Tensor | Sequence[Tensor]
+"""A tensor for each rank: [rank, count], or one after the other where they differ in size."""
 
 
 class Collective:
-    """One operation of all ranks of a group."""
+    """One operation of all ranks of a group.
+
+    Args:
+        count: numbers of the whole message, equal on all ranks.
+        steps: how often slots are written.
+        root: the rank that gives, or takes, alone.
+    """
 
     name = "collective"
-    root: int | None = None
-    """The rank that gives, or takes, alone."""
     gives_alone = False
     """Only the root writes; else only the root reads, if there is one."""
     is_settled = True
     """False until the number of steps is known."""
+    summed_steps = 0
+    """So many of the first steps are reduced in parts: each rank one, for all."""
 
-    def __init__(self, segment: Segment, dtype: torch.dtype, count: int, steps: int) -> None:
-        """
-        Args:
-            count: numbers of the whole message, equal on all ranks.
-        """
-        self.segment = segment
-        self.slots = segment.slots(dtype)
+    def __init__(
+        self,
+        segment: Segment,
+        dtype: torch.dtype,
+        count: int,
+        steps: int,
+        op: Reduction | None = None,
+        root: int | None = None,
+    ) -> None:
+        self.segment, self.dtype, self.root = segment, dtype, root
         self.steps = max(1, steps)
-        self.dtype = dtype
-        self.note = (NAMES.index(self.name), count, _TYPES.index(dtype), -1 if self.root is None else self.root)
+        kind = _TYPE_NUMBERS[dtype] + (op.number * _REDUCTION if op is not None else 0)
+        self.note = NOTE.pack(NAMES.index(self.name), count, kind, -1 if root is None else root)
         """What all ranks must agree on: operation, numbers, their type and how they are reduced, root."""
         self.first = 0
         """Number of the first step, in all that the group does."""
         self.posted = self.added = self.taken = 0
+        is_root = root == segment.rank
+        self.reads = root is None or is_root is not self.gives_alone
+        """Whether this rank needs what others write."""
+        self.writes = root is None or is_root is self.gives_alone
+        """Whether others need what this rank writes."""
 
     @property
     def is_done(self) -> bool:
         """Whether this rank's part is over."""
-        return self.is_settled and self.taken == self.steps
-
-    @property
-    def reads(self) -> bool:
-        """Whether this rank needs what others write."""
-        return self.root is None or (self.root != self.segment.rank) is self.gives_alone
-
-    @property
-    def writes(self) -> bool:
-        """Whether others need what this rank writes."""
-        return self.root is None or (self.root == self.segment.rank) is self.gives_alone
-
-    def adds_up(self, step: int) -> bool:  # noqa: ARG002
-        """Return whether each rank reduces a part of this step for all."""
-        return False
+        return self.taken == self.steps and self.is_settled
 
     def put(self, step: int, slot: int) -> None:
         """Write this rank's part of a step."""
@@ -83,9 +88,9 @@ class Collective:
         return describe(self.note, self.segment.size)
 
 
-def describe(note: Sequence[int], size: int) -> str:
+def describe(note: bytes, size: int) -> str:
     """Return what to call the operation of a note."""
-    name, count, kind, root = note
+    name, count, kind, root = NOTE.unpack(note)
     if not 0 <= name < len(NAMES):
         return "another operation"
     dtype = str(_TYPES[kind % _REDUCTION]).removeprefix("torch.")
@@ -109,52 +114,45 @@ class AllReduce(Collective):
     name = "all_reduce"
 
     def __init__(self, segment: Segment, value: Tensor, op: Reduction, root: int | None = None) -> None:
-        self.root = root
         if root is not None:
             self.name = "reduce"
-        self._length = SLOT_BYTES // value.element_size()
-        super().__init__(segment, value.dtype, value.numel(), -(-value.numel() // self._length))
-        self.note = (*self.note[:2], self.note[2] + op.number * _REDUCTION, self.note[3])
-        self._value, self._op = value, op
-
-    def _span(self, step: int) -> tuple[int, int]:
-        begin = step * self._length
-        return begin, min(begin + self._length, self._value.numel())
-
-    def adds_up(self, step: int) -> bool:
-        begin, end = self._span(step)
-        is_long = (end - begin) * self._value.element_size() > _SHORT_BYTES
-        return self.root is None and is_long and self.segment.size > 2
+        self._pieces = _cut(value)
+        super().__init__(segment, value.dtype, value.numel(), len(self._pieces), op, root)
+        self._op = op
+        if root is None and segment.size > 2:
+            is_short = self._pieces[-1].numel() * value.element_size() <= _SHORT_BYTES
+            self.summed_steps = len(self._pieces) - is_short
 
     def put(self, step: int, slot: int) -> None:
-        begin, end = self._span(step)
-        self.slots[self.segment.rank][slot][: end - begin].copy_(self._op.prepare(self._value[begin:end]))
+        piece = self._pieces[step]
+        self.segment.rows(slot, self.dtype, 0, piece.numel())[self.segment.rank].copy_(self._op.prepare(piece))
 
-    def _parts(self, count: int) -> list[int]:
-        """Return where the parts of the ranks begin, and the end."""
-        return [count * rank // self.segment.size for rank in range(self.segment.size + 1)]
+    def _part(self, count: int) -> int:
+        """Return how many numbers each rank adds up; the last ranks may have less."""
+        return -(-count // (self.segment.size * _ALIGNED)) * _ALIGNED
 
     def add_up(self, step: int, slot: int) -> None:
-        begin, end = self._span(step)
-        rank = self.segment.rank
-        low, high = self._parts(end - begin)[rank : rank + 2]
-        result = self._value[begin + low : begin + high]
-        self._op.reduce([self.slots[other][slot][low:high] for other in range(self.segment.size)], result)
-        self.slots[rank][slot][low:high].copy_(result)
+        piece, rank = self._pieces[step], self.segment.rank
+        part = self._part(piece.numel())
+        result = piece[rank * part : (rank + 1) * part]
+        if result.numel():
+            rows = self.segment.rows(slot, self.dtype, rank * part, result.numel())
+            self._op.reduce(rows, result)
+            rows[rank].copy_(result)
 
     def take(self, step: int, slot: int) -> None:
         if not self.reads:
             return
-        begin, end = self._span(step)
-        given = [self.slots[other][slot] for other in range(self.segment.size)]
-        if not self.adds_up(step):
-            self._op.reduce([part[: end - begin] for part in given], self._value[begin:end])
+        piece = self._pieces[step]
+        count = piece.numel()
+        if step >= self.summed_steps:
+            self._op.reduce(self.segment.rows(slot, self.dtype, 0, count), piece)
             return
-        bounds = self._parts(end - begin)
-        for other in range(self.segment.size):
-            if other != self.segment.rank:
-                low, high = bounds[other], bounds[other + 1]
-                self._value[begin + low : begin + high].copy_(given[other][low:high])
+        part = self._part(count)
+        full, rest = divmod(count, part)
+        piece[: full * part].view(full, part).copy_(self.segment.diagonal(slot, self.dtype, full, part))
+        if rest:
+            piece[full * part :].copy_(self.segment.rows(slot, self.dtype, full * part, rest)[full])
 
 
 class Broadcast(Collective):
@@ -164,117 +162,104 @@ class Broadcast(Collective):
     gives_alone = True
 
     def __init__(self, segment: Segment, value: Tensor, root: int) -> None:
-        self.root = root
-        self._length = SLOT_BYTES // value.element_size()
-        super().__init__(segment, value.dtype, value.numel(), -(-value.numel() // self._length))
-        self._value = value
+        self._pieces = _cut(value)
+        super().__init__(segment, value.dtype, value.numel(), len(self._pieces), root=root)
+        self._root = root
 
     def put(self, step: int, slot: int) -> None:
         if self.writes:
-            part = self._value[step * self._length : (step + 1) * self._length]
-            self.slots[self.segment.rank][slot][: len(part)].copy_(part)
+            piece = self._pieces[step]
+            self.segment.rows(slot, self.dtype, 0, piece.numel())[self._root].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
         if self.reads:
-            part = self._value[step * self._length : (step + 1) * self._length]
-            assert self.root is not None
-            part.copy_(self.slots[self.root][slot][: len(part)])
+            piece = self._pieces[step]
+            piece.copy_(self.segment.rows(slot, self.dtype, 0, piece.numel())[self._root])
 
 
 class AllGather(Collective):
-    """Gives every rank's tensor to all, or to the root; they may differ in size."""
+    """Gives every rank's tensor to all, or to the root; they may differ in size.
+
+    Args:
+        results: None where this rank reads nothing.
+    """
 
     name = "all_gather"
 
-    def __init__(
-        self, segment: Segment, results: Sequence[Tensor] | None, value: Tensor, root: int | None = None
-    ) -> None:
-        """
-        Args:
-            results: per rank; None where this rank reads nothing.
-        """
-        self.root = root
+    def __init__(self, segment: Segment, results: Rows | None, value: Tensor, root: int | None = None) -> None:
         if root is not None:
             self.name = "gather"
         self._length = SLOT_BYTES // value.element_size()
-        longest = max([value.numel(), *(len(result) for result in results or ())])
-        count = value.numel() * segment.size if root is not None else sum(len(result) for result in results or ())
-        super().__init__(segment, value.dtype, count, -(-longest // self._length))
+        longest = value.numel() if results is None else max(value.numel(), _longest(results))
+        count = value.numel() * segment.size if root is not None or results is None else _count(results)
+        super().__init__(segment, value.dtype, count, -(-longest // self._length), root=root)
         self._value, self._results = value, results
 
     def put(self, step: int, slot: int) -> None:
-        part = self._value[step * self._length : (step + 1) * self._length]
-        self.slots[self.segment.rank][slot][: len(part)].copy_(part)
+        piece = self._value if self.steps == 1 else _piece(self._value, step, self._length)
+        self.segment.rows(slot, self.dtype, 0, piece.numel())[self.segment.rank].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
-        for rank, result in enumerate(self._results or ()):
-            part = result[step * self._length : (step + 1) * self._length]
-            part.copy_(self.slots[rank][slot][: len(part)])
+        if self._results is not None:
+            _take_rows(self.segment, self._results, step, self._length, slot, 0)
 
 
 class Exchange(Collective):
-    """Gives each rank its piece of every rank's tensors: all of them (all-to-all), their reduction (reduce-scatter)."""
+    """Gives each rank its piece of every rank's tensors: all of them (all-to-all), or their reduction (reduce-scatter).
+
+    Args:
+        results: per rank what it sends here; for a reduction the one tensor.
+        values: per rank what it gets from here.
+        op: how what arrives is reduced; None: not at all.
+        is_even: all pieces of all ranks have one size; else the first step tells how many there are.
+    """
 
     name = "all_to_all"
 
     def __init__(
-        self,
-        segment: Segment,
-        results: Sequence[Tensor],
-        values: Sequence[Tensor],
-        op: Reduction | None = None,
-        *,
-        is_even: bool = True,
+        self, segment: Segment, results: Rows, values: Rows, op: Reduction | None = None, *, is_even: bool = True
     ) -> None:
-        """
-        Args:
-            results: per rank what it sends here; for a reduction one.
-            values: per rank what it gets from here.
-            op: how what arrives is reduced; None: not at all.
-            is_even: all pieces of all ranks have one size; else the first step tells how many there are.
-        """
-        size, self._is_even = segment.size, is_even
         if op is not None:
             self.name = "reduce_scatter"
-        self._length = SLOT_BYTES // size // values[0].element_size()
-        longest = max(len(piece) for piece in (*values, *results))
+        self._is_even, dtype = is_even, values[0].dtype
+        self._length = SLOT_BYTES // segment.size // values[0].element_size()
+        longest = _longest(values) if op is not None else max(_longest(values), _longest(results))
         steps = -(-longest // self._length)
-        count = len(values[0]) * size if is_even else 0
-        super().__init__(segment, values[0].dtype, count, steps)
-        if op is not None:
-            self.note = (*self.note[:2], self.note[2] + op.number * _REDUCTION, self.note[3])
+        super().__init__(segment, dtype, values[0].numel() * segment.size if is_even else 0, steps, op)
         if not is_even:
             self.is_settled, self._wanted, self.steps = False, steps, 1
-            self._counts = segment.slots(torch.int64)
         self._values, self._results, self._op = values, results, op
 
-    def _piece(self, piece: Tensor, step: int) -> Tensor:
-        number = step if self._is_even else step - 1
-        return piece[number * self._length : (number + 1) * self._length]
-
     def put(self, step: int, slot: int) -> None:
-        rank = self.segment.rank
-        if not self._is_even and not step:
-            self._counts[rank][slot][0] = self._wanted
+        segment, rank = self.segment, self.segment.rank
+        if not self._is_even:
+            if not step:
+                segment.rows(slot, torch.int64, 0, 1)[rank][0] = self._wanted
+                return
+            step -= 1
+        if isinstance(self._values, Tensor):
+            piece = _piece(self._values, step, self._length)
+            piece = piece if self._op is None else self._op.prepare(piece)
+            segment.own_rows(slot, self.dtype, self._length, piece.shape[1]).copy_(piece)
             return
         for other, value in enumerate(self._values):
-            part = self._piece(value, step)
-            part = part if self._op is None else self._op.prepare(part)
-            self.slots[rank][slot][other * self._length : other * self._length + len(part)].copy_(part)
+            piece = _piece(value, step, self._length)
+            piece = piece if self._op is None else self._op.prepare(piece)
+            segment.rows(slot, self.dtype, other * self._length, piece.numel())[rank].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
-        ranks, begin = range(self.segment.size), self.segment.rank * self._length
-        if not self._is_even and not step:
-            self.steps = 1 + max(int(self._counts[rank][slot][0]) for rank in ranks)
-            self.is_settled = True
-            return
-        if self._op is not None:
-            result = self._piece(self._results[0], step)
-            self._op.reduce([self.slots[rank][slot][begin : begin + len(result)] for rank in ranks], result)
-            return
-        for rank, given in enumerate(self._results):
-            result = self._piece(given, step)
-            result.copy_(self.slots[rank][slot][begin : begin + len(result)])
+        segment, begin = self.segment, self.segment.rank * self._length
+        if not self._is_even:
+            if not step:
+                self.steps = 1 + int(segment.stack(slot, torch.int64, 0, 1).max())
+                self.is_settled = True
+                return
+            step -= 1
+        if self._op is None:
+            _take_rows(segment, self._results, step, self._length, slot, begin)
+        elif isinstance(self._results, Tensor):
+            result = _piece(self._results, step, self._length)
+            self._op.reduce(segment.rows(slot, self.dtype, begin, result.numel()), result)
 
 
 class Scatter(Collective):
@@ -284,18 +269,46 @@ class Scatter(Collective):
     gives_alone = True
 
     def __init__(self, segment: Segment, result: Tensor, values: Sequence[Tensor] | None, root: int) -> None:
-        self.root = root
         self._length = SLOT_BYTES // segment.size // result.element_size()
-        super().__init__(segment, result.dtype, result.numel() * segment.size, -(-result.numel() // self._length))
-        self._result, self._values = result, values
+        steps = -(-result.numel() // self._length)
+        super().__init__(segment, result.dtype, result.numel() * segment.size, steps, root=root)
+        self._result, self._values, self._root = result, values, root
 
     def put(self, step: int, slot: int) -> None:
         for other, value in enumerate(self._values or ()):
-            part = value[step * self._length : (step + 1) * self._length]
-            self.slots[self.segment.rank][slot][other * self._length : other * self._length + len(part)].copy_(part)
+            piece = _piece(value, step, self._length)
+            self.segment.rows(slot, self.dtype, other * self._length, piece.numel())[self._root].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
-        part = self._result[step * self._length : (step + 1) * self._length]
-        assert self.root is not None
-        begin = self.segment.rank * self._length
-        part.copy_(self.slots[self.root][slot][begin : begin + len(part)])
+        piece, begin = _piece(self._result, step, self._length), self.segment.rank * self._length
+        piece.copy_(self.segment.rows(slot, self.dtype, begin, piece.numel())[self._root])
+
+
+def _cut(value: Tensor) -> Sequence[Tensor]:
+    """Cut a flat tensor into pieces that fit into a slot."""
+    length = SLOT_BYTES // value.element_size()
+    return (value,) if value.numel() <= length else value.split(length)
+
+
+def _piece(value: Tensor, step: int, length: int) -> Tensor:
+    """Return the numbers of one step, of a flat tensor or of rows."""
+    return value[..., step * length : (step + 1) * length]
+
+
+def _longest(rows: Rows) -> int:
+    return rows.shape[-1] if isinstance(rows, Tensor) else max(row.numel() for row in rows)
+
+
+def _count(rows: Rows) -> int:
+    return rows.numel() if isinstance(rows, Tensor) else sum(row.numel() for row in rows)
+
+
+def _take_rows(segment: Segment, results: Rows, step: int, length: int, slot: int, begin: int) -> None:
+    """Copy what every rank has written for this one."""
+    if isinstance(results, Tensor):
+        piece = _piece(results, step, length)
+        piece.copy_(segment.stack(slot, piece.dtype, begin, piece.shape[1]))
+        return
+    for rank, result in enumerate(results):
+        piece = _piece(result, step, length)
+        piece.copy_(segment.rows(slot, piece.dtype, begin, piece.numel())[rank])

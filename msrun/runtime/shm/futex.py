@@ -20,6 +20,8 @@ _EVERYONE = 0x7FFFFFFF
 _NEVER_LESS_THAN_0 = 2 << 24
 """FUTEX_OP_CMP_LT against 0: nobody who sleeps on the counted word is woken by the count"""
 _WRAP = 1 << 32
+_LOOKS = 1000
+"""About 50 µs: what it costs to sleep and be woken."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _futex = _libc.syscall
 _futex.restype = ctypes.c_long
@@ -40,6 +42,16 @@ def why_not() -> str:
     return ""
 
 
+def is_reached(seen: int, value: int) -> bool:
+    """Return whether a counter that may have wrapped is at a value or beyond it."""
+    return distance(seen, value) < _WRAP >> 1
+
+
+def distance(seen: int, value: int) -> int:
+    """Return how far a counter that may have wrapped is beyond a value that it has reached."""
+    return (seen - value) % _WRAP
+
+
 class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -58,15 +70,11 @@ class Words:
         self._unused_at = ctypes.addressof(self._unused)
 
     def __getitem__(self, index: int) -> int:
-        return int(self._values[index])
+        return self._values[index]
 
     def __setitem__(self, index: int, value: int) -> None:
         """Write a word that only this process writes; with `fence` before it, after all that was written before."""
         self._values[index] = value % _WRAP
-
-    def has_reached(self, index: int, value: int) -> bool:
-        """Return whether a counter that may have wrapped is at a value or beyond it."""
-        return (int(self._values[index]) - value) % _WRAP < _WRAP >> 1
 
     def any(self, index: int, count: int) -> bool:
         """Return whether one of some words is not 0."""
@@ -80,6 +88,11 @@ class Words:
     def wake(self, index: int) -> None:
         """Wake every process that sleeps on a word."""
         _futex(_number, self._begin + 4 * index, _WAKE, _EVERYONE, 0, 0, 0)
+
+    def spin(self, index: int, seen: int) -> bool:
+        """Look for a moment whether a word changes; worth it where every process has a core of its own."""
+        values = self._values
+        return any(values[index] != seen for _ in range(_LOOKS))
 
     def sleep(self, index: int, seen: int, most_s: float) -> None:
         """Sleep while a word has the value that was seen, until it is woken, at most so long."""

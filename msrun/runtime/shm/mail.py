@@ -90,18 +90,20 @@ class Mail:
         self._receives: list[Receive] = []
         self._boxes = [_Box() for _ in range(segment.size)]
         self._error: CollectiveError | None = None
+        self.blocked_on = 0, 0
+        """The word that counts when more can be done, and its value when nothing could."""
 
-    def send(self, send: Send) -> None:
-        """Put a message behind those to the same rank."""
-        self._sends.setdefault(send.to, deque()).append(send)
+    def add(self, operation: Send | Receive) -> None:
+        """Put a message behind those to the same rank; or ask for one: of those that fit, the oldest."""
+        if isinstance(operation, Send):
+            self._sends.setdefault(operation.to, deque()).append(operation)
+        else:
+            self._receives.append(operation)
 
-    def receive(self, receive: Receive) -> None:
-        """Ask for a message; of those that fit, the oldest."""
-        self._receives.append(receive)
-
-    @torch.no_grad()
     def advance(self) -> bool:
         """Do what can be done now; return whether operations are left."""
+        word = self._segment.bell + self._segment.rank
+        self.blocked_on = word, self._words[word]
         for to in list(self._sends):
             self._fill(to)
         for receive in list(self._receives):
@@ -232,11 +234,6 @@ class Mail:
         return _Arriving(tag, torch.empty(count, dtype=torch.uint8), None)
 
     # -- waiting ------------------------------------------------------------------------------------------------
-
-    def next_word(self) -> tuple[int, int]:
-        """Return the word that counts when more can be done, and its value now."""
-        word = self._segment.bell + self._segment.rank
-        return word, self._words[word]
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,21 @@ _STEPS: dict[Any, Callable[..., Tensor]] = {
     _ReduceOp.BXOR: torch.bitwise_xor,
 }
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
+    """Return what torch's operation means for numbers of a type.
+
+    Raises:
+        ValueError: an operation that the numbers' type does not have.
+    """
+    kind = getattr(op, "op", op)
+    return Reduction(op, dtype) if kind == _ReduceOp.PREMUL_SUM else _plain_reduction(kind, dtype)
+
+
+@cache
+def _plain_reduction(kind: Any, dtype: torch.dtype) -> Reduction:
+    return Reduction(kind, dtype)
 
 
 class Reduction:

@@ -11,8 +11,10 @@ import mmap
 import os
 import secrets
 import select
+import struct
 import time
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun import contract
 from msrun.runtime.shm.futex import Words, why_not
 
 SLOTS = 8
 """Steps that a rank may be ahead of the slowest."""
 SLOT_BYTES = 1 << 20
-NOTE = 4
-"""Numbers of a note."""
+NOTE = struct.Struct("<4q")
+"""What a rank says of an operation."""
+_MOST_VIEWS = 2048
+"""Kept, of tensors that lie in the slots."""
 _PAGE = 4096
 _MAGIC = b"msrun shm 1\n"
 _MOST_MAIL_BYTES, _LEAST_MAIL_BYTES, _ALL_MAIL_BYTES = 16 << 20, 1 << 12, 1 << 30
@@ -62,16 +67,22 @@ class Segment:
             os.close(descriptor)
         memory = memoryview(self._map)
         self.words = Words(memory[_PAGE : _PAGE + 4 * self._words])
-        self.notes = memory[self._notes_at : self._notes_at + 8 * NOTE * SLOTS * size].cast("q")
+        self.notes = memory[self._notes_at : self._notes_at + NOTE.size * SLOTS * size]
         self.mail_counts = memory[self._mail_counts_at : self._mail_counts_at + 16 * size**2].cast("Q")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             data = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._slots = data[self._slots_at : self._mail_at].view(size, SLOTS, SLOT_BYTES)
+        self._slots = data[self._slots_at : self._mail_at].view(SLOTS, size, SLOT_BYTES)
         self.mail = data[self._mail_at :].view(size, size, self.mail_bytes)
-        self._views: dict[torch.dtype, list[list[Tensor]]] = {}
+        # Remembered: training sends the same sizes again and again, and to make a view takes as long as a short copy.
+        remember = lru_cache(max(16, _MOST_VIEWS // size))
+        self.stack, self.rows = remember(self._stack), remember(self._rows)
+        self.own_rows, self.diagonal = remember(self._own_rows), remember(self._diagonal)
         self.words[self._pid + rank] = os.getpid()
         self.words[self._world + rank] = dist.get_rank() if dist.is_initialized() else rank
+        ranks_here = int(os.environ.get(contract.LOCAL_WORLD_SIZE, 0)) or size
+        self.can_spin = ranks_here <= len(os.sched_getaffinity(0))
+        """Whether a rank may look for a moment before it sleeps: no other one needs its core."""
         self._watched: dict[int, int] = {}
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
@@ -92,7 +103,7 @@ class Segment:
         self._joined = 2 * SLOTS + 8 * size
         self._words = self._joined + 1
         self._notes_at = _page(_PAGE + 4 * self._words)
-        self._mail_counts_at = _page(self._notes_at + 8 * NOTE * SLOTS * size)
+        self._mail_counts_at = _page(self._notes_at + NOTE.size * SLOTS * size)
         self._slots_at = _page(self._mail_counts_at + 16 * size**2)
         self._mail_at = self._slots_at + size * SLOTS * SLOT_BYTES
         self._bytes = self._mail_at + size**2 * self.mail_bytes
@@ -101,10 +112,8 @@ class Segment:
         """Wait for all ranks, and keep an eye on their processes from then on."""
         self.words.add(self._joined)
         end = time.monotonic() + most_s
-        while not self.words.has_reached(self._joined, self.size):
-            seen = self.words[self._joined]
-            if seen < self.size:
-                self.words.sleep(self._joined, seen, 0.05)
+        while (seen := self.words[self._joined]) < self.size:
+            self.words.sleep(self._joined, seen, 0.05)
             if time.monotonic() > end:
                 raise RuntimeError(f"{seen} of {self.size} ranks came to share memory within {most_s:g} s")
         self.words.wake(self._joined)
@@ -112,11 +121,22 @@ class Segment:
             if other != self.rank:
                 self._watched[other] = _watch(self.words[self._pid + other])
 
-    def slots(self, dtype: torch.dtype) -> list[list[Tensor]]:
-        """Return [rank][slot] -> its memory as numbers of a type."""
-        if dtype not in self._views:
-            self._views[dtype] = [[slot.view(dtype) for slot in of_rank.unbind(0)] for of_rank in self._slots.unbind(0)]
-        return self._views[dtype]
+    def _stack(self, slot: int, dtype: torch.dtype, begin: int, count: int) -> Tensor:
+        """Return the same numbers of every rank's slot: [rank, count]."""
+        return self._slots[slot].view(dtype)[:, begin : begin + count]
+
+    def _rows(self, slot: int, dtype: torch.dtype, begin: int, count: int) -> tuple[Tensor, ...]:
+        """Return the same, each rank's by itself."""
+        return self._stack(slot, dtype, begin, count).unbind(0)
+
+    def _own_rows(self, slot: int, dtype: torch.dtype, width: int, count: int) -> Tensor:
+        """Return this rank's slot as what is for each rank, `width` apart: [rank, count]."""
+        return self._slots[slot, self.rank].view(dtype)[: self.size * width].view(self.size, width)[:, :count]
+
+    def _diagonal(self, slot: int, dtype: torch.dtype, ranks: int, count: int) -> Tensor:
+        """Return the first part of rank 0's slot, the second of rank 1's and so on: [rank, count]."""
+        stack = self._slots[slot].view(dtype)
+        return stack.as_strided((ranks, count), (stack.stride(0) + count, 1))
 
     def has_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""
@@ -141,7 +161,8 @@ class Segment:
         for watched in self._watched.values():
             os.close(watched)
         self._watched.clear()
-        self._views.clear()
+        for views in (self.stack, self.rows, self.own_rows, self.diagonal):
+            views.cache_clear()
 
 
 def _watch(pid: int) -> int:

@@ -11,8 +11,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ _LOOK_EVERY_S = 0.2
 """How often a rank that sleeps looks whether the others are alive."""
 _MOVE_EVERY_S = 0.001
 """The same where it has other operations to move on meanwhile."""
+_SOON_S = 0.005
+"""A wait that is over by then is not worth a note."""
 _STILL_S = 0.02
 """How long operations may stand still while nobody waits for one."""
 _REST_AFTER = 50
@@ -56,8 +58,11 @@ class Line(Protocol):
         """Do what can be done now; return whether operations are left."""
         ...
 
-    def next_word(self) -> tuple[int, int]:
-        """Return the word that counts when more can be done, and its value at a moment when nothing could."""
+    blocked_on: tuple[int, int]
+    """After `advance`, if operations are left: the word that counts when more can be done, and its value then."""
+
+    def add(self, operation: Any) -> None:
+        """Put an operation at the end."""
         ...
 
     def check(self, operation: Operation) -> None:
@@ -86,10 +91,11 @@ def move(line: Line) -> None:
         _moving.pop(line, None)
 
 
-def start(line: Line, add: Callable[[], None]) -> None:
-    """Add an operation to a line and begin with it."""
+def start(line: Line, operations: Sequence[Any]) -> None:
+    """Add operations to a line and begin with them."""
     with lock:
-        add()
+        for operation in operations:
+            line.add(operation)
         move(line)
         if line in _moving:
             _background.have_awake()
@@ -107,33 +113,44 @@ def wait_for(line: Line, operation: Operation, most_s: float) -> bool:
     Raises:
         CollectiveError: it can never end.
     """
-    with _background.spared():
-        return _wait_for(line, operation, most_s)
+    with lock:
+        _background.spared += 1
+    try:
+        end = time.monotonic() + most_s
+        if _wait_until(line, operation, min(end, time.monotonic() + _SOON_S)):
+            return True
+        with waiting_in(operation.describe):
+            return _wait_until(line, operation, end)
+    finally:
+        with lock:
+            _background.spared -= 1
 
 
-def _wait_for(line: Line, operation: Operation, most_s: float) -> bool:
+def _wait_until(line: Line, operation: Operation, end: float) -> bool:
     now = time.monotonic()
-    end, look_at = now + most_s, now + _LOOK_EVERY_S
+    look_at = now + _LOOK_EVERY_S
+    is_new = len(_moving) == 1
+    """Nothing has happened yet since the operation began, or since the last look."""
     while True:
         with lock:
-            for other in [line, *_moving]:
-                if other is not line:
+            if not is_new:
+                for other in [line, *_moving]:
                     move(other)
-            word, seen = line.next_word()
-            move(line)
             if operation.is_done:
                 return True
             if line.error is not None:
                 raise line.error
-            is_stuck = line.next_word()[0] == word
-            most = _LOOK_EVERY_S if len(_moving) == 1 else _MOVE_EVERY_S
-        if is_stuck:
-            line.sleep(word, seen, min(max(end - now, 0), most))
+            word, seen = line.blocked_on
+            most_s = _LOOK_EVERY_S if len(_moving) == 1 else _MOVE_EVERY_S
+        is_new = False
+        line.sleep(word, seen, min(max(end - now, 0), most_s))
         now = time.monotonic()
         if now >= look_at:
             line.check(operation)
             look_at = now + _LOOK_EVERY_S
         if now >= end:
+            with lock:
+                move(line)
             return operation.is_done
 
 
@@ -141,7 +158,7 @@ class _Background:
     """The thread that moves operations on while this process does something else; started when one is left."""
 
     def __init__(self) -> None:
-        self._waiting = 0
+        self.spared = 0
         """Threads that wait for an operation, and move all on themselves."""
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -157,20 +174,9 @@ class _Background:
             self._is_resting = False
             self._wake.set()
 
-    @contextmanager
-    def spared(self) -> Iterator[None]:
-        """Wait without the thread's help."""
-        with lock:
-            self._waiting += 1
-        try:
-            yield
-        finally:
-            with lock:
-                self._waiting -= 1
-
     def forget(self) -> None:
         """Begin anew in a forked child, which has no such thread."""
-        self._thread, self._waiting, self._is_resting = None, 0, False
+        self._thread, self.spared, self._is_resting = None, 0, False
         _moving.clear()
         lock.release()
 
@@ -188,17 +194,17 @@ class _Background:
             with lock:
                 idle = 0 if _moving else idle + 1
                 self._is_resting = idle > _REST_AFTER
-            if not self._waiting:
+            if not self.spared:
                 pause = _MOVE_EVERY_S if self._move() else _STILL_S
 
     def _move(self) -> bool:
         """Move everything on; return whether something moved."""
         with lock:
-            before = [line.next_word()[0] for line in _moving]
+            before = [line.blocked_on for line in _moving]
             for line in list(_moving):
                 with suppress(Exception):  # whoever waits is told
                     move(line)
-            return before != [line.next_word()[0] for line in _moving]
+            return before != [line.blocked_on for line in _moving]
 
 
 _background = _Background()
@@ -237,12 +243,11 @@ class ShmWork(dist.Work):
         for operation in self._operations:
             if operation.is_done:
                 continue
-            with waiting_in(operation.describe):
-                try:
-                    is_done = wait_for(self._line, operation, most_s)
-                except RuntimeError as error:
-                    self._error = error
-                    raise
+            try:
+                is_done = wait_for(self._line, operation, most_s)
+            except RuntimeError as error:
+                self._error = error
+                raise
             if not is_done:
                 raise CollectiveError(self._describe_time_out(operation, most_s))
         self._close()

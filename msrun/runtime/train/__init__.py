@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
     from msrun.runtime.train.callbacks import RunContext as RunContext
     from msrun.runtime.train.model import Model as Model
+    from msrun.runtime.train.records import CSVLogger as CSVLogger
+    from msrun.runtime.train.records import JSONLogger as JSONLogger
+    from msrun.runtime.train.records import MetricsLogger as MetricsLogger
+    from msrun.runtime.train.records import TensorBoardLogger as TensorBoardLogger
 
 __getattr__ = loader(__name__)
 

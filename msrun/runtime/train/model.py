@@ -72,6 +72,8 @@ class Model:
         context = RunContext(self.network, epoch, _length(train_dataset), optimizer=self.optimizer)
         start = find_start(self.network, self.optimizer, initial_epoch, resume_from)
         context.cur_step_num = start.position.step
+        left = (epoch - start.position.epoch) * context.batch_num - start.position.step_in_epoch
+        progress.begin_run(start.position.step, start.position.step + left if context.batch_num else 0)
         self.network.train()
         _tell(listeners, "on_train_begin", context)
         for number in range(start.position.epoch, epoch):

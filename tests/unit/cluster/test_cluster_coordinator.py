@@ -305,7 +305,7 @@ def test_stranger_who_has_said_nothing_for_a_moment_makes_room(
 def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
     _, hear = meeting.join(0, b"left")
     assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
-    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "the refusal is told")
+    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "a note of the wrong token")
 
 
 def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
     job.done(2, 7, 6)  # words of another attempt
     (stop,) = job.failed(0, lost)
     who = "rank 2-3, 5 on node 1-2"
-    assert stop["verdict"]["reason"] == f"rank of node 0 failed, waiting for {who} that had ended with exit code 0"
+    assert stop["verdict"]["reason"] == f"{who} exited early (code 0); rank of node 0 failed"
     assert Verdict.from_json(stop["verdict"]) == job.verdict
     for node in range(3):
         job.ended(node, 0, can_continue=True)

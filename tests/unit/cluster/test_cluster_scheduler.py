@@ -135,7 +135,7 @@ def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [line[24:] for line in text.splitlines() if "store listens" not in line] == [
-        "job j: 1 workers on h",
+        "job j: 1 worker on h",
         "job over: done",
         "agent has gone: scheduler ends",
     ]

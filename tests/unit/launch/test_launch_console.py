@@ -164,9 +164,11 @@ def test_quiet_console_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:
     screen.write(0, "last, without an end")
-    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1})
+    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": [1]})
     assert screen.lines == ["[h:0] last, without an end"]
-    assert "rank 1 failed; starting all workers again in 1 s, restart 1" in screen.said[-1]
+    said = "\n".join(screen.said)
+    assert "rank 1 failed; starting all workers again in 1 s, restart 1" in said
+    assert f"  rank 1, log: {screen.folder}/worker_1.attempt_0.log" in said
     (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
     screen.write(0, "first of the next\n")
     assert screen.shown() == ["[h:0] first of the next"]

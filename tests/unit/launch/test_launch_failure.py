@@ -67,8 +67,8 @@ def test_first_failure_is_named_with_host_signal_log_and_excerpt(plan: LaunchPla
         f"  log: {plan.workers[2].log_path} (pid 102)",
         "  | one",
         "  | two",
-        "  others stopped by msrun: 0, 3",
-        "  others done: 1",
+        "  ranks 0, 3 stopped by msrun",
+        "  rank 1 finished",
     ]
 
 
@@ -78,7 +78,7 @@ def test_what_the_reader_has_seen_already_is_not_quoted_again(plan: LaunchPlan) 
     assert failure is not None
     first, *others = render_failure(failure, shown_ranks=(0, 2)).splitlines()
     assert first == f"  log: {plan.workers[2].log_path} (pid 102), shown above"
-    assert others == ["  others stopped by msrun: 0, 3", "  others done: 1"]
+    assert others == ["  ranks 0, 3 stopped by msrun", "  rank 1 finished"]
 
 
 def test_empty_log_is_said_to_be_empty(plan: LaunchPlan) -> None:
@@ -190,8 +190,8 @@ def test_worker_that_failed_by_itself_before_it_was_told_is_listed_as_failed_too
     failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
     assert failure is not None and failure.first_failure is not None
     assert failure.first_failure.global_rank == 3
-    assert "  others failed too: signal SIGSEGV, 0.03 s later: 1" in render_failure(failure)
-    assert "  others stopped by msrun: 0, 2" in render_failure(failure)
+    assert "  rank 1 failed 0.03 s later (signal SIGSEGV)" in render_failure(failure)
+    assert "  ranks 0, 2 stopped by msrun" in render_failure(failure)
 
 
 def test_what_the_others_were_doing_is_told(plan: LaunchPlan) -> None:
@@ -200,8 +200,8 @@ def test_what_the_others_were_doing_is_told(plan: LaunchPlan) -> None:
     failure = build_failure(plan, outcome)
     assert failure is not None
     text = render_failure(failure)
-    assert "  others stopped by msrun (step 4, waits in all_reduce for 1.0 s): 0-1" in text
-    assert "  others stopped by msrun: 3" in text
+    assert "  ranks 0-1 stopped by msrun (step 4, waits in all_reduce for 1.0 s)" in text
+    assert "  rank 3 stopped by msrun" in text
 
 
 @pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4", "write: Broken pipe"])
@@ -214,7 +214,7 @@ def test_rank_that_had_ended_well_before_a_lost_connection_is_named(plan: Launch
     membership.exited(0, 1 << 8, 12.5)
     failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
     assert failure is not None
-    assert "waiting for rank 1 that had ended with exit code 0 0.5 s before" in failure.reason
+    assert "rank 1 exited early (code 0); rank " in failure.reason
 
 
 @pytest.mark.parametrize(("late_s", "is_named"), [(0.2, True), (3.0, False)])
@@ -230,7 +230,7 @@ def test_good_end_that_is_reported_just_after_the_failure_came_before_it(
     membership.exited(1, 0, 12.5 + late_s)
     failure = build_failure(plan, HostResult((Attempt(0, membership),), ()))
     assert failure is not None
-    assert ("waiting for rank 1 that had ended with exit code 0 0.0 s before" in failure.reason) is is_named
+    assert ("rank 1 exited early (code 0); " in failure.reason) is is_named
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_rank_that_had_left_the_world_before_a_lost_connection_is_named(
         membership.exited(1, status, 20.0)
     failure = build_failure(plan, HostResult((Attempt(0, membership, left=frozenset({1})),), ()))
     assert failure is not None
-    assert ("waiting for rank 1 that had left the job" in failure.reason) is is_named
+    assert ("rank 1 left the job early; " in failure.reason) is is_named
 
 
 def test_failure_of_its_own_blames_nobody_who_ended_well(plan: LaunchPlan) -> None:

@@ -33,6 +33,7 @@ def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = N
         "threads": 3,
         "progress": "/r/progress",
         "max_restarts": 0,
+        "trace_dir": "/l",
     }
     return common_environment(caller=caller or {}, extra=extra or {}, **settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from msrun import contract
+from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.errors import ParallelError
-from msrun.runtime import AutoParallel, Callback, LossMonitor, Model, RunContext, WithLoss
+from msrun.runtime import AutoParallel, Callback, LossMonitor, Model, RunContext, WithLoss, progress
 
 
 def data(count: int = 3) -> list[tuple[Tensor, Tensor]]:
@@ -23,6 +26,22 @@ def model(lr: float = 0.01) -> Model:
     torch.manual_seed(0)
     network = nn.Linear(4, 2)
     return Model(network, F.mse_loss, torch.optim.SGD(network.parameters(), lr))
+
+
+def test_training_is_reported_to_msrun_without_init_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = ProgressBoard(tmp_path / "progress", 2)
+    board.create()
+    monkeypatch.setenv(contract.RANK, "1")
+    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / "progress"))
+    monkeypatch.setattr(progress, "_is_looked_for", False)
+    monkeypatch.setattr(progress, "_record", None)
+    model().train(2, data(3))
+    told = board.read(1)
+    assert (told.steps, told.total) == (6, 6)
+    assert told.steps_per_s(told.step_at) is not None
+    model().train(5, data(3), initial_epoch=3)
+    assert (board.read(1).steps, board.read(1).total) == (6, 6)
+    board.close()
 
 
 class Recorder(Callback):

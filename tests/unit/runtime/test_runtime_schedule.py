@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from msrun.errors import StrategyError
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
-from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
+from msrun.runtime.parallel.pipeline.schedule_picture import WORDS, render_svg, render_text
 from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
 
 made = cache(build_schedule)
@@ -185,16 +185,31 @@ def cells(schedule: Schedule) -> Counter[str]:
     return Counter(f"{a.kind}{a.micro_batch} of stage {a.stage}" for row in schedule.actions for a in row if a.computes)
 
 
+def kinds_of(schedule: Schedule) -> set[str]:
+    return {cell.action.kind for row in schedule.timeline for cell in row}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("name", "chunks"), list(zip(NAMES, CHUNKS, strict=True)))
-def test_picture_has_a_cell_for_every_action_and_the_bubble_as_text(name: str, chunks: int) -> None:
-    schedule = build_schedule(name, 3, chunks, 6)
+def test_picture_has_a_cell_for_every_action_and_the_bubble_as_text(name: str, chunks: int, ranks: int) -> None:
+    schedule = build_schedule(name, ranks, chunks, 6)
     root = ET.fromstring(render_svg(schedule))
     space = {"s": "http://www.w3.org/2000/svg"}
     found = Counter(title.text for title in root.findall("s:g/s:title", space))
     assert found == cells(schedule)
     texts = [text.text for text in root.findall("s:text", space)]
     assert f"bubble {100 * schedule.bubble:.1f} %" in (texts[0] or "")
-    assert [text for text in texts if text and text.startswith("pp")] == ["pp rank 0", "pp rank 1", "pp rank 2"]
+    heads = [text for text in texts if text and text.startswith("pp")]
+    assert heads == [f"pp rank {rank}" for rank in range(ranks)]
     width = float(root.attrib["viewBox"].split()[2])
     ends = [float(r.attrib["x"]) + float(r.attrib["width"]) for r in root.findall("s:g/s:rect", space)]
     assert max(ends) < width
+    letters = [
+        (float(text.attrib["x"]), len(text.text or ""), float(text.attrib["font-size"]))
+        for text in root.findall("s:text", space)
+    ]
+    assert max(x + count * size / 2 for x, count, size in letters) < width  # nothing is clipped
+    ticks = [int(text.text or "") for text in root.findall("s:text[@class='tick']", space)]
+    assert ticks[0] == 0 and schedule.length - ticks[-1] < ticks[1]
+    legend = {text.text for text in root.findall("s:text[@class='legend']", space)}
+    assert {WORDS[kind] for kind in kinds_of(schedule)} | {"idle"} < legend

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from conv_networks import BATCH, CLASSES, NETWORKS, SCENARIOS, WORLD_SIZE
 from local_parts import local
 
@@ -88,7 +89,7 @@ def serial(scenario):
 
 def all_serial(rank):
     """Return kind -> what one process gave; every kind is trained on one rank, which tells the others."""
-    kinds = {kind(scenario): scenario for scenario in SCENARIOS}
+    kinds = {kind(scenario): scenario for scenario in SCENARIOS if is_asked(scenario.name)}
     mine = {each: serial(kinds[each]) for number, each in enumerate(kinds) if number % WORLD_SIZE == rank}
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, mine)
@@ -157,11 +158,12 @@ def main():
     rank = get_rank()
     right = all_serial(rank)
     results = {}
-    for scenario in SCENARIOS:
+    for scenario in filter(lambda scenario: is_asked(scenario.name), SCENARIOS):
         everyone = [None] * WORLD_SIZE
         dist.all_gather_object(everyone, run(scenario, rank, *right[kind(scenario)]))
         results[scenario.name] = everyone
-    results["rounding"] = rounding_of_gradients()
+    if is_asked("rounding"):
+        results["rounding"] = rounding_of_gradients()
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

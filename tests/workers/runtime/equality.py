@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from equality_scenarios import GLOBAL_BATCH, SCENARIOS, SIZES, WORLD_SIZE
 from local_parts import local
 from torch import nn
@@ -196,6 +197,8 @@ def main():
     results = {}
     for scenario in SCENARIOS:
         for dtype_name in scenario.dtypes:
+            if not is_asked(f"{scenario.name}/{dtype_name}"):
+                continue
             dtype = getattr(torch, dtype_name)
             factor = scenario.copies if scenario.compat == "mindspore" else 1  # copies are added up
             right, weights = serial(scenario.optimizer, factor, scenario.steps, dtype)

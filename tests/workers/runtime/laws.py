@@ -1,7 +1,7 @@
 """Every legal strategy of every operator case, and every redistribution, in one process group.
 
-usage: laws.py RESULT.json [MODULE]; the file holds, per case and type, how many strategies ran and which went wrong.
-MODULE holds the cases: operator_cases, or another one in its form; law_graphs says which of them run.
+usage: laws.py RESULT.json; the file holds, per case and type, how many strategies ran and which went wrong.
+law_graphs says which cases run in a world of this size.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from asked_cases import is_asked
 from law_graphs import graph_of, runs_of
 
 from msrun.runtime import get_group_size, get_rank, init, release
@@ -168,14 +169,14 @@ def redistributions(mesh, rank):
 
 
 def main():
-    module = sys.argv[2] if len(sys.argv) > 2 else "operator_cases"
     init(timeout_s=120)
     mesh, rank = build_mesh(get_group_size()), get_rank()
     results = {}
-    for case, follows, dtypes in runs_of(module, mesh.size):
-        results[case.name] = law_of(case, mesh, rank, dtypes, follows=follows)
-    if mesh.size <= 4 and module == "operator_cases":
-        results["redistribution"] = {"float64": redistributions(mesh, rank)}
+    for key, case, follows, dtypes in runs_of(mesh.size):
+        if is_asked(key):
+            results[key] = law_of(case, mesh, rank, dtypes, follows=follows)
+    if is_asked(key := f"{mesh.size}/redistribution"):
+        results[key] = {"float64": redistributions(mesh, rank)}
     gathered = [None] * mesh.size
     dist.all_gather_object(gathered, results)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Runs the cases of one or more modules, tests/mode_*.py, in one process group.
+"""Runs the cases of one or more modules, tests/cases/mode_*.py, in one process group.
 
 usage: modes.py RESULT.json MODULE...; the file holds what each case returned on every rank, or its traceback.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from asked_cases import is_asked
 
 from msrun.runtime import get_group_size, get_rank, init, release
 
@@ -30,6 +31,8 @@ def main():
     results = {}
     for name in sys.argv[2:]:
         for key, case in importlib.import_module(name).cases(get_group_size()).items():
+            if not is_asked(key):
+                continue
             everyone = [None] * get_group_size()
             dist.all_gather_object(everyone, run(case))
             results[key] = everyone

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from local_parts import local
 from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH
 from torch import nn
@@ -179,6 +180,8 @@ def main():
     results = {}
     for scenario in SCENARIOS:
         for dtype_name in scenario.dtypes if scenario.world_size == get_group_size() else ():
+            if not is_asked(f"{scenario.name}/{dtype_name}"):
+                continue
             dtype = getattr(torch, dtype_name)
             right, weights = serial(scenario, dtype)
             losses, network, step, moved = parallel(scenario, dtype, rank)

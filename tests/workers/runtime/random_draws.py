@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from asked_cases import is_asked
 from random_scenarios import NETWORKS, SCENARIOS, WORLD_SIZE, losses_of
 
 from msrun.runtime import AutoParallel, Pipeline, get_rank, init, release
@@ -31,6 +32,8 @@ def main():
     rank = get_rank()
     results = {}
     for name, way in SCENARIOS:
+        if not is_asked(f"{name}/{way.name}"):
+            continue
         torch.rand(rank + 1)  # what a rank draws for itself does not matter
         try:
             found = losses_of(name, way, lambda tensor: tensor.chunk(WORLD_SIZE)[rank])
@@ -39,9 +42,9 @@ def main():
         everyone = [None] * WORLD_SIZE
         dist.all_gather_object(everyone, found)
         results[f"{name}/{way.name}"] = everyone
-    everyone = [None] * WORLD_SIZE
-    dist.all_gather_object(everyone, streams_of_a_pipeline())
-    results["streams of a pipeline"] = everyone
+    if is_asked(key := "streams of a pipeline"):
+        results[key] = [None] * WORLD_SIZE
+        dist.all_gather_object(results[key], streams_of_a_pipeline())
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from local_parts import local
 from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts, scattered_linear
 from torch import nn
@@ -268,7 +269,7 @@ def main():
     rank = get_rank()
     results = {}
     for case in CASES:
-        for name in case.dtypes:
+        for name in filter(lambda name: is_asked(f"{case.name}/{name}"), case.dtypes):
             everyone = [None] * 6
             try:
                 mine = run(case, getattr(torch, name), rank)
@@ -277,10 +278,11 @@ def main():
             dist.all_gather_object(everyone, mine)
             results[f"{case.name}/{name}"] = everyone
     results["refusals"] = refusals()
-    results["other-strategies"] = other_strategies()
-    laws = [None] * 6
-    dist.all_gather_object(laws, out_strategies(rank))
-    results["out-strategies"] = laws
+    if is_asked("other-strategies"):
+        results["other-strategies"] = other_strategies()
+    if is_asked("out-strategies"):
+        results["out-strategies"] = [None] * 6
+        dist.all_gather_object(results["out-strategies"], out_strategies(rank))
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

@@ -52,11 +52,13 @@ def die() -> None:
 
 
 def killed() -> None:
-    """In the middle of a message of many steps."""
+    """In the middle of a message of many steps, of which it has written as many as it can alone."""
+    value = torch.ones(4_000_000)
     if RANK == LAST:
-        dist.all_reduce(torch.ones(4_000_000), async_op=True)
+        dist.all_reduce(value, async_op=True)
         die()
-    dist.all_reduce(torch.ones(4_000_000))
+    time.sleep(0.5)
+    dist.all_reduce(value)
 
 
 def killed_before_pending() -> None:
@@ -107,6 +109,19 @@ def other_size_of_message() -> None:
         dist.recv(torch.ones(3), LAST)
     elif RANK == LAST:
         dist.send(torch.ones(4), 0)
+
+
+def inference() -> None:
+    """An operation begun in inference mode ends outside it, in any shape; what comes after it is as ever."""
+    with torch.inference_mode():
+        values = [torch.ones(300_000), torch.ones(300, 200).t(), torch.ones(4)]
+        works = [dist.all_reduce(value, async_op=True) for value in values]
+    time.sleep(0.1)
+    for work in works:
+        work.wait()
+    after = torch.ones(3, requires_grad=True) * 2
+    dist.all_reduce(after)
+    assert [value.mean() for value in (*values, after)] == [SIZE, SIZE, SIZE, 2 * SIZE]
 
 
 def late() -> None:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from local_parts import local
 from step_cases import BLOCKS, HIDDEN
 
@@ -262,14 +263,14 @@ def value_and_grad_step(network):
 
 
 def measure(make, batch, whole_batch):
-    """Return everything."""
-    kept, chosen = activations(make, batch, whole_batch)
-    return {
-        "order": order_of_issue(make, batch),
-        "memory": memory_of_levels(make, batch),
-        "levels": weights_of_levels(make, batch),
-        "activations": kept,
-        "limited": chosen,
-        "results": results_and_inputs(make, batch),
-        "blocks": BLOCKS,
+    """Return everything that is asked for."""
+    found = {"blocks": BLOCKS}
+    if is_asked("activations"):
+        found["activations"], found["limited"] = activations(make, batch, whole_batch)
+    measures = {
+        "order": order_of_issue,
+        "memory": memory_of_levels,
+        "levels": weights_of_levels,
+        "results": results_and_inputs,
     }
+    return found | {name: run(make, batch) for name, run in measures.items() if is_asked(name)}

@@ -12,6 +12,7 @@ import step_memory
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import is_asked
 from local_parts import local
 from step_cases import BLOCKS, CASES, CLASSES, FEATURES, GLOBAL_BATCH, HIDDEN, WIDTH, WORLD_SIZE
 from torch import nn
@@ -209,18 +210,16 @@ def law_of(case, dtype_name, rank):
 def main():
     init(timeout_s=120)
     rank = get_rank()
-    only = sys.argv[2:]
     results = {}
     for case in CASES:
-        if not only or case.name in only:
-            for dtype_name in case.dtypes:
+        for dtype_name in case.dtypes:
+            if is_asked(f"{case.name}/{dtype_name}"):
                 results[f"{case.name}/{dtype_name}"] = law_of(case, dtype_name, rank)
-    if not only or "measures" in only:
-        whole = next(batches(1, torch.float64))
-        mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
-        results["measures"] = step_measures.measure(make_network, mine, whole)
-        torch.set_default_dtype(torch.float32)
-        results["large"] = step_memory.measure()
+    whole = next(batches(1, torch.float64))
+    mine = tuple(tensor.chunk(WORLD_SIZE)[rank] for tensor in whole)
+    results["measures"] = step_measures.measure(make_network, mine, whole)
+    torch.set_default_dtype(torch.float32)
+    results["large"] = step_memory.measure()
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, results)
     if rank == 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from asked_cases import is_asked
 from local_parts import local
 from training_cases import CASES, STEPS, batches, built
 
@@ -99,7 +100,7 @@ init(timeout_s=60)
 warnings.simplefilter("ignore")
 results = {}
 for case in CASES:
-    if sys.argv[2:] and case.name not in sys.argv[2:]:
+    if not is_asked(case.name) or (sys.argv[2:] and case.name not in sys.argv[2:]):
         continue
     torch.set_default_dtype(torch.float32 if case.precision == "bfloat16" else torch.float64)
     try:

@@ -13,7 +13,11 @@ WORDS = {
     "I": "I gradients of inputs",
     "W": "W gradients of weights",
 }
-_UNIT, _ROW, _LEFT, _TOP = 34, 30, 84, 54
+MAX_TICKS = 40
+_IDLE = "#eeeeee"
+_UNIT, _ROW, _LEFT, _TOP = 34, 30, 84, 40
+_TITLE_CHAR, _TEXT_CHAR = 9.0, 7.2
+"""Width that a letter of 15 and of 12 pixels takes at most, on average, in a sans-serif font."""
 
 
 def describe_schedule(schedule: Schedule) -> str:
@@ -42,27 +46,52 @@ def render_text(schedule: Schedule) -> str:
 
 
 def render_svg(schedule: Schedule) -> str:
-    """Return the order of a step as an SVG document."""
-    kinds = [kind for kind in COLOURS if any(c.action.kind == kind for row in schedule.timeline for c in row)]
-    width = _LEFT + _UNIT * max(schedule.length, 5 * len(kinds)) + 10
-    height = _TOP + _ROW * schedule.ranks + 40
+    """Return the order of a step as an SVG document, with a time axis and a legend."""
+    title = describe_schedule(schedule)
+    end = _LEFT + _UNIT * schedule.length
+    below = _TOP + _ROW * schedule.ranks
+    legend, legend_end = _svg_legend(schedule, below + 62)
+    width = max(end, round(10 + _TITLE_CHAR * len(title)), legend_end) + 20
+    height = below + 84
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-        f"<title>{escape(describe_schedule(schedule))}</title>",
+        f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text font-size="15" x="10" y="24">{escape(describe_schedule(schedule))}</text>',
+        f'<text font-size="15" x="10" y="24">{escape(title)}</text>',
     ]
     for rank, row in enumerate(schedule.timeline):
         y = _TOP + _ROW * rank
         parts.append(f'<text font-size="12" x="10" y="{y + 19}">{escape(_name(schedule, rank).strip())}</text>')
-        end = _LEFT + _UNIT * schedule.length
-        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{end - _LEFT}" height="{_ROW - 4}" fill="#eeeeee"/>')
+        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{end - _LEFT}" height="{_ROW - 4}" fill="{_IDLE}"/>')
         parts += [_svg_cell(schedule, cell, y) for cell in row]
-    for index, kind in enumerate(kinds):
-        x, y = _LEFT + index * 5 * _UNIT, _TOP + _ROW * schedule.ranks + 10
-        parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{COLOURS[kind]}" stroke="#666666"/>')
-        parts.append(f'<text font-size="12" x="{x + 20}" y="{y + 12}">{WORDS[kind]}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, *_svg_axis(schedule, below + 2), *legend, "</svg>", ""])
+
+
+def _svg_axis(schedule: Schedule, y: int) -> list[str]:
+    """Return the axis of time below the rows."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, schedule.length) if schedule.length / step <= MAX_TICKS)
+    end = _LEFT + _UNIT * schedule.length
+    parts = [f'<line class="axis" x1="{_LEFT}" y1="{y}" x2="{end}" y2="{y}" stroke="#333333"/>']
+    for time in range(0, schedule.length + 1, step):
+        x = _LEFT + _UNIT * time
+        parts.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{y + 5}" stroke="#333333"/>')
+        parts.append(f'<text class="tick" font-size="11" x="{x}" y="{y + 18}" text-anchor="middle">{time}</text>')
+    parts.append(f'<text font-size="12" x="{_LEFT}" y="{y + 38}">time, in forward passes of a micro batch</text>')
+    return parts
+
+
+def _svg_legend(schedule: Schedule, y: int) -> tuple[list[str], int]:
+    """Return what the colours and letters mean, and where it ends."""
+    kinds = [kind for kind in COLOURS if any(c.action.kind == kind for row in schedule.timeline for c in row)]
+    label = "1F0: stage 1, forward, micro batch 0" if schedule.stages > schedule.ranks else "F0: forward, micro batch 0"
+    parts, x = [], _LEFT
+    for colour, words in [*((COLOURS[kind], WORDS[kind]) for kind in kinds), (_IDLE, "idle"), ("", label)]:
+        if colour:
+            parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{colour}" stroke="#666666"/>')
+            x += 20
+        parts.append(f'<text class="legend" font-size="12" x="{x}" y="{y + 12}">{words}</text>')
+        x += round(_TEXT_CHAR * len(words)) + 16
+    return parts, x
 
 
 def _svg_cell(schedule: Schedule, cell: Cell, y: int) -> str:

@@ -10,6 +10,7 @@ from msrun.agent.watch.places import Place, find_place, read_place
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 USER = ("/home/me/train.py", "41", "step")
+USER_AT = "train.py:41 in step"
 C10D = (f"{TORCH}/distributed/distributed_c10d.py", "2900", "all_reduce")
 LOGGER = (f"{TORCH}/distributed/c10d_logger.py", "83", "wrapper")
 WAIT = (f"{TORCH}/distributed/_functional_collectives.py", "10", "wait_tensor")
@@ -36,6 +37,23 @@ SLEEP = ("/usr/lib/python3.11/threading.py", "300", "wait")
 )
 def test_innermost_frames_tell_who_waits(frames: list[tuple[str, str, str]], place: Place) -> None:
     assert find_place(frames) == place
+
+
+@pytest.mark.parametrize(
+    ("frames", "line", "place"),
+    [
+        ([USER], "    work.wait()", Place("work.wait", "train.py:41 in step")),
+        ([USER], "    self.work[0].wait(timeout)", Place("wait", "train.py:41 in step")),
+        ([USER], "    wait(3)", Place("", "train.py:41 in step")),
+        ([USER], "", Place("", "train.py:41 in step")),
+        ([SLEEP, USER], "            self._cond.wait(timeout)", Place("", "train.py:41 in step")),  # a threading.Event
+        ([("/venv/lib/python3.11/site-packages/x/comm.py", "7", "f"), USER], "w.wait()", Place("w.wait", USER_AT)),
+    ],
+)
+def test_line_that_waits_for_a_work_in_native_code_tells_it(
+    frames: list[tuple[str, str, str]], line: str, place: Place
+) -> None:
+    assert find_place(frames, lambda file, number: line if (file, str(number)) == frames[0][:2] else "") == place
 
 
 LOG = """epoch 1

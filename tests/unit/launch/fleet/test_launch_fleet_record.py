@@ -15,7 +15,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.launch.fleet.moments import FIELDS
 from msrun.launch.fleet.record import FleetRecord
 
-RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why"}
+RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 
 class Heard:
@@ -89,7 +89,8 @@ def test_only_what_belongs_to_a_moment_is_told() -> None:
         ("started", {"global_rank": [2], "pid": 1}),
         ("started", {"global_rank": True, "pid": 1}),
         ("exited", {"global_rank": 2, "how": "", "status": 0, "state": "no state"}),
-        ("restarting", {"attempt": 1, "delay_s": float("inf"), "reason": ""}),
+        ("restarting", {"attempt": 1, "delay_s": float("inf"), "reason": "", "global_ranks": []}),
+        ("restarting", {"attempt": 1, "delay_s": 1.0, "reason": ""}),
         ("log_lost", {"reason": "", "lost_bytes": {"one": 1}}),
         ("signal", {"name": "USR1", "global_ranks": 7}),
     ],
@@ -131,13 +132,14 @@ def test_events_of_an_attempt_are_not_mixed_with_those_of_the_next() -> None:
         record.note(node, "started", started(rank))
     record.note(0, "exited", exited(0, 256, "failed"))
     record.note(0, "exited", exited(1, 15, "stopped by msrun"))
-    record.note(0, "restarting", RESTART)
+    record.note(0, "restarting", {**RESTART, "global_ranks": [0, 2]})  # rank 2 is not one of its own
     record.note(0, "started", started(0))  # ahead: the other host has not told of its end yet
     record.note(1, "exited", exited(2, 15, "stopped by msrun"))
     assert record.membership.members[2].state is WorkerState.STOPPED
     assert "restarting" not in heard.kinds()
     record.note(1, "restarting", RESTART)
     assert heard.kinds()[-2:] == ["restarting", "started"]
+    assert heard.moments[-2][1]["global_ranks"] == [0]
     assert record.membership.running() == {0: 100}
 
 

@@ -156,7 +156,7 @@ def test_plan_is_written_when_the_last_host_has_said_what_it_will_run(fleet: Fle
     assert fleet.has_plan == 1
     assert json.loads((fleet.folder / "plan.json").read_text())["world_size"] == 2
     assert (fleet.folder / "rank_table.json").exists()
-    assert fleet.run.console is not None
+    assert fleet.run.shown
 
 
 @pytest.mark.parametrize("plan", [host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)])

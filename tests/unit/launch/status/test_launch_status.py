@@ -115,7 +115,7 @@ def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_l
     (directory.path / "worker_1.log").write_text("x")
     os.utime(directory.path / "worker_1.log", (150.0, 150.0))
     status = read_status(directory.path)
-    assert (status.describe(), status.status_code, status.run_time_s) == ("died without a word", 1, 50.0)
+    assert (status.describe(), status.status_code, status.run_time_s) == ("launcher died", 1, 50.0)
     assert [row.state for row in status.rows] == ["lost", "lost"]
     assert [row.log_at for row in status.rows] == [None, 150.0]
 

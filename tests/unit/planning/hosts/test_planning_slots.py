@@ -27,7 +27,7 @@ REFUSED = [
     ("h1:2", 3, None, "--worker_num 3: the slots of h1 add up to 2"),
     ("h1,h2", 8, 2, "--worker_num 8: the slots of 2 hosts add up to 4"),
     ("h1,h2,h3", 8, None, r"--worker_num 8: leaves 8 workers for 3 hosts without slots \(h\[1-3\]\), which cannot"),
-    ("h1,h2", 1, None, "leaves 1 workers for 2 hosts without slots"),
+    ("h1,h2", 1, None, "leaves 1 worker for 2 hosts without slots"),
     ("h1,h2", 0, None, "leaves 0 workers"),
     ("h1:8,h2", 8, None, r"leaves 0 workers for h2 without slots \(h2\)"),
     ("h1:8,h2", 4, None, "leaves -4 workers for h2"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from operator_cases import OperatorCase
 from torch import Tensor
 
-EVERY_CASE_UP_TO = 2
+EVERY_CASE_IN = 2
 ON_FOUR = """
 embedding-2d embedding-padding gather gather-some index-select index-first index-outer attention attention-bias
 attention-grouped cat einsum einsum-heads baddbmm-scaled outer nll-cut-classes-weights-ignore

@@ -163,7 +163,7 @@ class Scenario:
     hsdp: Mapping[str, Any] | None = None
     full_batch: bool = True
     deferred: bool = False
-    steps: int = 20
+    steps: int = 5
     dtype: str = "float64"
 
 

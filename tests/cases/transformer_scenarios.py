@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, no_init_parameters, optim, shard
 
 WORLD_SIZE = 4
-STEPS = 20
+STEPS = 8
 BATCH, TOKENS, VOCABULARY, WIDTH, HEADS = 8, 6, 32, 16, 4
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKER_PATH = os.pathsep.join(str(REPOSITORY / name) for name in ("", "tests", "tests/support", "tests/cases"))
+"""PYTHONPATH of a worker that imports what stands in tests/, as `pythonpath` in pyproject.toml has it for the tests."""
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
 WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace")
@@ -224,7 +226,7 @@ class JobRunner:
         env: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> Finished:
-        """Run a worker that uses the runtime, and may import what stands in tests/, to its good end.
+        """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.
 
         Args:
             preload: modules, beside `WORKER_IMPORTS`, whose import the fork server does for all ranks.
@@ -236,7 +238,7 @@ class JobRunner:
             script,
             *args,
             cwd=cwd,
-            env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), **(env or {})},
+            env={"PYTHONPATH": WORKER_PATH, **(env or {})},
             deadline_s=deadline_s,
         )
         assert finished.code == 0, finished.stderr

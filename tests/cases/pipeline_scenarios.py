@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-STEPS = 20
+STEPS = 4
 GLOBAL_BATCH = 16
 WIDTH, BLOCKS, CLASSES = 16, 4, 6
 
@@ -95,4 +95,3 @@ SCENARIOS = [
         tied=True,
     ),
 ]
-WORLD_SIZES = sorted({scenario.world_size for scenario in SCENARIOS})

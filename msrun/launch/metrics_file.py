@@ -1,0 +1,197 @@
+"""`--metrics_file FILE`: the job in numbers for Prometheus, as the textfile collector of its node exporter reads them.
+
+The file is written anew every few seconds under another name and moved into place, so a reader sees a whole one.
+Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
+from msrun.agent.watch.usage import Usage, session_usage
+from msrun.cluster.membership import Membership, WorkerState
+from msrun.errors import UsageError
+from msrun.launch.directory.worker_log import newest_loss, newest_step
+from msrun.planning.plan import LaunchPlan
+
+INTERVAL_S = 5.0
+MODE = 0o644
+"""The exporter runs as another user."""
+STATE_NAMES = {state: "stopped" if state is WorkerState.STOPPED else state.value for state in WorkerState}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric with its samples."""
+
+    name: str
+    kind: str
+    """gauge or counter."""
+    help: str
+    samples: Sequence[tuple[Mapping[str, str], float]]
+
+
+def render_families(families: Sequence[Family]) -> str:
+    """Return metrics in Prometheus' text format; one without samples is left out."""
+    lines: list[str] = []
+    for family in families:
+        if family.samples:
+            lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+            lines += [f"{family.name}{{{_labels(labels)}}} {_number(value)}" for labels, value in family.samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    text = value.encode("utf-8", "backslashreplace").decode()  # a path may be no text
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else repr(value)
+
+
+class MetricsFile:
+    """Writes the file of one job. An Observer; owned by the launcher's event loop."""
+
+    tick_s: float | None = INTERVAL_S
+
+    def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool) -> None:
+        """`are_workers_here`: they run on this host, so that their memory can be seen.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        self._path = path
+        self._plan = plan
+        self._board = Path(plan.run_dir, PROGRESS_BOARD)
+        self._are_workers_here = are_workers_here
+        self._began_at = time.time()
+        self._restarts = 0
+        self._due = 0.0
+        self._membership = Membership(worker.global_rank for worker in plan.workers)
+        try:
+            self._write(is_running=True)
+        except OSError as error:
+            raise UsageError(
+                f"--metrics_file {path}: cannot be written ({error.strerror}); give a file in a directory that you may "
+                "write"
+            ) from None
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Count restarts."""
+        if kind == "restarting":
+            self._restarts = int(fields["attempt"])
+
+    def tick(self, membership: Membership) -> None:
+        """Write when it is time."""
+        self._membership = membership
+        if time.monotonic() >= self._due:
+            with contextlib.suppress(OSError):  # a full disk is no reason to end the job
+                self._write(is_running=True)
+
+    def finish(self, membership: Membership, exit_code: int) -> None:
+        """Write how the job has ended; the file stays."""
+        self._membership = membership
+        with contextlib.suppress(OSError):
+            self._write(is_running=False, exit_code=exit_code)
+
+    def _write(self, *, is_running: bool, exit_code: int | None = None) -> None:
+        self._due = time.monotonic() + INTERVAL_S
+        text = render_families(self._families(is_running=is_running, exit_code=exit_code))
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")  # the exporter reads *.prom alone
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, MODE)
+                file.write(text)
+            temporary.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def _families(self, *, is_running: bool, exit_code: int | None) -> list[Family]:
+        job = {"job_id": self._plan.job_id}
+        members = self._membership.members
+        states = [
+            ({**job, "state": name}, float(sum(member.state is state for member in members.values())))
+            for state, name in STATE_NAMES.items()
+        ]
+        ended = [] if exit_code is None else [(job, float(exit_code))]
+        info = {**job, "log_dir": self._plan.log_dir}
+        return [
+            Family("msrun_job_info", "gauge", "The job; always 1.", [(info, 1.0)]),
+            Family("msrun_job_running", "gauge", "1 while the job runs.", [(job, float(is_running))]),
+            Family("msrun_job_exit_code", "gauge", "Exit status of msrun, when the job has ended.", ended),
+            Family("msrun_job_start_time_seconds", "gauge", "When the job began, since 1970.", [(job, self._began_at)]),
+            Family(
+                "msrun_restarts_total", "counter", "How often all workers were started again.", [(job, self._restarts)]
+            ),
+            Family("msrun_workers", "gauge", "Number of workers by state.", states),
+            *self._worker_families(job),
+        ]
+
+    def _worker_families(self, job: Mapping[str, str]) -> list[Family]:
+        running = self._membership.running()
+        used = session_usage(running.values()) if self._are_workers_here else {}
+        rows: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in WORKER_METRICS}
+        for host in self._plan.hosts:
+            for worker in host.workers:
+                if worker.global_rank in running:
+                    labels = {**job, "rank": str(worker.global_rank), "host": host.name}
+                    usage = used.get(running[worker.global_rank])
+                    for name, value in self._read(worker.global_rank, Path(worker.log_path), usage).items():
+                        if value is not None:
+                            rows[name].append((labels, value))
+        return [Family(name, *WORKER_METRICS[name], samples) for name, samples in rows.items()]
+
+    def _read(self, global_rank: int, log: Path, usage: Usage | None) -> dict[str, float | None]:
+        told, now = read_record(self._board, global_rank), time.monotonic()
+        ages = [now - told.step_at] if told.steps else []
+        with contextlib.suppress(OSError):
+            found = log.stat()
+            ages += [time.time() - found.st_mtime] if found.st_size else []
+        loss = told.loss if told.steps and math.isfinite(told.loss) else _as_number(newest_loss(log))
+        return {
+            "msrun_worker_step": told.steps or newest_step(log),
+            "msrun_worker_steps_per_second": told.steps_per_s(now),
+            "msrun_worker_loss": loss,
+            "msrun_worker_memory_bytes": usage.memory_bytes if usage else None,
+            "msrun_worker_cpu_seconds_total": usage.cpu_s if usage else None,
+            "msrun_worker_last_progress_age_seconds": max(0.0, min(ages)) if ages else None,
+        }
+
+
+WORKER_METRICS = {
+    "msrun_worker_step": ("gauge", "Training steps begun."),
+    "msrun_worker_steps_per_second": ("gauge", "Speed over the last 5 to 10 s."),
+    "msrun_worker_loss": ("gauge", "Newest loss."),
+    "msrun_worker_memory_bytes": ("gauge", "Resident memory of the processes of the worker."),
+    "msrun_worker_cpu_seconds_total": ("counter", "Processor time of the processes of the worker."),
+    "msrun_worker_last_progress_age_seconds": (
+        "gauge",
+        "Seconds since the newest step began or the worker wrote to its log.",
+    ),
+}
+"""Metric of a running worker -> its kind and its description."""
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,224 @@
+"""HostsGroup: a group over several hosts. Inside a host its ranks meet in shared memory; one rank of each host, its
+leader, speaks with the other leaders over gloo.
+
+An operation has three parts: to the leader, between the leaders, from the leader. What has no such parts (messages,
+gather, all-to-all, tensors of unequal size) goes over gloo among all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+
+from msrun.runtime.shm.collectives import AllGather, AllReduce, Barrier, Broadcast, Collective, Scatter
+from msrun.runtime.shm.parts_line import GlooPart, Parts, PartsLine
+from msrun.runtime.shm.process_group import ShmGroup
+from msrun.runtime.shm.reduction import reduction_of
+from msrun.runtime.shm.torch_group import TorchGroup, Value, listed
+from msrun.runtime.shm.work import ShmWork, start
+
+_Op: Any = dist.ReduceOp.RedOpType
+_BETWEEN = {_Op.SUM: _Op.SUM, _Op.AVG: _Op.SUM, _Op.MIN: _Op.MIN, _Op.MAX: _Op.MAX, _Op.PRODUCT: _Op.PRODUCT}
+"""How hosts reduce what was reduced on each of them; a mean is a sum that every rank divides in the end."""
+_TYPES = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64
+}  # fmt: skip
+"""What gloo reduces."""
+_Local = Callable[[ShmGroup], Collective]
+_Between = Callable[[Any], Any]
+
+
+class HostsGroup(TorchGroup):
+    """The ranks of several hosts.
+
+    Args:
+        hosts: the ranks of the group on each host, ascending.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, hosts: Sequence[Sequence[int]]) -> None:
+        super().__init__(rank, size, timeout)
+        self._hosts, self._host = hosts, next(index for index, ranks in enumerate(hosts) if rank in ranks)
+        here = hosts[self._host]
+        self._is_leader = here[0] == rank
+        self._is_even = len({len(ranks) for ranks in hosts}) == 1
+        self._order = [rank for ranks in hosts for rank in ranks]
+        self._is_in_order = self._order == sorted(self._order)
+        self._up, self._down = (
+            ShmGroup(PrefixStore(f"{way} {self._host}", store), here.index(rank), len(here), timeout)
+            for way in ("up", "down")
+        )
+        if self._is_leader:
+            self._leaders = _gloo(PrefixStore("leaders", store), self._host, len(hosts), timeout)
+        self._all = _gloo(PrefixStore("all", store), rank, size, timeout)
+        self._line = PartsLine()
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._up.shutdown()
+        self._down.shutdown()
+
+    def abort(self) -> None:
+        """Leave the group."""
+        self.shutdown()
+
+    def _work_of(
+        self,
+        name: str,
+        parts: tuple[_Local | None, _Between, _Local | None],
+        values: Sequence[Value],
+        finish: Callable[[], None] | None = None,
+    ) -> ShmWork:
+        """Begin an operation.
+
+        Args:
+            parts: to the leader, between the leaders, from the leader; None: nothing there.
+            finish: called on every rank when all is done.
+        """
+
+        def local(group: ShmGroup, make: _Local | None) -> Callable[[], Any]:
+            return lambda: None if make is None else group.begin(make(group))
+
+        def between() -> Any:
+            return GlooPart(parts[1](self._leaders)) if self._is_leader else None
+
+        count = sum(value.flat.numel() for value in values)
+        text = f"{name} of {self.size()} ranks on {len(self._hosts)} hosts, {count} numbers"
+        begin = [(self._up.line, local(self._up, parts[0])), (None, between)]
+        begin.append((self._down.line, local(self._down, parts[2])))
+        made = Parts(text, begin)
+        start(self._line, [made])
+        return self._work(self._line, [made], values, finish)
+
+    # -- operations of three parts ------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        """Reduce a tensor over the ranks, in place."""
+        value = Value(listed(tensors)[0])
+        kind = _kind(opts)
+        if len(listed(tensors)) > 1 or kind not in _BETWEEN or value.flat.dtype not in _TYPES:
+            return self._over_gloo("allreduce", tensors, opts)
+        flat, local = value.flat, reduction_of(_BETWEEN[kind], value.flat.dtype)
+        parts = (
+            lambda group: AllReduce(group.segment, flat, local, 0),
+            lambda leaders: leaders.allreduce([flat], _reduction_options(_BETWEEN[kind])),
+            lambda group: Broadcast(group.segment, flat, 0),
+        )
+        return self._work_of("all_reduce", parts, [value], lambda: _divide(flat, kind, self.size()))
+
+    def broadcast(self, tensors: Any, opts: Any = 0) -> Any:
+        """Give the root's tensor to all."""
+        if len(listed(tensors)) > 1:
+            return self._over_gloo("broadcast", tensors, opts)
+        value, root = Value(listed(tensors)[0]), getattr(opts, "rootRank", opts)
+        flat, source = value.flat, next(index for index, ranks in enumerate(self._hosts) if root in ranks)
+        first, is_here = self._hosts[source].index(root), source == self._host
+        parts = (
+            (lambda group: Broadcast(group.segment, flat, first)) if is_here else None,
+            lambda leaders: leaders.broadcast([flat], _root_options(source)),
+            None if is_here else (lambda group: Broadcast(group.segment, flat, 0)),
+        )
+        return self._work_of("broadcast", parts, [value])
+
+    def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Give every rank's tensor to all, one after the other in one tensor."""
+        if not self._is_even or result.numel() != tensor.numel() * self.size():
+            return self._over_gloo("all_gather_single", result, tensor, opts)
+        own, given = Value(tensor, writes=False), Value(result, reads=False)
+        whole = given.flat.view(self.size(), -1)
+        by_host = whole if self._is_in_order else torch.empty_like(whole)
+        block = torch.empty_like(by_host[: len(self._hosts[0])])
+
+        def finish() -> None:
+            if by_host is not whole:
+                whole[self._order] = by_host
+
+        parts = (
+            lambda group: AllGather(group.segment, block if self._is_leader else None, own.flat, 0),
+            lambda leaders: leaders.all_gather_single(by_host.view(-1), block.view(-1)),
+            lambda group: Broadcast(group.segment, by_host.view(-1), 0),
+        )
+        return self._work_of("all_gather", parts, [given], finish)
+
+    def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Reduce, and give each rank its part of the tensor."""
+        kind = _kind(opts)
+        is_odd = kind not in _BETWEEN or tensor.dtype not in _TYPES or tensor.numel() != result.numel() * self.size()
+        if not self._is_even or is_odd:
+            return self._over_gloo("reduce_scatter_single", result, tensor, opts)
+        given = Value(result, reads=False)
+        rows = tensor.detach().reshape(self.size(), -1)
+        by_host = rows.clone() if self._is_in_order else rows[self._order]
+        local, count = reduction_of(_BETWEEN[kind], tensor.dtype), len(self._hosts[0])
+        own = by_host[self._host * count :][:count].unbind(0) if self._is_leader else None
+        parts = (
+            lambda group: AllReduce(group.segment, by_host.view(-1), local, 0),
+            lambda leaders: leaders.allreduce([by_host.view(-1)], _reduction_options(_BETWEEN[kind])),
+            lambda group: Scatter(group.segment, given.flat, own, 0),
+        )
+        return self._work_of("reduce_scatter", parts, [given], lambda: _divide(given.flat, kind, self.size()))
+
+    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
+        """Wait for all ranks."""
+        wait = (lambda group: Barrier(group.segment), lambda leaders: leaders.barrier(), lambda g: Barrier(g.segment))
+        return self._work_of("barrier", wait, [])
+
+    # -- the others ---------------------------------------------------------------------------------------------
+
+    def _over_gloo(self, name: str, *words: Any) -> Any:
+        work = getattr(self._all, name)(*(word for word in words if word is not None))
+        self._note(work)
+        return work
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def call(self: HostsGroup, *words: Any) -> Any:
+        return self._over_gloo(name, *words)
+
+    return call
+
+
+for _name in (
+    "reduce", "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "gather",
+    "scatter", "reduce_scatter", "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single", "send", "recv",
+    "recv_anysource",
+):  # fmt: skip
+    setattr(HostsGroup, _name, _forwarded(_name))
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a group of gloo's with the methods that torch calls."""
+    cpu = torch.device("cpu")
+    group: Any = dist.ProcessGroup(store, rank, size)
+    backend = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    backend._set_sequence_number_for_group()
+    group._register_backend(cpu, dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def _kind(opts: Any) -> Any:
+    op = getattr(opts, "reduceOp", opts if opts is not None else _Op.SUM)
+    return getattr(op, "op", op)
+
+
+def _reduction_options(kind: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = kind
+    return options
+
+
+def _root_options(root: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def _divide(total: Tensor, kind: Any, ranks: int) -> None:
+    """Make a sum a mean, where that was asked for."""
+    if kind == _Op.AVG:
+        total.div_(ranks) if total.is_floating_point() else total.div_(ranks, rounding_mode="trunc")

@@ -1,0 +1,48 @@
+"""The backend `shm` as torch knows it: which group it makes of which ranks."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from msrun import contract
+from msrun.runtime.shm.hosts_group import HostsGroup
+from msrun.runtime.shm.process_group import ShmGroup
+
+
+def register() -> None:
+    """Let torch know the backend; once in a process."""
+    if "shm" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("shm", _create, devices=["cpu"])
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return the group: of one host, of several, or gloo's where every rank is on a host of its own."""
+    hosts = _hosts(store, rank, size)
+    if len(hosts) == 1:
+        return ShmGroup(store, rank, size, timeout)
+    if len(hosts) == size:
+        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    return HostsGroup(store, rank, size, timeout, hosts)
+
+
+def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:
+    """Return the ranks of the group on each host, by first rank; all ranks say where they are."""
+    world = os.environ.get(contract.WORLD_SIZE)
+    if world is not None and world == os.environ.get(contract.LOCAL_WORLD_SIZE):
+        return [list(range(size))]
+    store.set(f"host {rank}", _this_host())
+    found: dict[bytes, list[int]] = {}
+    for other, host in enumerate(store.multi_get([f"host {other}" for other in range(size)])):
+        found.setdefault(bytes(host), []).append(other)
+    return list(found.values())
+
+
+def _this_host() -> str:
+    """Return what tells this host from others: the machine, its view of processes, and the launcher's host number."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.environ.get(contract.GROUP_RANK, '0')}"

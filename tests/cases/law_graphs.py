@@ -1,0 +1,70 @@
+"""Which cases the strategy laws run in a world, and their graphs.
+
+A graph depends on no rank. Imported with LAW_GRAPHS=RANKS set, as the fork server does before there are ranks, this
+module captures all graphs of that world at once, and every rank has them; otherwise each rank captures its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from asked_cases import is_asked
+from operator_cases import OperatorNetwork
+
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
+
+MODULES = ("operator_cases", "operator_cases_conv", "operator_cases_transformer")
+WORLDS = (2, 4, 8)
+
+
+def key_of(world_size: int, module: str, case: Any) -> str:
+    return f"{world_size}/{module}/{case.name}"
+
+
+def types_of(world_size: int, module: str, case: Any) -> list[torch.dtype]:
+    """Return in which types a case runs in a world; none: it does not run there.
+
+    In float64 every case runs in the world of its module's EVERY_CASE_IN (4 unless it says so), and those with
+    `on_eight` in the next larger one too. Two ranks compute in other types: in what the module says in MORE_TYPES, or
+    those with `on_eight` in float32.
+    """
+    cases = importlib.import_module(module)
+    world_of_all = getattr(cases, "EVERY_CASE_IN", 4)
+    found = []
+    if world_size == world_of_all or (case.on_eight and world_size == 2 * world_of_all):
+        found.append(torch.float64)
+    if world_size == 2:
+        others = getattr(cases, "MORE_TYPES", {case.name: ("float32",) if case.on_eight else ()}).get(case.name, ())
+        found += [getattr(torch, text) for text in others]
+    return found
+
+
+def runs_of(world_size: int) -> Iterator[tuple[str, Any, bool, list[torch.dtype]]]:
+    """Yield key, case, whether it follows its input's layout instead of a strategy, and the types in which it runs."""
+    for module in MODULES:
+        cases = importlib.import_module(module)
+        for case, follows in [*((case, False) for case in cases.BINARY), *((case, True) for case in cases.UNARY)]:
+            if dtypes := types_of(world_size, module, case):
+                yield key_of(world_size, module, case), case, follows, dtypes
+
+
+@functools.cache
+def graph_of(case: Any, dtype: torch.dtype) -> CapturedGraph:
+    """Return the graph of one case."""
+    values = case.values(dtype)
+    given = [value for index, value in enumerate(values) if index not in case.parameters]
+    shapes = [tuple(value.shape) for value in given]
+    return capture(find_target(OperatorNetwork(case, values)), given, {}, input_shapes=shapes, parameter_shapes={})
+
+
+if asked := os.environ.get("LAW_GRAPHS"):
+    for key, each, _, dtypes in runs_of(int(asked)):
+        for each_dtype in dtypes if is_asked(key) else ():
+            graph_of(each, each_dtype)

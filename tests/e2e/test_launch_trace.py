@@ -1,0 +1,156 @@
+"""`msrun --trace` and `msrun trace`: one time line of all ranks, from what they and the launcher have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import DEADLINE_S, REPOSITORY, JobRunner
+
+from msrun.launch.trace import LAUNCHER, PROCESS, STEPS, WAITS, build_trace
+
+SCRIPT = """
+import time
+import torch
+from msrun.runtime import all_reduce, get_rank, init, report_progress
+init()
+for step in range(1, 4):
+    report_progress(step)
+    time.sleep(0.2 * get_rank())
+    all_reduce(torch.zeros(2))
+"""
+STUCK = """
+import os, time
+from msrun.runtime import report_progress
+for step in range(1, 4):
+    report_progress(step)
+    time.sleep(0.5)
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def trace(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "msrun", "trace", *map(str, words)]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def spans(path: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Return (rank, row) -> its spans in order of time."""
+    found = defaultdict(list)
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            found[event["pid"] - 1, event["tid"]].append(event)
+    return {key: sorted(own, key=lambda event: event["ts"]) for key, own in found.items()}
+
+
+def end(event: dict[str, Any]) -> int:
+    return int(event["ts"] + event["dur"])
+
+
+def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    finished = msrun.run("--worker_num=2", "--trace", "train.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    done = trace("log_output", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "log_output" / "trace.json"
+    assert done.stdout.startswith(f"wrote {path}: 2 ranks, 6 steps, ")
+    found = spans(path)
+    for rank in (0, 1):
+        [process] = found[rank, PROCESS]
+        assert process["name"] == "done: exit code 0"
+        steps = found[rank, STEPS]
+        assert [step["name"] for step in steps] == ["step 1", "step 2", "step 3"]
+        assert all(end(step) == later["ts"] for step, later in pairwise(steps))
+        assert process["ts"] <= steps[0]["ts"] and end(steps[-1]) <= end(process)
+    waits = [wait for wait in found[0, WAITS] if wait["name"].startswith("all_reduce of 2 ranks")]
+    assert len(waits) == 3
+    for wait, step, late in zip(waits, found[0, STEPS], found[1, STEPS], strict=True):
+        assert wait["dur"] > 100_000  # for rank 1, which sleeps for 200 ms
+        assert step["ts"] <= wait["ts"] and end(wait) <= end(step) + 1
+        assert abs(end(wait) - end(late)) < 100_000  # both leave the collective at one moment of one clock
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["pid"] == LAUNCHER}
+    assert {"preparing", "running", "over"} < names
+
+
+def test_job_without_the_option_has_processes_alone_and_the_next_job_removes_the_parts(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(STUCK)
+    (tmp_path / "go").touch()
+    assert msrun.run("--worker_num=1", "--trace", "train.py", cwd=tmp_path).code == 0
+    assert "1 rank, 3 steps, 0 waits" in trace("log_output", cwd=tmp_path).stdout
+    assert msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path).code == 5
+    assert not list((tmp_path / "log_output").glob("trace*"))
+    done = trace("log_output", "-o", "t.json", cwd=tmp_path)
+    assert "2 ranks, 0 steps, 0 waits\nthe job was started without --trace: " in done.stdout
+    assert spans(tmp_path / "t.json")[1, PROCESS][0]["name"] == "failed: exit code 5"
+
+
+def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STUCK)
+    job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "ready")
+    running = trace("log_output", "-o", "running.json", cwd=tmp_path)  # of a job that runs, too
+    assert "1 rank, " in running.stdout
+    os.kill(job.pid_of("0"), signal.SIGKILL)
+    assert job.finish().code == 137
+    assert trace("log_output", cwd=tmp_path).returncode == 0
+    found = spans(tmp_path / "log_output" / "trace.json")
+    assert found[0, PROCESS][0]["name"] == "failed: signal SIGKILL"
+    assert [step["name"] for step in found[0, STEPS]][:1] == ["step 1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["nowhere"], 2, "msrun trace {cwd}/nowhere: no such directory; give the --log_dir of a job"),
+        (["file"], 2, "msrun trace {cwd}/file: is a file; give the --log_dir of a job"),
+        (["."], 2, "msrun trace {cwd}: no job has used it; give the --log_dir of a job"),
+        ([], 2, "Missing argument 'LOG_DIR'; see msrun trace --help"),
+    ],
+)
+def test_wrong_words_are_an_error_in_one_line(tmp_path: Path, words: list[str], code: int, text: str) -> None:
+    (tmp_path / "file").touch()
+    done = trace(*words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, f"msrun: error: {text.format(cwd=tmp_path)}\n")
+
+
+def lines(*values: object) -> bytes:
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def test_clocks_of_hosts_and_attempts_are_brought_together_and_damage_is_skipped() -> None:
+    log = [{"time": 1000.0, "event": "preparing"}, {"time": 1001.0, "event": "started", "global_rank": 0, "pid": 7}]
+    text = "\n".join(map(json.dumps, log)).encode() + b'\n{"time": 10'
+    first = {"host": "a", "pid": 7, "attempt": 0, "time": 1002.0}
+    second = {"global_rank": 1, "host": "b", "pid": 8, "attempt": 1, "time": 1010.0, "clock": 1.0}
+    nobody = lines(["step", "0", 1, 2])
+    damaged = lines(["step", "2", "x", 53], ["nap", "3", 51, 52], [], 7) + b'\xff\n["wait", "all_re'
+    parts = [
+        nobody + lines({**first, "global_rank": 0, "clock": 50.0}, ["step", "1", 51.0, 52.5]) + damaged,
+        lines({**first, "host": "b", "global_rank": 1, "clock": 9.0}, ["wait", "w", 10.0, 11.5])
+        + lines(second, ["wait", "w", 2.0, 2.5], {**second, "time": "noon"}, ["wait", "w", 3.0, 3.5]),
+    ]
+    found = build_trace("job", {0: "a"}, [text], parts)
+    told = [(e["pid"] - 1, e["name"], e["ts"], e["dur"], e["args"]["attempt"]) for e in found.events if e["ph"] == "X"]
+    assert told == [
+        (0, "running", 1_000_000, 0, 0),
+        (0, "step 1", 3_000_000, 1_500_000, 0),
+        (1, "w", 3_000_000, 1_500_000, 0),
+        (1, "w", 11_000_000, 500_000, 1),
+    ]
+    assert found.found == {"ranks": 2, "steps": 1, "waits": 2}
+    names = [event["args"]["name"] for event in found.events if event["name"] == "process_name"]
+    assert names == ["msrun, job job", "rank 0 on a", "rank 1 on b"]

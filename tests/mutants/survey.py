@@ -123,7 +123,7 @@ class Survey:
 
     def stale(self, root: Path) -> list[str]:
         """Return test files that have not run as they are now."""
-        return [name for name in test_files(root) if self.files.get(name) != digest(root / name)]
+        return [name for name in list_test_files(root) if self.files.get(name) != digest(root / name)]
 
     def forget(self, files: Iterable[str]) -> None:
         """Forget what is known of these test files."""
@@ -193,7 +193,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def test_files(root: Path) -> list[str]:
+def list_test_files(root: Path) -> list[str]:
     """Return the test files that may notice a fault."""
     found = [path for folder in TESTS for path in (root / folder).rglob("test_*.py")]
     names = sorted(str(path.relative_to(root)) for path in found)

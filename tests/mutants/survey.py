@@ -45,6 +45,7 @@ RECORDER = "reached_blocks"
 """Module that is put into each package of the copy, and the prefix of what it writes."""
 _RECORDER_SOURCE = """
 import os
+from os import close, open as open_file, write  # a test may put another one into os
 {is_traced}
 FOLDER = {folder!r}
 _test = os.environ.get("REACHED_BY", "")
@@ -66,9 +67,9 @@ def _write(block):
         tests = [_test] if _test else _running()
         text = "".join(f"{{block}}\\t{{test}}\\n" for test in tests)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(f"{{FOLDER}}/hits-{{os.getpid()}}", flags, 0o666)
-        os.write(descriptor, text.encode())
-        os.close(descriptor)
+        descriptor = open_file(f"{{FOLDER}}/hits-{{os.getpid()}}", flags, 0o666)
+        write(descriptor, text.encode())
+        close(descriptor)
     except OSError:
         pass
 

@@ -45,6 +45,7 @@ RECORDER = "reached_blocks"
 """Module that is put into each package of the copy, and the prefix of what it writes."""
 _RECORDER_SOURCE = """
 import os
+from os import close, open as open_file, write  # a test may put another one into os
 {is_traced}
 FOLDER = {folder!r}
 _test = os.environ.get("REACHED_BY", "")
@@ -66,9 +67,9 @@ def _write(block):
         tests = [_test] if _test else _running()
         text = "".join(f"{{block}}\\t{{test}}\\n" for test in tests)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(f"{{FOLDER}}/hits-{{os.getpid()}}", flags, 0o666)
-        os.write(descriptor, text.encode())
-        os.close(descriptor)
+        descriptor = open_file(f"{{FOLDER}}/hits-{{os.getpid()}}", flags, 0o666)
+        write(descriptor, text.encode())
+        close(descriptor)
     except OSError:
         pass
 
@@ -123,7 +124,7 @@ class Survey:
 
     def stale(self, root: Path) -> list[str]:
         """Return test files that have not run as they are now."""
-        return [name for name in test_files(root) if self.files.get(name) != digest(root / name)]
+        return [name for name in list_test_files(root) if self.files.get(name) != digest(root / name)]
 
     def forget(self, files: Iterable[str]) -> None:
         """Forget what is known of these test files."""
@@ -193,7 +194,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def test_files(root: Path) -> list[str]:
+def list_test_files(root: Path) -> list[str]:
     """Return the test files that may notice a fault."""
     found = [path for folder in TESTS for path in (root / folder).rglob("test_*.py")]
     names = sorted(str(path.relative_to(root)) for path in found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mutants.mutations import block_of, changes, draw, find_blocks, find_mutations
-from mutants.survey import Survey, merge
+from mutants.survey import LEFT_OUT, REPOSITORY, Survey, list_test_files, merge
 
 
 def faults(source: str) -> set[str]:
@@ -163,3 +163,9 @@ def test_survey_is_kept_and_renewed_by_files(tmp_path: Path) -> None:
     assert SLOW not in read.seconds and read.seconds[QUICK] == 3.0
     assert read.reached["m.py"]["f#0"] == {OTHER}
     assert read.reached["m.py"]["f#1"] == {OTHER, QUICK}
+
+
+def test_names_of_what_is_left_out_are_those_of_tests() -> None:
+    found = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("*.py")]
+    assert [prefix for prefix in LEFT_OUT if not any(name.startswith(prefix) for name in found)] == []
+    assert len(list_test_files(REPOSITORY)) > 250

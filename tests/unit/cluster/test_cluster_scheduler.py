@@ -11,6 +11,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from torch.distributed import TCPStore
 
 from msrun.cluster.messages import Channel
@@ -139,3 +140,14 @@ def test_scheduler_keeps_the_record_without_waiting_for_the_store_and_ends_with_
         "job over: done",
         "agent has gone: scheduler ends",
     ]
+
+
+def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> None:
+    """Although another process may hold the socket, too."""
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        with listener.dup():
+            StoreHost(listener, Record(io.StringIO())).do_without(is_store_needed=False)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=10)
+            listen(*address).close()

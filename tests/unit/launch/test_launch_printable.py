@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.launch.printable import one_line, printable
+from msrun.launch.printable import one_line, printable, printable_bytes
 
 HOSTILE = ("\x1b", "\x07", "\x9b", "\x90", "\x9d", "\x7f", "\r", "\x08", "\u202e", "\u2066", "\u2028")
 
@@ -46,3 +46,10 @@ def test_what_becomes_of_text(text: str, shown: str) -> None:
 
 def test_one_line_stays_one() -> None:
     assert one_line("a\nb\tc\x1b[2Jd") == "a\\nb\\tcd"
+
+
+def test_bytes_become_what_text_becomes() -> None:
+    """Bytes of which all are plain are not looked at one by one."""
+    for number in range(256):
+        data = bytes([number])
+        assert printable_bytes(data) == printable(data.decode("utf-8", "backslashreplace")).encode(), number

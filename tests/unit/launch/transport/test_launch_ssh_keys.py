@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,3 +178,28 @@ def test_certificate_beside_a_key_is_tried_before_the_key_alone(folder: Path) ->
     with KeyRing().identities(target(folder / "plain")) as found:
         first, second = (identity.key for identity in found.keys)
     assert first.public_blob.key_type == "ssh-ed25519-cert-v01@openssh.com" and second.public_blob is None
+
+
+def public_key(kind: str, named: str, length: int | None = None) -> str:
+    """Return the line of a .pub file whose blob says `named`, in a text of so many bytes."""
+    blob = struct.pack(">I", len(named) if length is None else length) + named.encode() + b"key"
+    return f"{kind} {base64.b64encode(blob).decode()} me@here"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ssh-ed25519",
+        "ssh-ed25519 !!!",
+        public_key("ssh-ed25519", "ssh-rsa"),
+        public_key("ssh-ed25519", "ssh-ed25519", length=7),
+        public_key("ssh", "ssh-ed25519"),
+    ],
+)
+def test_text_that_is_no_public_key_gives_none(text: str) -> None:
+    assert parse_public_key(text) == b""
+
+
+def test_public_key_is_what_stands_between_its_kind_and_its_comment() -> None:
+    assert parse_public_key(public_key("ssh-ed25519", "ssh-ed25519")).endswith(b"ssh-ed25519key")

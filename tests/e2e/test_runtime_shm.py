@@ -51,10 +51,7 @@ TOLD = [
 
 @pytest.mark.parametrize(
     ("what", "told"),
-    [
-        pytest.param(*row, marks=() if row[0] in ("killed", "other_operation") else pytest.mark.slow, id=row[0])
-        for row in TOLD
-    ],
+    [pytest.param(*row, marks=() if row[0] == "killed" else pytest.mark.slow, id=row[0]) for row in TOLD],
 )
 def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:
     run_failure(workers, tmp_path, what, ranks=3)
@@ -69,6 +66,7 @@ def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
 
 
+@pytest.mark.slow
 def test_operations_go_on_while_a_rank_waits_for_something_else(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "busy_elsewhere", ranks=3)
     for rank in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -74,6 +75,20 @@ def msrun() -> Iterator[JobRunner]:
         yield runner
 
 
+@contextlib.contextmanager
+def signals_as_before() -> Iterator[None]:
+    """Undo what a command does to its process: at its end it ignores signals, and so would all jobs of this process."""
+    before = {signum: signal.getsignal(signum) for signum in signal.Signals}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            if handler is not None and signal.getsignal(signum) is not handler:
+                signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 @pytest.fixture
 def msrun_here(
     msrun: JobRunner, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -82,7 +97,7 @@ def msrun_here(
     from msrun.cli import main
 
     def run(*words: str | Path, cwd: Path, env: Mapping[str, str] = {}) -> Finished:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, signals_as_before():
             for name, value in msrun.environ(env).items():
                 patch.setenv(name, value)
             patch.chdir(cwd)

@@ -173,7 +173,7 @@ PARALLEL = [
 ]
 
 
-FAST = ("data_parallel", "operator_parallel")
+FAST = ("operator_parallel",)
 
 
 @pytest.fixture(scope="module")

@@ -291,6 +291,7 @@ def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     job = fleet.start([1, 1], workers / "wait.py")
     fleet.wait_for_workers(job, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 STARTS = ["fork", pytest.param("exec", marks=pytest.mark.slow)]
@@ -13,7 +14,7 @@ ON_GLOO = {"MSRUN_CPU_BACKEND": "gloo"}
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("how", ["releasing", "ending"])
+@pytest.mark.parametrize("how", one_fast("ending", "releasing"))
 def test_no_thread_of_the_world_outlives_it(
     msrun: JobRunner, workers: Path, tmp_path: Path, start: str, how: str
 ) -> None:

@@ -16,9 +16,8 @@ STREAMS = "streams of a pipeline"
 TABLE = CaseTable(
     [*(f"{name}/{way.name}" for name, way in SCENARIOS), STREAMS],
     fast=[
-        *(f"{name}/data-parallel" for name in NETWORKS if name != "diffusion"),
-        *("diffusion/columns", "kinds/two-copies", "drop-path/hsdp", "kinds/recomputed", "drop-path/pipeline"),
-        *("kinds/without-capture", STREAMS),
+        *("vae/data-parallel", "gumbel/data-parallel", "diffusion/columns", "kinds/two-copies"),
+        *("drop-path/pipeline", "kinds/without-capture", STREAMS),
     ],
 )
 

@@ -18,9 +18,8 @@ OF_FLOAT64 = [(case, "float64") for case in CASES]
 TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "out-strategies", "other-strategies"],
     fast=[
-        *("layouts/float64", "layouts-copies-hsdp/float64", "region/float64"),
-        *("out-strategy-scatters/float64", "region-of-tuples/float64", "tied-in-two-layouts/float64"),
-        *("strict-with-out-strategy/float64", "other-strategies"),
+        *("layouts/float64", "layouts-copies-hsdp/float64", "out-strategy-scatters/float64"),
+        "tied-in-two-layouts/float64",
     ],
 )
 
@@ -59,6 +58,7 @@ def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_p
         assert rank["runs"] == 144
 
 
+@TABLE.looks_at("other-strategies")
 def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch(results: dict[str, Any]) -> None:
     for found, right in results["other-strategies"]:
         assert found == pytest.approx(right, rel=1e-10, abs=0)
@@ -123,6 +123,7 @@ def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter(results: 
     assert (wanted["strategy"], wanted["collectives"]) == ([[6, 1]], [])
 
 
+@TABLE.looks_at("region/float64", "region-of-tuples/float64")
 def test_operators_of_a_region_keep_what_its_inputs_and_parameters_bring(results: dict[str, Any]) -> None:
     first, second = operators(results, "region", "aten.linear")
     assert [o["origin"] for o in (first, second)] == ["follows", "follows"]

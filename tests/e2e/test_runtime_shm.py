@@ -84,10 +84,7 @@ TOLD = [
 
 @pytest.mark.parametrize(
     ("what", "told"),
-    [
-        pytest.param(*row, marks=() if row[0] in ("killed", "other_operation") else pytest.mark.slow, id=row[0])
-        for row in TOLD
-    ],
+    [pytest.param(*row, marks=() if row[0] == "killed" else pytest.mark.slow, id=row[0]) for row in TOLD],
 )
 def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: str, told: str) -> None:
     run_failure(workers, tmp_path, what, ranks=3)
@@ -108,6 +105,7 @@ def test_operation_begun_in_inference_mode_ends_outside_it(workers: Path, tmp_pa
         assert json.loads((tmp_path / f"{rank}.json").read_text())[0] == []
 
 
+@pytest.mark.slow
 def test_operations_go_on_while_a_rank_waits_for_something_else(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "busy_elsewhere", ranks=3)
     for rank in range(3):

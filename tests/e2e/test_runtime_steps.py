@@ -22,7 +22,7 @@ TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
     fast=[
         *("accumulation/float64", "accumulation-mixed-level3/float64"),
-        *("nothing-fused-level3-accumulation/float64", "fresh-closures/float64"),
+        "fresh-closures/float64",
         *("recompute-keeps-collectives/float64", "recompute-level3-accumulation/float64", "order"),
     ],
 )

@@ -25,7 +25,7 @@ from torch import Tensor
 from msrun import contract
 from msrun.runtime.shm.futex import Words, why_not
 
-SLOTS = 8
+SLOTS = 4
 """Steps that a rank may be ahead of the slowest."""
 SLOT_BYTES = 1 << 20
 NOTE = struct.Struct("<4q")

@@ -163,7 +163,7 @@ def tp(sizes: list[int], way: str) -> Step:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     width, depth, heads, batch, sequence = sizes
-    network = parts_of(Transformer, width, depth, heads)
+    network = parts_of(Transformer, width, depth, max(heads, dist.get_world_size()))
     data = regression(batch, sequence, width)
     if way == "msrun":
         return forward_backward(parallel_transformer(network, dist.get_world_size(), overlap=True), data, network)

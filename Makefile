@@ -63,10 +63,10 @@ test: $(VENV)/.test
 
 # What make test leaves out, models of other packages, and more random networks and noise, others every day;
 # MSRUN_FUZZ_SEED=... repeats a day. So of jobs whose processes are killed at random: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
-test-slow: export MSRUN_FUZZ_CASES ?= 30
-test-slow: export MSRUN_FUZZ_MESSAGES ?= 2000
+test-slow: export MSRUN_FUZZ_CASES ?= 150
+test-slow: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
-test-slow: export MSRUN_CHAOS_CASES ?= 50
+test-slow: export MSRUN_CHAOS_CASES ?= 120
 test-slow: export MSRUN_CHAOS_SEED ?= $(shell date +%Y%m%d)
 test-slow: $(VENV)/.zoo
 	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"

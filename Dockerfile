@@ -25,6 +25,6 @@ RUN python3 -m venv /opt/msrun \
     && pip install --no-cache-dir --constraint /tmp/msrun/constraints.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '/tmp/msrun[runtime,examples]' \
     && install /tmp/msrun/containers/host.sh /opt/msrun/bin/msrun-host \
-    && msrun examples copy all /work/examples
+    && msrun examples copy all /opt/examples
 
 CMD ["msrun", "--help"]

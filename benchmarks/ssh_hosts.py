@@ -29,7 +29,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Run:
-    """One job that ended well. Seconds from the start of its command."""
+    """One successful job. Seconds from the start of its command."""
 
     first_reduce_s: float
     """Until the last worker had the result of its first all_reduce."""

@@ -76,7 +76,7 @@ class Fleet:
         self._unready = set(self._nodes)
         """Those that could not start their workers again yet."""
         self._done: dict[int, int] = {}
-        """Rank -> node of those that have ended well in this attempt."""
+        """Rank -> node of those that have finished in this attempt."""
         self._absent: set[int] = set()
         """Those of them that never joined the world."""
         self._come: set[int] = set()
@@ -96,7 +96,7 @@ class Fleet:
         return [{"type": "stop", "attempt": attempt, "verdict": verdict.to_json()}]
 
     def _with_deserters(self, verdict: Verdict) -> Verdict:
-        """Say who had ended well before, where that is why another host's rank has failed."""
+        """Say who had finished before, where that is why another host's rank has failed."""
         done = {rank: node for rank, node in self._done.items() if node != verdict.node_rank}
         if not (verdict.lost_peer and done):
             return verdict
@@ -105,7 +105,7 @@ class Fleet:
         return replace(verdict, reason=f"{who} exited early (code 0); {failed}")
 
     def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
-        """A rank has ended well. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
+        """A rank has finished. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
         if self.is_over or attempt != self.attempt:
             return []
         self._done[global_rank] = node_rank

@@ -1,7 +1,7 @@
 """A worker whose program is over and whose process goes on: it says so, and what it waits for.
 
 Threads that are no daemons and functions of `atexit` may have good work to do, such as the upload of a checkpoint. One
-whose program has ended well says on the progress board that it lingers, and the agent judges. One whose program has
+whose program has finished says on the progress board that it lingers, and the agent judges. One whose program has
 failed keeps the others waiting, so it gets FAILED_S and then ends with its own exit status.
 """
 

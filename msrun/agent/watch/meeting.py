@@ -12,7 +12,7 @@ LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
 MAX_INTERVAL_S = 5.0
 DESERTED_S = 30.0
-"""How long all running ranks may wait in a collective after another rank has ended well."""
+"""How long all running ranks may wait in a collective after another rank has finished."""
 
 
 class MeetingWatch:

@@ -58,7 +58,7 @@ def _hidden(worker: WorkerFailure, secrets: Sequence[str]) -> WorkerFailure:
 def combine_failures(
     job_id: str, failures: Mapping[int, JobFailure | None], fault: MsrunError | None
 ) -> JobFailure | None:
-    """Return the job's failure; None when it ended well everywhere.
+    """Return the job's failure; None when it finished successfully on all hosts.
 
     A worker that failed is the reason above all. What the launcher has seen, a lost host or a signal, comes before what
     hosts say of each other.

@@ -126,7 +126,7 @@ class JobStatus:
 
     @property
     def status_code(self) -> int:
-        """What `msrun --status` exits with: 0 while the job runs and when it ended well, else 1."""
+        """What `msrun --status` exits with: 0 while the job runs and when it was successful, else 1."""
         return contract.EXIT_OK if not self.is_over or self.state is JobState.ENDED else 1
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ gather, all-to-all, tensors of unequal size) goes over gloo among all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -171,6 +171,13 @@ class HostsGroup(TorchGroup):
     # -- the others ---------------------------------------------------------------------------------------------
 
     def _over_gloo(self, name: str, *words: Any) -> Any:
+        """Hand an operation to gloo.
+
+        Raises:
+            ValueError: a tensor that does not lie in a row; gloo would write it in another order, without an error.
+        """
+        if not all(tensor.is_contiguous() for tensor in _tensors(words)):
+            raise ValueError(f"{name} between hosts takes contiguous tensors only: call .contiguous() first")
         work = getattr(self._all, name)(*(word for word in words if word is not None))
         self._note(work)
         return work
@@ -199,6 +206,15 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     backend._set_sequence_number_for_group()
     group._register_backend(cpu, dist.ProcessGroup.BackendType.GLOO, backend)
     return group
+
+
+def _tensors(words: Iterable[Any]) -> Iterator[Tensor]:
+    """Return the tensors of a call, also those in lists."""
+    for word in words:
+        if isinstance(word, Tensor):
+            yield word
+        elif isinstance(word, list):
+            yield from _tensors(word)
 
 
 def _kind(opts: Any) -> Any:

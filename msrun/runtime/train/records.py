@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ _ALWAYS = ("time", "attempt", "step")
 """Columns that every row begins with."""
 
 
-class MetricsLogger(Callback):
+class MetricsLogger(Callback, ABC):
     """Base of the loggers: a callback of `Model.train`, and an object with `log_metrics` for a loop of your own.
 
     As a callback it logs loss, epoch, learning_rate and steps_per_s. To log to another place, override `write` and,
@@ -62,9 +63,9 @@ class MetricsLogger(Callback):
         if self._all_ranks or _rank() == 0:
             self.write({name: self._number(name, value) for name, value in metrics.items()}, step)
 
+    @abstractmethod
     def write(self, metrics: dict[str, float], step: int) -> None:
         """Write one row. Called on ranks that log."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Write what is left; a later row opens again. Harmless when nothing is open."""
@@ -143,9 +144,9 @@ class _LineLogger(MetricsLogger):
         path = self._path
         return path.with_name(f"{path.stem}.rank_{_rank()}{path.suffix}") if self._all_ranks else path
 
+    @abstractmethod
     def line(self, row: dict[str, float]) -> bytes:
         """Return a row as it stands in the file, and before it what the file has to begin with."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the file; a later row opens it again."""

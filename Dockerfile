@@ -14,17 +14,17 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends openssh-client openssh-server python3-venv \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --uid 10001 --create-home --shell /bin/bash msrun \
-    && install -d -o msrun -g msrun /keys /opt/msrun /work
+    && install -d -o msrun -g msrun /keys /opt/msrun /job
 
 USER 10001
 ENV PATH=/opt/msrun/bin:$PATH
-WORKDIR /work
+WORKDIR /job
 COPY --chown=msrun . /tmp/msrun/
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN python3 -m venv /opt/msrun \
     && pip install --no-cache-dir --constraint /tmp/msrun/constraints.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '/tmp/msrun[runtime,examples]' \
     && install /tmp/msrun/containers/host.sh /opt/msrun/bin/msrun-host \
-    && msrun examples copy all /opt/examples
+    && msrun examples copy all /job/examples
 
 CMD ["msrun", "--help"]

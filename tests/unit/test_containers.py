@@ -42,7 +42,7 @@ def test_launcher_waits_for_every_host_that_it_names(compose: dict[str, Any]) ->
 
 def test_command_of_the_launcher_is_one_that_msrun_takes(compose: dict[str, Any], tmp_path: Path) -> None:
     launcher = compose["services"]["launcher"]
-    folder = REPOSITORY / Path(launcher["working_dir"]).relative_to("/opt")
+    folder = REPOSITORY / Path(launcher["working_dir"]).relative_to("/job")
     options = [word.replace("/keys/", f"{tmp_path}/") for word in launcher["command"][1:]]
     with JobRunner() as runner:
         done = subprocess.run(

@@ -51,9 +51,9 @@ demo: $(VENV)/.demo
 
 # Files in the order of their names: those that take long, in tests/e2e, begin first. Many tests wait, so that there are
 # more of them at a time than cores.
-TEST_WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 # Rewritten asserts are kept, or each worker rewrites all test files, for 10 s.
-PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: export MSRUN_FUZZ_CASES ?= 3
 test: export MSRUN_FUZZ_MESSAGES ?= 80

@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = ("msrun", "torch", "numpy", "click", "cryptography", "paramiko", "psutil", "PyYAML", "mpi4py")
+LIBRARIES = (
+    *("msrun", "torch", "numpy", "click", "cryptography", "paramiko", "psutil", "PyYAML", "mpi4py"),
+    *("torchvision", "pillow"),
+)
 PROGRAMS = {"mpirun": ["mpirun", "--version"], "ssh": ["ssh", "-V"], "pdsh": ["pdsh", "-V"]}
 
 _figures: list[dict[str, Any]] = []
@@ -56,7 +59,10 @@ def kept(path: Path | None) -> Iterator[None]:
 def describe_run(begin: datetime) -> dict[str, Any]:
     """Return what was run, when, from which commit, on which machine and with which versions."""
     script = Path(sys.argv[0]).resolve()
-    command = shlex.join(["python", f"benchmarks/{script.name}", *sys.argv[1:]])
+    where = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_json_option(where)
+    words = where.parse_known_args()[1]  # where the figures go is no setting of theirs
+    command = shlex.join(["python", f"benchmarks/{script.name}", *words])
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "benchmark": script.stem,

@@ -7,11 +7,12 @@
     dp        data parallel (semi_auto)            beside DistributedDataParallel
     zero1     hsdp level1                          beside DistributedDataParallel + ZeroRedundancyOptimizer
     fsdp      hsdp level3, time and peak memory    beside fully_shard(reshard_after_forward=True)
+    steps     AdamW in the backward pass           beside AdamW after it, time and peak memory
     tp        Megatron's strategies, transformer   beside parallelize_module (DTensor)
     copies    MicroBatchInterleaved(net, 2)        beside one copy, over a link limited to 500 Mbit/s (root, Linux)
     pipeline  idle share of the ranks              beside the schedule's formula
 
-msrun runs on its own backend; torch runs twice, on gloo and on the same shared memory.
+msrun runs on its own backend; torch runs twice, on gloo and on the same shared memory. Over the link all use gloo.
 
 The ways of a part live in the same processes and take turns round by round, so that a change of the machine's load
 meets all; every round gives one ratio, and the table has the median ratio with its quartiles, also of the processor
@@ -39,7 +40,7 @@ from launch import DEADLINE_S, HERE, environment
 from parallel_link import limited_link, run_ranks, why_no_link
 
 JOB = str(HERE / "parallel_job.py")
-PARTS = ("dp", "zero1", "fsdp", "tp", "copies", "pipeline")
+PARTS = ("dp", "zero1", "fsdp", "steps", "tp", "copies", "pipeline")
 RANKS = 2
 PEERS = {"torch_gloo": "gloo", "torch_shm": "shared memory"}
 LINK_MBIT_PER_S = 500
@@ -113,6 +114,10 @@ COMPARISONS = {
         is_faster=True,
     ),
 }
+STEPS_CASES = (
+    Case("8 layers of 1024, batch 64", (1024, 8, 64), 30, 3),
+    Case("24 layers of 128, batch 32", (128, 24, 32), 30, 30),
+)
 COPIES_CASES = (
     Case("4 blocks of 768, 8 x 32 tokens", (768, 4, 12, 8, 32), 16, 2),
     Case("6 blocks of 896, 8 x 96 tokens", (896, 6, 14, 8, 96), 10, 1),
@@ -236,6 +241,25 @@ def compare_memory(case: Case, parent: Path) -> None:
     tell_target(f"at most {MEMORY_TARGET:g}x the memory", ratio <= MEMORY_TARGET)
 
 
+# -- optimizer steps ------------------------------------------------------------------------------------------------
+
+
+def compare_steps(shorten: int, parent: Path) -> None:
+    """Print time and peak memory of steps in the backward pass beside steps after it."""
+    ways = ("after", "in backward")
+    print("\nsteps: AdamW in the backward pass, 2 ranks, beside AdamW after it")
+    print(row("network", "after ms", "in backward ms", "after / in backward", "processor time"))
+    for case in STEPS_CASES:
+        found = ask("steps", ways, shortened(case, shorten), parent)
+        check_losses("steps", found)
+        ratio, processor = (ratio_of(found[ways[0]], found[ways[1]], what) for what in ("seconds", "processor"))
+        times = {way: median_ms(found[way]) for way in ways}
+        print(row(case.words, *(f"{value:.1f}" for value in times.values()), str(ratio), str(processor)), flush=True)
+        peaks = {way: ask("steps", (way,), case, parent, small=MEMORY_SMALL)[way]["peak_bytes"] / 2**20 for way in ways}
+        print(row(f"{case.words}: peak", *(f"{value:.0f} MiB" for value in peaks.values())), flush=True)
+        record("steps", network=case.words, step_ms=times, ratio=vars(ratio), peak_mib=peaks)
+
+
 # -- copies ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +277,8 @@ def compare_copies(shorten: int, parent: Path) -> None:
                 sys.executable,
                 *job("copies", ("1", "2", "1+", "2+", "communicate"), shortened(case, shorten), folder),
             ]
-            run_ranks(names, argv, environment(), folder)
+            # Both ranks are on one machine and would share memory: over the link goes what gloo sends.
+            run_ranks(names, argv, {**environment(), "MSRUN_CPU_BACKEND": "gloo"}, folder)
             found = json.loads((folder / "out.json").read_text())
             check_losses("copies", {way: found[way] for way in ("1", "2", "1+", "2+")})
             tell_copies(case, found)
@@ -335,6 +360,8 @@ def main() -> None:
                 compare_memory(COMPARISONS[part].cases[0], folder)
         if "copies" in parts:
             compare_copies(shorten, folder)
+        if "steps" in parts:
+            compare_steps(shorten, folder)
         if "pipeline" in parts:
             compare_pipeline(shorten, folder)
 

@@ -52,6 +52,13 @@ def torch_group(way: str) -> Any:
 _groups: dict[str, Any] = {}
 
 
+def torch_mesh(way: str) -> Any:
+    """Return the same as a mesh. It is named: DTensor remembers meshes of equal ranks and names as one."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(torch_group(way), "cpu", mesh_dim_names=(way,))
+
+
 # -- data parallel --------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +106,6 @@ def zero1(sizes: list[int], way: str) -> Step:
 
 def fsdp(sizes: list[int], way: str) -> Step:
     """AdamW, everything cut over the ranks, one message per block; sizes: width, depth, samples per rank."""
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     width, depth, batch = sizes
@@ -111,11 +117,22 @@ def fsdp(sizes: list[int], way: str) -> Step:
             set_comm_fusion(block, number + 1)
         call: Any = AutoParallel(whole).hsdp(threshold=0, optimizer_level="level3")
     else:
-        mesh = DeviceMesh.from_group(torch_group(way), "cpu")
+        mesh = torch_mesh(way)
         for block in network.blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
         call = fully_shard(whole, mesh=mesh, reshard_after_forward=True)
     return train(call, data, torch.optim.AdamW(network.parameters(), lr=1e-4))
+
+
+def steps(sizes: list[int], way: str) -> Step:
+    """Data parallel with AdamW, which steps after the backward pass or in it; sizes: width, depth, samples per rank."""
+    width, depth, batch = sizes
+    network = WithLoss(parts_of(Perceptron, width, depth), F.cross_entropy)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    call = AutoParallel(network)
+    if way == "in backward":
+        call.step_in_backward(optimizer)
+    return train(call, classification(batch, width, dist.get_rank()), optimizer)
 
 
 # -- tensor parallel ------------------------------------------------------------------------------------------------
@@ -159,7 +176,6 @@ def forward_backward(call: Callable[..., Tensor], data: tuple[Tensor, ...], netw
 
 def tp(sizes: list[int], way: str) -> Step:
     """Forward and backward of a transformer; sizes: width, depth, heads, samples, sequence."""
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     width, depth, heads, batch, sequence = sizes
@@ -167,7 +183,7 @@ def tp(sizes: list[int], way: str) -> Step:
     data = regression(batch, sequence, width)
     if way == "msrun":
         return forward_backward(parallel_transformer(network, dist.get_world_size(), overlap=True), data, network)
-    mesh = DeviceMesh.from_group(torch_group(way), "cpu")
+    mesh = torch_mesh(way)
     plan = {
         **dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()),
         **dict.fromkeys(("out", "down"), RowwiseParallel()),
@@ -220,6 +236,7 @@ PARTS: dict[str, Callable[[list[int], str], Step]] = {
     "dp": dp,
     "zero1": zero1,
     "fsdp": fsdp,
+    "steps": steps,
     "tp": tp,
     "copies": copies,
     "pipeline": pipeline,

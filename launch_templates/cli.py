@@ -92,7 +92,7 @@ def render(
     launch-template render jobset --set name=train --set image=registry.example/train:1 -- train.py --lr 0.1
     """
     from launch_templates import settings as reading
-    from launch_templates.lint.linter import lint_texts
+    from launch_templates.lint.linter import has_errors, lint_texts
     from launch_templates.render import render_manifest
 
     given: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def render(
     text = render_manifest(name, given, script)
     findings = lint_texts([(output or "-", text)])
     notes = "".join(f"launch-template: {finding}\n" for finding in findings)
-    return Outcome(text, notes, output=output)
+    return Outcome(text, notes, int(has_errors(findings)), output=output)
 
 
 @cli.command()

@@ -6,14 +6,15 @@ is made of, so that `show` can list what a template really takes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
 from launch_templates.catalogue import DEVICE_RESOURCES
 from launch_templates.errors import BadValue
+from launch_templates.msrun_options import NAMES, read_options
 from launch_templates.names import is_secret_variable
 from launch_templates.quantity import parse_quantity
 from launch_templates.reference import escape_references
@@ -138,11 +139,19 @@ def check_together(values: Values) -> None:
 
 def _check_script(script: list[str]) -> None:
     """Options of msrun may stand before SCRIPT (`-- --bind_core=true train.py`), but not those the manifest gives."""
-    for word in itertools.takewhile(lambda word: word.startswith("--"), script):
-        option = word.removeprefix("--").partition("=")[0].replace("-", "_")
+    line = read_options(script)
+    for option, word in line.words.items():
         if option in OWNED_OPTIONS:
             remedy = f"remove it and set {OWNED_OPTIONS[option]}"
             raise BadValue("script", word, f"without --{option}, which the manifest gives itself", remedy)
+        if option not in NAMES:
+            near = get_close_matches(option, NAMES, n=1)
+            remedy = f"did you mean --{near[0]}?" if near else "see msrun --help; options of the script follow its name"
+            raise BadValue("script", word, "an option of msrun, as it stands before the script", remedy)
+    if line.words and line.rest[:1] in (["true"], ["false"]):
+        last = list(line.words.values())[-1]
+        constraint = f"the script to start, and would be taken for it: {last} takes a value after = only"
+        raise BadValue("script", line.rest[0], constraint, f"write {last}={line.rest[0]}")
 
 
 def _check_shared_memory(values: Values) -> None:

@@ -17,7 +17,7 @@
         WorldError              1    the process cannot find, join or leave its world
           CollectiveError       1    a collective cannot end, is late, or was called otherwise by another rank
         MissingPackageError     1    msrun.runtime needs a package that is not installed
-        DataError               1    a data file is missing, damaged or not what it claims to be
+        DataError               1    data cannot be read: a file is missing or damaged, a function of yours fails
         CheckpointError         1    a checkpoint cannot be written, is incomplete, or is one of another network
 
 A message is one line: what was found, what is allowed, and what to do.
@@ -137,7 +137,7 @@ class CollectiveError(WorldError, RuntimeError):
 
 
 class DataError(ParallelError):
-    """A data file is missing, damaged or not of the promised format."""
+    """Data cannot be read: a file is missing, damaged or not of the promised format, or a user's function fails."""
 
 
 class CheckpointError(ParallelError):

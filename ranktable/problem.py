@@ -39,6 +39,8 @@ class Problem:
     """The offending value as JSON text, shortened; None where there is none, as for a missing key."""
     position: Position | None = None
     """Where the path stands in the file; None when the table did not come from a text."""
+    is_form: bool = False
+    """Wrong is how the value is written, a number without quotes for instance, not what it says."""
 
     @property
     def is_error(self) -> bool:

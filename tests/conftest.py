@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,46 @@ GOLDEN = Path(__file__).parent / "golden"
 
 hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
 hypothesis.settings.load_profile("busy machine")
-hypothesis.settings.register_profile("fast", deadline=None, max_examples=25)  # of make test
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=15)  # of make test
+
+
+STANDARD_ERROR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the standard error that pytest does not capture, for the stacks of a test that hangs."""
+    config.stash[STANDARD_ERROR] = os.dup(2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[STANDARD_ERROR])
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a test that does not hear the signal of its time limit, such as a wait in C, with the stacks of all threads.
+
+    pytest's own faulthandler_timeout has one value for all tests, below the limits that some of them set.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(2 * limit_s, file=item.config.stash[STANDARD_ERROR], exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let no property of `make test` draw more examples than its profile, whatever stands at the test."""
+    if hypothesis.settings.get_current_profile_name() != "fast":
+        return
+    most = hypothesis.settings.get_profile("fast").max_examples
+    for item in items:
+        test = getattr(item, "obj", None)
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None and own.max_examples > most:
+            test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=most)
 
 
 @pytest.fixture(autouse=True)

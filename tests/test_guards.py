@@ -32,8 +32,15 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": set(),
     "runtime": {"runtime"} | _FOUNDATION,
+    "mindspore": {"runtime", "mindspore"} | _FOUNDATION,
 }
 """Which rooms of msrun a room may import from."""
+
+IN_WORKERS = ("runtime", "mindspore")
+"""Rooms of msrun that run inside a worker, and import torch."""
+
+RUNTIME_ORDER = ("sharding", "capture", "partition", "schedule", "execute", "parallel")
+"""Rooms of msrun/runtime, each importing of these only the ones before it."""
 
 STRANGERS = {
     "ranktable": {"msrun", "torch", "launch_templates"},
@@ -103,6 +110,28 @@ def test_imports_within_msrun_run_one_way() -> None:
     assert guilty == []
 
 
+def test_imports_within_the_runtime_run_one_way() -> None:
+    guilty = []
+    for number, room in enumerate(RUNTIME_ORDER):
+        for path in modules(f"msrun/runtime/{room}"):
+            names = [name.split(".") for name in imported(ast.walk(parse(path)), path)]
+            rooms = {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"] and len(parts) > 2}
+            wrong = rooms & {*RUNTIME_ORDER[number + 1 :]}
+            guilty += [f"{name_of(path)} imports from {', '.join(sorted(wrong))}"] if wrong else []
+    assert guilty == []
+
+
+def test_what_is_decided_knows_no_process_group() -> None:
+    guilty = [
+        f"{name_of(path)} imports {name}"
+        for room in RUNTIME_ORDER[: RUNTIME_ORDER.index("execute")]
+        for path in modules(f"msrun/runtime/{room}")
+        for name in imported(iter(parse(path).body), path)
+        if name.startswith(("torch.distributed", "msrun.runtime.groups", "msrun.runtime.world"))
+    ]
+    assert guilty == []
+
+
 @pytest.mark.parametrize("package", STRANGERS)
 def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     guilty = [
@@ -118,7 +147,7 @@ def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
     guilty = [
         name_of(path)
         for path in all_modules()
-        if not path.is_relative_to(ROOT / "msrun" / "runtime")
+        if not any(path.is_relative_to(ROOT / "msrun" / room) for room in IN_WORKERS)
         and any(name.split(".")[0] in ("torch", "torch_npu") for name in imported(at_import(parse(path)), path))
     ]
     assert guilty == []
@@ -131,7 +160,7 @@ def test_launcher_writes_its_own_environment_nowhere() -> None:
     guilty = [
         name_of(path)
         for path in modules("msrun")
-        if room_of(path) != "runtime" and name_of(path) not in not_launchers and pattern.search(path.read_text())
+        if room_of(path) not in IN_WORKERS and name_of(path) not in not_launchers and pattern.search(path.read_text())
     ]
     assert guilty == []
 
@@ -139,7 +168,8 @@ def test_launcher_writes_its_own_environment_nowhere() -> None:
 def test_launcher_help_and_dry_run_never_import_torch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     names = [name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in all_modules()]
-    names = [name for name in names if not name.startswith("msrun.runtime") and not name.endswith("__main__")]
+    inside = tuple(f"msrun.{room}" for room in IN_WORKERS)
+    names = [name for name in names if not name.startswith(inside) and not name.endswith("__main__")]
     program = f"""
 import importlib, sys
 for name in {names}:

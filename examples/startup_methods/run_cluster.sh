@@ -37,7 +37,7 @@ PROGRAM
 while read -r RANK_ID DEVICE_ID; do
     export RANK_ID DEVICE_ID
     echo "start training for rank $RANK_ID on device $DEVICE_ID"
-    start "rank $RANK_ID" "$PWD/device_$RANK_ID" "train$RANK_ID.log" "$python" -u "$here/train.py"
+    start "rank $RANK_ID" "$PWD/device_$RANK_ID" "train$RANK_ID.log" "$python" -u "${TRAIN:-$here/train.py}"
 done <<<"$ranks"
 show "$PWD/device_$4" "train$4.log"
 finish

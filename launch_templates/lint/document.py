@@ -67,7 +67,10 @@ def read_documents(content: str, source: str) -> list[Document]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
         raise BadFile(source, f"not YAML: {problem}", "correct the file") from None
-    return [document for body in bodies for document in _unfold(body, source)]
+    try:
+        return [document for body in bodies for document in _unfold(body, source)]
+    except RecursionError:
+        raise BadFile(source, "a List contains itself", "write its items out") from None
 
 
 def _unfold(body: Any, source: str) -> Iterator[Document]:

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from launch_templates.lint.document import dig, sequence, text
 from launch_templates.lint.workload import Container, Workload
+from launch_templates.msrun_options import read_options
 from launch_templates.reference import find_reference
 
-_VALUE_AFTER_EQUALS_ONLY = frozenset({"join", "dry_run", "check", "quiet", "debug", "help", "version"})
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _KUBELET_REFERENCE = re.compile(r"\$\(([^()]+)\)")
 
@@ -28,6 +28,8 @@ class Invocation:
     """Option names (with underscores) to texts; the last one wins."""
     is_under_shell: bool
     """A shell stands between the container and msrun: SIGTERM stops there."""
+    words: dict[str, str]
+    """Option names to the words that gave them."""
 
     def value(self, name: str) -> str | None:
         """Text of an option with literal variables of the container put in; None when absent or still unknown."""
@@ -76,7 +78,8 @@ def read_invocation(container: Container) -> Invocation | None:
     if start is None:
         return None
     path = f"{container.path}.{'args' if 'args' in container.body else 'command'}"
-    return Invocation(container, path, _read_options(words[start:]), is_shell and "exec" not in words[:start])
+    line = read_options(words[start:])
+    return Invocation(container, path, line.options, is_shell and "exec" not in words[:start], line.words)
 
 
 def _shell_words(words: list[str]) -> list[str]:
@@ -101,16 +104,3 @@ def _find_msrun(words: list[str]) -> int | None:
             if is_command:
                 return position + 1
     return None
-
-
-def _read_options(words: list[str]) -> dict[str, str]:
-    options: dict[str, str] = {}
-    remaining = iter(words)
-    for word in remaining:
-        if not word.startswith("--") or word == "--":
-            break
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        takes_next = not equals and name not in _VALUE_AFTER_EQUALS_ONLY
-        options[name] = next(remaining, "") if takes_next else value
-    return options

@@ -6,11 +6,13 @@ Sources: the Job, JobSet, Volcano and training-operator naming rules (see worklo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 from launch_templates.lint.document import Document, dig, mapping, number, sequence, text
 from launch_templates.lint.finding import Problem, Rule, Severity
 from launch_templates.lint.invocation import Invocation, find_invocations
 from launch_templates.lint.workload import PodSet, Workload
+from launch_templates.msrun_options import NAMES
 from launch_templates.names import RANK_VARIABLES
 from launch_templates.reference import find_reference
 
@@ -30,6 +32,16 @@ def check_command(workload: Workload, _documents: Sequence[Document]) -> Iterato
         if missing and workload.num_pods != 1:
             options = ", ".join(f"--{name}" for name in missing)
             yield Problem(found[position].path, f"msrun lacks {options}", "give all of them on every pod")
+
+
+def check_option_names(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
+    """Every option of msrun is one: the command refuses others, and the job with them."""
+    for _, call in find_invocations(workload):
+        for name, word in call.words.items():
+            if name not in NAMES:
+                near = get_close_matches(name, NAMES, n=1)
+                remedy = f"did you mean --{near[0]}?" if near else "see msrun --help; the script's own follow its name"
+                yield Problem(call.path, f"{word} is no option of msrun", remedy)
 
 
 def check_world_size(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
@@ -192,6 +204,7 @@ def check_dns_names(workload: Workload, _documents: Sequence[Document]) -> Itera
 
 
 RULES = (
+    Rule("msrun-option", Severity.ERROR, check_option_names),
     Rule("msrun-command", Severity.WARNING, check_command),
     Rule("world-size", Severity.ERROR, check_world_size),
     Rule("master-address", Severity.ERROR, check_master_address),

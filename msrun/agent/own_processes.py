@@ -9,7 +9,7 @@ from collections.abc import Collection
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
-from msrun.agent.processes.process_control import is_stopped
+from msrun.agent.processes.process_control import is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID
 from msrun.agent.processes.wait_status import describe_status
 from msrun.errors import ClusterError
@@ -69,7 +69,14 @@ class OwnProcesses:
         last = next((line for line in reversed(lines) if line.strip()), b"").decode("utf-8", "backslashreplace")
         return f"its last words: {last.strip()}" if last else "it said nothing"
 
-    def await_last_words(self, strangers: Collection[int]) -> None:
-        """Let the log writer finish by itself when the fork server has gone before it."""
+    def end_orphans(self, strangers: Collection[int], limit_s: float) -> list[int]:
+        """End what is left of a job whose fork server is gone; returns what survived.
+
+        The log writer finishes by itself. The scheduler is the last: should this process be killed meanwhile, it ends
+        the rest.
+        """
+        kept = [*strangers, *(pid for pid in [self._pids.get(SCHEDULER_ID)] if pid is not None)]
         if LOG_WRITER_ID in self._pids:
-            await_log_writer(self._pids[LOG_WRITER_ID], strangers)
+            await_log_writer(self._pids[LOG_WRITER_ID], kept)
+        kill_descendants(limit_s, kept)
+        return kill_descendants(limit_s, strangers)

@@ -259,8 +259,7 @@ class Supervisor:
         """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
         self._server.kill()
         self._server.wait(limits.OVERDUE_S)
-        self._own.await_last_words(self._strangers)
-        self._survivors = tuple(process_control.kill_descendants(limits.OVERDUE_S, self._strangers))
+        self._survivors = tuple(self._own.end_orphans(self._strangers, limits.OVERDUE_S))
         if not self._attempt.has_failed:
             self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
         now = time.monotonic()

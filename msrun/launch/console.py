@@ -45,22 +45,43 @@ def say(text: str, *, quiet: bool) -> None:
 class LogTail:
     """Follows one worker's log and gives back whole lines. A progress bar's last state counts as its line."""
 
-    def __init__(self, global_rank: int, path: str, *, rotated: int = 0) -> None:
-        """Follow `path`; `rotated` is how many older files stay of a log that is rotated, 0 when it is not."""
+    def __init__(self, global_rank: int, path: str, *, rotated: int = 0, after: int | None = None) -> None:
+        """Follow `path`.
+
+        Args:
+            rotated: how many older files stay of a log that is rotated, 0 when it is not.
+            after: inode of the log of the attempt before, which has the name until it is moved away.
+        """
         self.global_rank = global_rank
         self.path = path
         self.rotated = rotated
         self.is_over = False
-        """Nobody writes there any more."""
-        self._reader = RotatedReader(path, rotated) if rotated else GrowingFile(path)
+        """Nothing of a next attempt is read."""
+        self._is_kept = False
+        """It is about to be renamed, and may grow until then."""
+        self._reader = RotatedReader(path, rotated, after) if rotated else GrowingFile(path, after)
         self._held = b""
         self.has_more = False
         """The last `read_lines` has left something."""
 
     def end(self) -> None:
-        """Nobody writes there any more, and the log is about to be renamed."""
-        self.is_over = True
+        """Nobody writes there any more."""
         self._reader.hold()
+        self.is_over, self._is_kept = True, False
+
+    def begin_anew(self) -> LogTail:
+        """End with this attempt's log, once it is renamed; return what follows the next one's."""
+        self.end()
+        self._is_kept = True
+        return LogTail(self.global_rank, self.path, rotated=self.rotated, after=self._reader.inode)
+
+    def is_complete(self) -> bool:
+        """Return whether all that will be there is there."""
+        return self.is_over and (not self._is_kept or self._reader.is_renamed())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.close()
 
     def read_lines(self, *, at_end: bool = False, max_bytes: int | None = None) -> list[bytes]:
         """Return the lines that are complete now, without their ends; at the end also a last unfinished one.
@@ -86,8 +107,6 @@ class LogTail:
         if at_end and self._held and not self.has_more:
             lines.append(self._held)
             self._held = b""
-        if at_end and not self.has_more:
-            self._reader.close()
         return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
 
 
@@ -173,10 +192,10 @@ class Console:
     def _copy_lines(self) -> None:
         """Copy what there is, for COPY_S at most: logs wait for a reader that is slow or pauses.
 
-        Logs of an attempt that is over come first; else each has its turn.
+        Each has its turn; of a rank, the log of an attempt that is over comes before the next one's.
         """
         deadline = time.monotonic() + COPY_S
-        turns = deque([tail for tail in self._tails if tail.is_over] or self._tails)
+        turns = deque({tail.global_rank: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)
         while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
@@ -184,6 +203,8 @@ class Console:
             self._copy(tail)
             if tail.has_more and tail in self._tails:
                 turns.append(tail)
+            elif tail not in self._tails:
+                turns.extend([other for other in self._tails if other.global_rank == tail.global_rank][:1])
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""
@@ -198,7 +219,8 @@ class Console:
             tail.end()
 
     def _copy(self, tail: LogTail) -> None:
-        """Copy a piece of a log; one that is over and has nothing more is left."""
+        """Copy a piece of a log; one that is complete and has nothing more is left."""
+        is_complete = tail.is_complete()
         lines = tail.read_lines(at_end=tail.is_over, max_bytes=output.ROOM_BYTES)
         if not output.is_open(STDOUT):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
@@ -208,8 +230,9 @@ class Console:
             text = b"".join(prefix + line + b"\n" for line in lines) if prefix else b"\n".join([*lines, b""])
             text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
             output.write(STDOUT, text, is_kept=True)
-        if tail.is_over and not tail.has_more and tail in self._tails:
+        if is_complete and not tail.has_more and tail in self._tails:
             self._tails.remove(tail)
+            tail.close()
 
     def _say(self, text: str) -> None:
         self._erase_live_line()
@@ -217,8 +240,7 @@ class Console:
 
     def _begin_anew(self, fields: Mapping[str, Any]) -> None:
         """Show the last lines of an attempt that is over; its logs are moved away after this."""
-        again = [LogTail(tail.global_rank, tail.path, rotated=tail.rotated) for tail in self._tails if not tail.is_over]
-        self._end_tails()
+        again = [tail.begin_anew() for tail in self._tails if not tail.is_over]
         self._copy_lines()
         self._tails += again
         self._say(

@@ -11,6 +11,8 @@ from msrun.errors import ClusterError, UsageError, near_miss
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
+NEEDED = {"distributed_training": ("startup_methods",)}
+"""Example -> those whose scripts it runs."""
 
 
 def list_examples() -> dict[str, str]:
@@ -19,7 +21,8 @@ def list_examples() -> dict[str, str]:
     Raises:
         ClusterError: the examples are not there.
     """
-    return {path.parent.name: _first_line(path) for path in sorted(_folder().glob("*/train.py"))}
+    programs = [path for pattern in ("*/train.py", "*/*_training.py") for path in _folder().glob(pattern)]
+    return {path.parent.name: _first_line(path) for path in sorted(programs, key=lambda path: path.parent.name)}
 
 
 def copy_examples(name: str | None, directory: Path) -> list[Path]:
@@ -32,7 +35,7 @@ def copy_examples(name: str | None, directory: Path) -> list[Path]:
     names = list(list_examples())
     if name is not None and name not in names:
         raise UsageError(f"{name}: no such example{near_miss(name, names)}; there are {', '.join(names)}")
-    targets = [directory / each for each in ([name] if name is not None else names)]
+    targets = [directory / each for each in ([name, *NEEDED.get(name, ())] if name is not None else names)]
     for target in targets:
         if target.exists():
             raise UsageError(f"{target}: is there already; remove it, or give another DIR")

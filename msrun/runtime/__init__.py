@@ -22,11 +22,23 @@ __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch
 require_packages()
 
 if TYPE_CHECKING:
+    from msrun.runtime.checkpoint.distributed import load_distributed_checkpoint as load_distributed_checkpoint
+    from msrun.runtime.checkpoint.export import export_checkpoint as export_checkpoint
+    from msrun.runtime.checkpoint.layouts import ParameterLayout as ParameterLayout
+    from msrun.runtime.checkpoint.layouts import find_layouts as find_layouts
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
     from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
     from msrun.runtime.checkpoint.model_checkpoint import CheckpointConfig as CheckpointConfig
     from msrun.runtime.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from msrun.runtime.checkpoint.param_dict import load_param_into_net as load_param_into_net
     from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
+    from msrun.runtime.checkpoint.strategy_file import merge_pipeline_strategys as merge_pipeline_strategys
+    from msrun.runtime.checkpoint.strategy_file import rank_list_for_transform as rank_list_for_transform
+    from msrun.runtime.checkpoint.strategy_file import read_strategy as read_strategy
+    from msrun.runtime.checkpoint.strategy_file import restore_group_info_list as restore_group_info_list
+    from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
+    from msrun.runtime.checkpoint.transform import transform_checkpoint_by_rank as transform_checkpoint_by_rank
+    from msrun.runtime.checkpoint.transform import transform_checkpoints as transform_checkpoints
     from msrun.runtime.groups import (
         create_group as create_group,
     )
@@ -45,7 +57,6 @@ if TYPE_CHECKING:
     from msrun.runtime.groups import (
         process_group as process_group,
     )
-    from msrun.runtime.named_layout import Layout as Layout
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
     from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
@@ -73,14 +84,25 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.recomputation import recompute as recompute
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
+    from msrun.runtime.sharding.named_layout import Layout as Layout
     from msrun.runtime.train.callbacks import Callback as Callback
+    from msrun.runtime.train.callbacks import EarlyStopping as EarlyStopping
+    from msrun.runtime.train.callbacks import LearningRateScheduler as LearningRateScheduler
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
-    from msrun.runtime.train.callbacks import RunContext as RunContext
+    from msrun.runtime.train.callbacks import TimeMonitor as TimeMonitor
+    from msrun.runtime.train.exit_request import OnRequestExit as OnRequestExit
+    from msrun.runtime.train.metrics import Accuracy as Accuracy
+    from msrun.runtime.train.metrics import Loss as Loss
+    from msrun.runtime.train.metrics import Metric as Metric
+    from msrun.runtime.train.metrics import Top1CategoricalAccuracy as Top1CategoricalAccuracy
+    from msrun.runtime.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
+    from msrun.runtime.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
     from msrun.runtime.train.model import Model as Model
     from msrun.runtime.train.records import CSVLogger as CSVLogger
     from msrun.runtime.train.records import JSONLogger as JSONLogger
     from msrun.runtime.train.records import MetricsLogger as MetricsLogger
     from msrun.runtime.train.records import TensorBoardLogger as TensorBoardLogger
+    from msrun.runtime.train.run_context import RunContext as RunContext
     from msrun.runtime.world import (
         get_group_size as get_group_size,
     )

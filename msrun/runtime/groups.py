@@ -1,6 +1,6 @@
 """Groups of ranks: by name, as MindSpore has them, and by mesh axes, as the partitioned graph needs them.
 
-Every rank must make the same groups in the same order, except those of a pipeline stage, which its members make alone.
+Named groups are made by all ranks together, as in MindSpore; the others by their members, when they first need them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import torch
 import torch.distributed as dist
 
 from msrun.errors import WorldError, near_miss
-from msrun.runtime.layout import Mesh
 from msrun.runtime.member_groups import new_member_group
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.world import at_release, world
 
 _named: dict[str, tuple[tuple[int, ...], dist.ProcessGroup | None]] = {}
 _by_axes: dict[tuple[Mesh, tuple[int, ...]], dist.ProcessGroup] = {}
 """(mesh, axes) -> this rank's own group"""
 _by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
-"""Groups that all ranks have made, each of them knows all"""
-_by_members: dict[tuple[int, ...], dist.ProcessGroup] = {}
-"""This rank's groups that only their members have made"""
+"""This rank's groups, which their members have made"""
 
 
 def create_group(group: str, rank_ids: Sequence[int]) -> None:
@@ -119,29 +117,17 @@ def process_group(group: str) -> dist.ProcessGroup:
 def axes_group(mesh: Mesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the group of ranks that differ from this one only along `axes`, most significant axis first.
 
-    All ranks make all groups of the same axes together, at the first call; later calls only look them up. In the mesh
-    of a pipeline stage only the members make their group: other stages may have other ones.
+    Its members alone make it, at their first call; later calls only look it up.
+
+    Raises:
+        WorldError: this rank is not in the mesh.
     """
-    if (mesh, axes) in _by_axes:
-        return _by_axes[mesh, axes]
-    if mesh.size < world().world_size:
-        own = next((ranks for ranks in mesh.groups(axes) if world().global_rank in ranks), None)
-        if own is None:
-            raise WorldError(f"rank {world().global_rank} is not in the mesh {mesh.shape} from {mesh.first_rank}")
-        return _by_axes.setdefault((mesh, axes), ranks_group(own))
-    mine: dist.ProcessGroup | None = None
-    for ranks in mesh.groups(axes):
-        if ranks not in _by_ranks:
-            is_world = ranks == tuple(range(world().world_size))
-            made = dist.group.WORLD if is_world else _new_group(ranks)
-            assert made is not None
-            _by_ranks[ranks] = made
-        if world().global_rank in ranks:
-            mine = _by_ranks[ranks]
-    if mine is None:
-        raise WorldError(f"rank {world().global_rank} is not in the mesh {mesh.shape}")
-    _by_axes[mesh, axes] = mine
-    return mine
+    if (mesh, axes) not in _by_axes:
+        rank = world().global_rank
+        if rank not in mesh.ranks:
+            raise WorldError(f"rank {rank} is not in the mesh {mesh.shape} from {mesh.first_rank}")
+        _by_axes[mesh, axes] = ranks_group(mesh.members(rank, axes))
+    return _by_axes[mesh, axes]
 
 
 def ranks_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -149,21 +135,19 @@ def ranks_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
     Members of several such groups make them in the same order.
     """
-    if ranks in _by_ranks:
-        return _by_ranks[ranks]
-    if ranks not in _by_members:
+    if ranks not in _by_ranks:
+        is_world = ranks == tuple(range(world().world_size))
         with waiting_in(lambda: f"making a group of {len(ranks)} ranks"):
-            made = dist.group.WORLD if len(ranks) == world().world_size else _new_group(ranks, by_members=True)
+            made = dist.group.WORLD if is_world else _new_group(ranks, by_members=True)
         assert made is not None
-        _by_members[ranks] = made
-    return _by_members[ranks]
+        _by_ranks[ranks] = made
+    return _by_ranks[ranks]
 
 
 def forget_groups() -> None:
     """Drop every group; torch destroys them together with the world."""
     _named.clear()
     _by_ranks.clear()
-    _by_members.clear()
     _by_axes.clear()
 
 

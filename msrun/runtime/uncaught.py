@@ -93,7 +93,12 @@ def _where(error: BaseException, trace: TracebackType | None) -> str:
         within = _where(error.__cause__, error.__cause__.__traceback__)
         if within:
             return within
-    found = [frame for frame in traceback.extract_tb(trace) if _is_users(frame)]
+    return find_user_line(error, trace)
+
+
+def find_user_line(error: BaseException, trace: TracebackType | None = None) -> str:
+    """Return FILE:LINE of the innermost of the user's lines where an exception was raised, or an empty string."""
+    found = [frame for frame in traceback.extract_tb(trace or error.__traceback__) if _is_users(frame)]
     return f"{_short(found[-1].filename)}:{found[-1].lineno}" if found else ""
 
 

@@ -55,12 +55,14 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     MS_ROLE=MS_SCHED, the scheduler of workers that were started by hand, serves them here, and ends here.
 
     Args:
-        backend_name: shm, gloo, nccl or hccl; None takes the one of the device: nccl on CUDA, hccl on Ascend, on the
-            CPU shm, which uses gloo between hosts. MSRUN_CPU_BACKEND names another one for the CPU.
+        backend_name: shm, gloo, nccl or hccl, or as in torch one for each kind of device; None takes those of the
+            device: cpu:gloo,cuda:nccl on CUDA, cpu:gloo,npu:hccl on Ascend, on the CPU shm, which uses gloo between
+            hosts. MSRUN_CPU_BACKEND names another one for a job on the CPU. With nccl or hccl this rank's device
+            becomes torch's current one.
         timeout_s: how long joining, and any collective, may take; for joining by hand MS_TOPO_TIMEOUT comes first.
 
     Raises:
-        WorldError: called twice, contradicting variables, or the others did not come in time.
+        WorldError: called twice, contradicting variables, no device for this rank, or the others did not come.
     """
     global _spec
     if _spec is not None:
@@ -98,7 +100,9 @@ def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
         _export(spec)
         if spec.meeting is None:
             keep_to_interface(os.environ, LOOPBACK)
-    _init_process_group(spec, store, backend or _default_backend(spec), timedelta(seconds=timeout_s))
+    backend = backend or _default_backend(spec)
+    _set_device(spec, backend)
+    _init_process_group(spec, store, backend, timedelta(seconds=timeout_s))
     return spec
 
 
@@ -128,11 +132,35 @@ def _export(spec: WorldSpec) -> None:
 def _default_backend(spec: WorldSpec) -> str:
     target = os.environ.get(contract.MSRUN_DEVICE_TARGET)
     if target == "ascend":
-        return "hccl"
+        return "cpu:gloo,npu:hccl"
     if target != "cpu" and torch.cuda.is_available():
-        return "nccl"
+        return "cpu:gloo,cuda:nccl"
     is_shared = spec.world_size > 1 and not why_not()
     return os.environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_shared else "gloo")
+
+
+def _device_kind(backend: str) -> str:
+    """Return what torch calls the devices of a backend: nccl's, hccl's, or else the CPU."""
+    names = {part.rpartition(":")[2] for part in backend.split(",")}
+    return "cuda" if "nccl" in names else "npu" if "hccl" in names else "cpu"
+
+
+def _device_index(spec: WorldSpec) -> int:
+    return int(os.environ.get(contract.DEVICE_ID, spec.local_rank))
+
+
+def _set_device(spec: WorldSpec, backend: str) -> None:
+    """Make this rank's device torch's current one: what names no device, as object collectives do, goes there."""
+    kind = _device_kind(backend)
+    if kind == "cpu":
+        return
+    devices, index = torch.get_device_module(kind), _device_index(spec)
+    if index >= devices.device_count():
+        raise WorldError(
+            f"rank {spec.global_rank} is to use {kind} device {index}, and this host has {devices.device_count()}: "
+            "start at most one worker for each device, or give --device_target cpu"
+        )
+    devices.set_device(index)
 
 
 def _leave_at_exit() -> None:
@@ -197,10 +225,8 @@ def world() -> WorldSpec:
 
 def device() -> torch.device:
     """Return the device of this rank: its CUDA or Ascend device, else the CPU."""
-    if dist.is_initialized() and dist.get_backend() in ("nccl", "hccl"):
-        kind = "cuda" if dist.get_backend() == "nccl" else "npu"
-        return torch.device(kind, int(os.environ.get(contract.DEVICE_ID, world().local_rank)))
-    return torch.device("cpu")
+    kind = _device_kind(dist.get_backend()) if dist.is_initialized() else "cpu"
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, _device_index(world()))
 
 
 def get_rank() -> int:

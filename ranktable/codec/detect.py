@@ -193,8 +193,8 @@ def _is_tor(value: Members) -> str:
 def _is_local(value: Members) -> str:
     if "endpoint_list" in value:
         return "endpoint_list"
-    keys = _device_keys(value)
-    is_local = len(list(_items(value, "server_list"))) == 1 and keys and "rank_id" not in keys
+    keys = {key.replace("_", "").lower() for key in _device_keys(value)}  # `rankId` is a misspelt rank_id
+    is_local = len(list(_items(value, "server_list"))) == 1 and keys and "rankid" not in keys
     return "one server and no rank_id" if is_local and value.get("version") in ("1.2", "1.3") else ""
 
 

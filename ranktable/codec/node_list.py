@@ -67,7 +67,7 @@ def _check_device_number(rank: Mapping[str, object], path: str, key: str) -> Ite
         what = name_placeholder(text)
         message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number or -1"
         remedy = 'write the number of the device, or "-1" for a rank on the host'
-        yield Problem(join_key(path, key), "R8", "error", message, remedy, show_value(text))
+        yield Problem(join_key(path, key), "R8", "error", message, remedy, show_value(text), is_form=True)
 
 
 def survey_form(value: Mapping[str, object], form: NodeForm) -> Survey:
@@ -101,22 +101,27 @@ def _rename(members: Mapping[str, object], names: Mapping[str, str]) -> dict[str
     return renamed | {known: members[own] for known, own in names.items() if own in members}
 
 
-def decode_form(value: Mapping[str, object], form: NodeForm) -> RankTable:
-    """Return the table; `value` must have passed `check_form` without an error."""
-    servers = tuple(_decode_node(node, form) for node in list_objects(value, "node_list"))
+def decode_form(value: Mapping[str, object], form: NodeForm, *, empty_rank_ip: bool) -> RankTable:
+    """Return the table; `value` must have passed `check_form` without an error.
+
+    An empty rank_ip is what a rank without an address has, if `empty_rank_ip`; else it is kept as an extra key.
+    """
+    servers = tuple(_decode_node(node, form, empty_rank_ip=empty_rank_ip) for node in list_objects(value, "node_list"))
     rest = without(value, "version", "status", "node_list")
     return RankTable(form.dialect, servers, str(value["status"]), extra=rest)
 
 
-def _decode_node(node: Mapping[str, object], form: NodeForm) -> Server:
-    devices = tuple(_decode_rank(rank, form) for rank in list_objects(node, form.ranks_key))
+def _decode_node(node: Mapping[str, object], form: NodeForm, *, empty_rank_ip: bool) -> Server:
+    devices = tuple(
+        _decode_rank(rank, form, empty_rank_ip=empty_rank_ip) for rank in list_objects(node, form.ranks_key)
+    )
     return Server(str(node[form.node_key]), devices, extra=without(node, form.node_key, form.ranks_key))
 
 
-def _decode_rank(rank: Mapping[str, object], form: NodeForm) -> Device:
+def _decode_rank(rank: Mapping[str, object], form: NodeForm, *, empty_rank_ip: bool) -> Device:
     rest = dict(rank)
     device_id, rank_id = int(str(rest.pop(form.device_key, HOST_DEVICE))), int(str(rest.pop("rank_id")))
-    address = pop_text(rest, "rank_ip")
+    address = pop_text(rest, "rank_ip") if empty_rank_ip or rest.get("rank_ip") else None
     sdid = str(rest.pop("sdid")) if "sdid" in rest else None
     return Device(device_id, rank_id, address, sdid, extra=rest)
 
@@ -143,7 +148,8 @@ def _encode_node(server: Server, form: NodeForm, *, empty_rank_ip: bool) -> dict
 
 
 def _encode_rank(device: Device, form: NodeForm, *, empty_rank_ip: bool) -> dict[str, object]:
+    extra = without(device.extra, "rank_ip") if device.device_ip else device.extra
     address = {"rank_ip": device.device_ip or ""} if device.device_ip or empty_rank_ip else {}
     sdid = {} if device.super_device_id is None else {"sdid": device.super_device_id}
     numbers = {"rank_id": str(device.rank_id), form.device_key: str(device.device_id)}
-    return {**numbers, **address, **sdid, **device.extra}
+    return {**numbers, **address, **sdid, **extra}

@@ -164,7 +164,7 @@ def _check_data_version(value: Mapping[str, object]) -> Iterator[Problem]:
         yield Problem(path, "R5", "warning", message, "take the table as its producer wrote it")
     elif isinstance(version, bool) or not isinstance(version, int) or version < 0:
         message = "the value must be a JSON integer from 0 on"
-        yield Problem(path, "R4", "error", message, "write a number without quotes", show_value(version))
+        yield Problem(path, "R4", "error", message, "write a number without quotes", show_value(version), is_form=True)
 
 
 def _check_misplaced(value: Mapping[str, object]) -> Iterator[Problem]:

@@ -142,15 +142,14 @@ def _check_value(value: object, path: str, key: Key) -> Iterator[Problem]:
     elif key.kind == "number" and not _DECIMAL.fullmatch(value):
         what = name_placeholder(value)
         message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number"
-        yield Problem(
-            path, key.rule, "error", message, 'write a decimal number as a string, such as "0"', show_value(value)
-        )
+        remedy = 'write a decimal number as a string, such as "0"'
+        yield Problem(path, key.rule, "error", message, remedy, show_value(value), is_form=True)
 
 
 def _report_type(value: object, path: str) -> Problem:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     remedy = f'put it in double quotes: "{show_value(value)}"' if is_number else "write a string, or leave the key out"
-    return Problem(path, "R4", "error", "the value must be a JSON string", remedy, show_value(value))
+    return Problem(path, "R4", "error", "the value must be a JSON string", remedy, show_value(value), is_form=True)
 
 
 def _check_list(value: object, path: str) -> Iterator[Problem]:

@@ -77,4 +77,4 @@ def _check_items(items: list[object], path: str, kind: str) -> Iterator[Problem]
 
 
 def _wrong_type(value: object, path: str, name: str, remedy: str) -> Problem:
-    return Problem(path, "R4", "error", f"the value must be {name}", remedy, show_value(value))
+    return Problem(path, "R4", "error", f"the value must be {name}", remedy, show_value(value), is_form=True)

@@ -46,7 +46,7 @@ def survey(value: Mapping[str, object]) -> Survey:
 
 def decode(value: Mapping[str, object]) -> RankTable:
     """Return the table. `value` must have passed `check_structure` without an error."""
-    return decode_form(value, _FORM)
+    return decode_form(value, _FORM, empty_rank_ip=False)
 
 
 def encode(table: RankTable) -> dict[str, object]:

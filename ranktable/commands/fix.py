@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import unified_diff
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ranktable.commands.outcome import Outcome
-from ranktable.profile import CHIPS, DEVICE_TARGETS
+from ranktable.commands.profile_options import profile_options
 
 if TYPE_CHECKING:
     from ranktable.edit.repair import Repair
@@ -30,19 +31,7 @@ _SHOWN_REPEATS = 3
 @click.option("--backup", is_flag=True, help="With --in_place: keep FILE as it was in FILE.orig.")
 @click.option("--reorder", is_flag=True, help="Number the ranks anew in the string order of the server ids.")
 @click.option("--all", "list_all", is_flag=True, help="List every repair; without it, repeats are counted.")
-@click.option(
-    "--device_target",
-    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-    default="ascend",
-    show_default=True,
-    help="For which devices to check the result.",
-)
-@click.option(
-    "--chip",
-    type=click.Choice(CHIPS, case_sensitive=False),
-    metavar=f"[{'|'.join(CHIPS)}]",
-    help="Hold the result to the rules of this chip.",
-)
+@profile_options
 def fix(
     file: str,
     output: str | None,
@@ -54,6 +43,9 @@ def fix(
     chip: str | None,
 ) -> Outcome:
     """Repair what is mechanical in FILE, list each repair, and check the result.
+
+    Without -o and --in_place nothing is written: what would change is shown as a diff. A table in which nothing can be
+    repaired is not written either, unless it is valid: then OUT is a copy.
 
     Repaired are types, counts, comments, trailing commas, encodings, misspelt keys, blanks and keys that stand twice.
     Ids and addresses are never made up, and the status is never changed. Exits with 0 when the result is valid, with
@@ -71,31 +63,44 @@ def fix(
     source, data = read_source(file)
     fixed = fix_table(data, source, reorder=reorder)
     text = render_json(fixed.value)
-    is_printed = target == _STDIN
-    result = parse_document(text.encode("utf-8"), STDIN_NAME if is_printed else target)
+    is_printed = target in (_STDIN, None)
+    result = parse_document(text.encode("utf-8"), STDIN_NAME if target is None or is_printed else target)
     report = validate_document(result, profile)
     report = replace(report, source="the result") if is_printed else report
     notes = [*_list_repairs(fixed.repairs, list_all=list_all), *fixed.notes, *_explain_status(report)]
+    if target is None:
+        shown = _show_changes(data, text, source) if fixed.repairs else ""
+        notes.append("nothing is written; give --in_place, or -o OUT")
+        return _print(shown, notes, report)
     if is_printed:
         return _print(text, notes, report)
     if in_place and not fixed.repairs:
         notes.append(f"{file} is left as it is: nothing in it can be repaired mechanically")
+    elif not fixed.repairs and report.exit_code():
+        notes.append(f"{target} is not written: nothing in {file} can be repaired mechanically")
     else:
         notes += _write(file, target, text, data if backup else None)
     return _print("", notes, report)
 
 
-def _choose_target(file: str, output: str | None, *, in_place: bool, backup: bool) -> str:
-    if (output is None) == (not in_place):
-        raise click.UsageError("name the result with -o OUT, or give --in_place")
+def _choose_target(file: str, output: str | None, *, in_place: bool, backup: bool) -> str | None:
+    """Return where the result goes; None for a preview."""
+    if output is not None and in_place:
+        raise click.UsageError("-o names another file than --in_place; leave one of them out")
     if backup and not in_place:
         raise click.UsageError("--backup goes with --in_place; leave it out")
-    if output is not None:
+    if not in_place:
         return output
     if file == _STDIN:
         raise click.UsageError("--in_place needs a file, not standard input")
     # A link stays a link: what it points at is repaired.
     return os.path.realpath(file)
+
+
+def _show_changes(data: bytes, text: str, source: str) -> str:
+    """Return the difference between the file and its repaired form, as `diff -u` shows it."""
+    before, after = data.decode("utf-8", "replace").splitlines(keepends=True), text.splitlines(keepends=True)
+    return "".join(unified_diff(before, after, source, f"{source} (repaired)"))
 
 
 def _list_repairs(repairs: Sequence[Repair], *, list_all: bool) -> list[str]:
@@ -114,7 +119,7 @@ def _list_repairs(repairs: Sequence[Repair], *, list_all: bool) -> list[str]:
 
 def _kind_of(repair: Repair) -> tuple[int, str]:
     """What makes repairs alike: the rule and the key."""
-    return int(repair.rule.removeprefix("R")), repair.path.rpartition(".")[2]
+    return int(repair.rule[1:]), repair.path.rpartition(".")[2]
 
 
 def _explain_status(report: Report) -> list[str]:

@@ -8,10 +8,12 @@ import click
 
 from ranktable.commands.deliver import deliver_table
 from ranktable.commands.outcome import Outcome
+from ranktable.commands.profile_options import profile_options
 from ranktable.edit.ordering import MERGE_ORDERS, MergeOrder
 from ranktable.edit.result import Edited
 from ranktable.errors import MergeError
 from ranktable.model import RankTable
+from ranktable.profile import build_profile
 
 _SHOWN = 20
 
@@ -35,6 +37,7 @@ _SHOWN = 20
     is_flag=True,
     help="Write Volcano's table of several clusters (version 1.4); each FILE is CLUSTER=FILE or CLUSTER/JOB=FILE.",
 )
+@profile_options
 def merge(
     files: tuple[str, ...],
     output: str | None,
@@ -42,6 +45,8 @@ def merge(
     hostfile: str | None,
     allow_initializing: bool,
     is_global: bool,
+    device_target: str,
+    chip: str | None,
 ) -> Outcome:
     """Write one table of all servers of the FILEs, ranks 0 to n-1; - is standard input.
 
@@ -49,7 +54,7 @@ def merge(
     clusters and groups of equal names are joined.
     """
     from ranktable.edit.merge import merge_tables
-    from ranktable.sources.host_order import read_host_order
+    from ranktable.sources.hostfile import read_hostfile
 
     try:
         if is_global:
@@ -61,9 +66,18 @@ def merge(
             raise click.UsageError("--order host_file needs --hostfile FILE")
         if chosen != "host_file" and hostfile is not None:
             raise click.UsageError("--hostfile goes with --order host_file")
-        hosts = None if hostfile is None else read_host_order(hostfile)
+        hosts = None if hostfile is None else [host.name for host in read_hostfile(hostfile)]
         tables = [_read(name) for name in files]
-        edited = merge_tables(tables, names=files, order=chosen, hosts=hosts, allow_initializing=allow_initializing)
+        build_profile(device_target, chip)  # refuses a chip of another target
+        edited = merge_tables(
+            tables,
+            names=files,
+            order=chosen,
+            hosts=hosts,
+            allow_initializing=allow_initializing,
+            device_target=device_target,
+            chip=chip,
+        )
         return deliver_table(edited, output)
     except MergeError as error:
         return Outcome(notes=_list_conflicts(error.conflicts), exit_code=error.exit_code)

@@ -99,7 +99,7 @@ def _fix_values(value: dict[str, object], codec: Codec) -> Iterator[Repair]:
 
 
 def _fix_value(value: dict[str, object], problem: Problem) -> Iterator[Repair]:
-    if problem.rule in ("R2", "R31") and problem.path != "version":
+    if not problem.is_form and problem.path != "version":  # an id that stands twice is for a person
         return
     found = find_holder(value, problem.path)
     if found is None:

@@ -30,6 +30,8 @@ def merge_tables(
     order: MergeOrder = "server_id",
     hosts: Sequence[str] | None = None,
     allow_initializing: bool = False,
+    device_target: str = "ascend",
+    chip: str | None = None,
 ) -> Edited:
     """Return one table of all servers of `tables`, which messages call by `names` (table 1, table 2, ...).
 
@@ -40,9 +42,9 @@ def merge_tables(
 
     Super pods, clusters and groups of equal names are joined. The status is "completed" when that of every table is.
     Raises MergeError with every conflict: of servers, device ids, addresses, ranks, keys, dialects, and what
-    `validate_table` would call an error in the result (a missing device_ip apart where no device has one: such tables
-    are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
-    EditError for an order or a dialect that cannot be merged.
+    `validate_table` would call an error in the result for `device_target` and `chip` (a missing device_ip apart where
+    no device has one: such tables are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed
+    unless `allow_initializing`, EditError for an order or a dialect that cannot be merged.
     """
     sources, notes = _drop_counts(_name_tables(list(tables), names))
     for source, table in sources:
@@ -57,7 +59,7 @@ def merge_tables(
     if conflicts:
         raise MergeError(conflicts)
     merged, order_notes = _order(sources, joined, order, hosts)
-    warnings = _check_result(merged)
+    warnings = _check_result(merged, device_target, chip)
     return Edited(merged, (*order_notes, *warnings, *_describe_counts(sources), *join_notes, *notes))
 
 
@@ -168,11 +170,11 @@ def _describe_counts(sources: Sequence[Source]) -> list[str]:
     return notes
 
 
-def _check_result(merged: RankTable) -> list[str]:
+def _check_result(merged: RankTable, device_target: str, chip: str | None) -> list[str]:
     """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
     has_addresses = any(device.device_ip is not None for _, device in merged.placements)
     passed_over = {"R3"} if has_addresses else {"R3", "R16"}  # the status is what was asked for
-    problems = validate_table(merged)
+    problems = validate_table(merged, device_target=device_target, chip=chip)
     faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
     if faults:
         raise MergeError([f"merged, {fault.subject}: {fault.message} ({fault.rule})" for fault in faults])

@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import (
     AutoParallel,
+    GradAccumulation,
     Pipeline,
     WithLoss,
     clip_grad_norm_,
@@ -304,15 +305,14 @@ def own_optimizer_that_uses_norms_of_whole_weights_trains_as_one_process() -> No
 
 
 @case
-def optimizers_of_whole_tensors_are_refused_before_they_change_anything() -> None:
+def optimizers_of_all_parameters_as_one_are_refused_before_they_change_anything() -> None:
     for build in (hsdp, stages):
         step, _, right = pair(build)
         backward(step, right)
         before = step.state_dict()
-        matrices = [p for p in step.parameters() if p.dim() == 2]
-        for optimizer in (torch.optim.Adafactor(step.parameters()), torch.optim.Muon(matrices)):
+        for optimizer in (torch.optim.LBFGS(step.parameters()), torch.optim.SparseAdam(step.parameters())):
             name = type(optimizer).__name__
-            refused(optimizer.step, name, "whole tensors", "AdamW", kind=StrategyError)
+            refused(lambda: optimizer.step(lambda: 0.0), name, "one whole", "AdamW", kind=StrategyError)  # noqa: B023
         assert_state(step.state_dict(), before)
 
 
@@ -335,6 +335,22 @@ def state_of_an_optimizer_of_one_process_is_cut_and_own_state_goes_round() -> No
 
 
 @case
+def optimizers_of_ours_train_parts_as_one_process() -> None:
+    """Norms are those of the whole parameter, state is cut as the parameter, also with a filter by dimensions."""
+    kinds: list[Callable[[Any], Any]] = [
+        lambda p: optim.AdamWeightDecay(p, 0.01, weight_decay=0.1, decay_filter=lambda one: one.dim() > 1),
+        lambda p: optim.Lamb(p, 0.01, weight_decay=0.1),
+        lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True, weight_decay=0.1),
+        lambda p: optim.FTRL(p, lr=0.05, l1=1e-3, l2=1e-2),
+        lambda p: optim.LARS(optim.Momentum(p, 0.1, 0.9, weight_decay=0.1), coefficient=0.1),
+    ]
+    for kind in kinds:
+        for build in (hsdp, columns, stages):
+            step, _, right = pair(build)
+            train(step, right, kind(step.parameters()), kind(right.parameters()))
+
+
+@case
 def gradients_handed_to_our_optimizer_are_taken() -> None:
     network, right = Net(), Net()
     gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
@@ -353,6 +369,31 @@ def gradients_handed_to_our_optimizer_are_taken() -> None:
         assert_close(step(x, y), expected.detach())
         theirs.step()
         theirs.zero_grad()
+
+
+@case
+def step_in_backward_is_refused_where_all_gradients_are_needed_at_once() -> None:
+    sgd = torch.optim.SGD
+    for build, word in (
+        (lambda n: stages(n), "pipeline"),
+        (lambda n: hsdp(n).mixed_precision("float16", loss_scale=8.0), "loss scale"),
+        (lambda n: AutoParallel(WithLoss(n, F.mse_loss), "data_parallel"), "captured graph"),
+        (lambda n: AutoParallel(lambda x: n(x).sum()), "step function"),
+    ):
+        network = Net()
+        step = build(network)  # type: ignore[no-untyped-call]
+        optimizer = sgd(network.parameters(), 0.1)
+        refused(lambda step=step, optimizer=optimizer: step.step_in_backward(optimizer), word, kind=StrategyError)
+    network = Net()
+    step = hsdp(network)
+    for optimizer in (torch.optim.LBFGS(network.parameters()), network):
+        refused(lambda optimizer=optimizer: step.step_in_backward(optimizer), "step_in_backward", kind=StrategyError)
+    step.step_in_backward(sgd(network.parameters(), 0.1))
+    refused(lambda: clip_grad_norm_(step, 1.0), "clip_grad_norm_", "step_in_backward", kind=StrategyError)
+    refused(lambda: step.no_sync().__enter__(), "no_sync()", "step_in_backward", kind=StrategyError)
+    step = AutoParallel(GradAccumulation(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    step.step_in_backward(sgd(network.parameters(), 0.1))
+    refused(lambda: step(*batch()), "2 micro batches", kind=StrategyError)
 
 
 # -- state dicts, copies, checkpoints ---------------------------------------------------------------------------------

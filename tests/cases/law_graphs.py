@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from asked_cases import is_asked
+from only_cases import is_asked
 from operator_cases import OperatorNetwork
 
 from msrun.runtime.capture.capture import capture
@@ -65,6 +65,8 @@ def graph_of(case: Any, dtype: torch.dtype) -> CapturedGraph:
 
 
 if asked := os.environ.get("LAW_GRAPHS"):
+    # fx's interpreter makes a progress bar, whose thread would keep the fork server from forking.
+    torch.hub.tqdm.monitor_interval = 0
     for key, each, _, dtypes in runs_of(int(asked)):
         for each_dtype in dtypes if is_asked(key) else ():
             graph_of(each, each_dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from local_parts import local
 from mode_networks import STEPS
 from torch import Tensor, nn
 
-from msrun.errors import CheckpointError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime import (
     AutoParallel,
     WithLoss,
@@ -24,13 +25,14 @@ from msrun.runtime import (
     get_group_size,
     get_rank,
     layerwise_parallel,
+    load_checkpoint,
     optim,
     reduce_scatter,
     save_checkpoint,
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.pending import traffic
+from msrun.runtime.execute.pending import traffic
 
 Result = dict[str, Any]
 ROWS, COLUMNS, BATCH = 512, 128, 8
@@ -166,11 +168,38 @@ def refusals() -> Result:
             AutoParallel(WithLoss(network, F.mse_loss), mode)(torch.ones(2, ROWS).double(), torch.zeros(2).double())
         except StrategyError as error:
             texts[mode] = str(error)
-    try:
-        save_checkpoint(network, "never-written")
-    except CheckpointError as error:
-        texts["checkpoint"] = str(error)
     return texts
+
+
+def resumed() -> Result:
+    """Saved by every rank, in one directory and in directories of their own, and gone on from."""
+    found: Result = {}
+    for form, folder in (("shared", "hybrid"), ("apart", f"hybrid-{get_rank()}")):
+        runs = []
+        for is_second in (False, True):
+            network = HybridParallelNet()
+            optimizer = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9)
+            step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel")
+            if is_second:
+                with torch.no_grad():
+                    network.weight.zero_()
+                load_checkpoint(f"{folder}/a", step, optimizer)
+            losses = []
+            for number in range(2 if is_second else 0, 4):
+                if number == 2 and not is_second:
+                    save_checkpoint(step, f"{folder}/a", optimizer)
+                x = torch.full((BATCH, ROWS), number + 1.0, dtype=torch.float64)
+                loss = step(x, x[:, 0])
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+            runs.append((losses[-2:], network.weight.detach().clone()))
+        found[form] = {"losses": [run[0] for run in runs], "is_same": torch.equal(runs[0][1], runs[1][1])}
+        found[form]["files"] = sorted(path.name for path in Path(folder).iterdir())
+        whole = load_checkpoint(f"{folder}/a")
+        found[form]["shape"] = list(whole["weight"].shape)
+    return found
 
 
 # -- operators ----------------------------------------------------------------------------------------------------
@@ -267,6 +296,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
     if ranks == 4:
         found["hybrid/mindspore"] = sums_leave_marked_gradients_alone
         found["hybrid/refusals"] = refusals
+        found["hybrid/resumed"] = resumed
         found["operators/groups"] = in_two_groups
         for name, case in operators(None, list(range(4))).items():
             found[f"operators/{name}"] = case

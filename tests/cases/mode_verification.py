@@ -28,9 +28,9 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.operators.along_split import Softmax
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.parallel.parameters.whole import whole_parameters
+from msrun.runtime.sharding.operators.along_split import Softmax
 
 Found = dict[str, Any]
 

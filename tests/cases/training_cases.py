@@ -140,6 +140,15 @@ def view_that_leaves_its_module() -> nn.Module:
     return Calls(forward, block=block, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
 
 
+def halves_in_a_block() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        one, other = self.w.chunk(2)
+        return F.linear(F.linear(x, one).tanh(), other)
+
+    block = Calls(forward, w=nn.Parameter(torch.randn(16, 8) / 3))
+    return Calls(lambda self, x: self.last(self.block(x).tanh()), block=block, last=nn.Linear(8, 4))
+
+
 def recompute_block(network: nn.Module) -> None:
     recompute(network.block, parallel_optimizer_comm_recompute=True)  # type: ignore[arg-type]
 
@@ -447,6 +456,8 @@ def tied_in_16_bits() -> Iterator[TrainingCase]:
         ("one-weight-in-two-modules", one_weight_in_two_modules),
         ("one-weight-in-a-layer-and-a-norm", one_weight_in_a_layer_and_a_norm),
     )
+    halves = TrainingCase("recomputed-halves-of-a-weight", halves_in_a_block, as_it_is, recompute_block)
+    yield replace(halves, name=f"{halves.name}-16-bits", settings=bfloat16(as_it_is), precision="bfloat16")
     for name, network in networks:
         for how, settings in (("dp", as_it_is), ("level3", level3)):
             yield TrainingCase(f"{name}-16-bits-{how}", network, bfloat16(settings), precision="bfloat16")

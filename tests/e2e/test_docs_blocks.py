@@ -28,7 +28,12 @@ STATUS_S = 20.0
 README = REPOSITORY / "README.md"
 HOME = re.compile(r"/home/(?:you|me)(?=/|\s|$)")
 RUN_BLOCKS = REPOSITORY / "tests" / "workers" / "docs" / "run_blocks.py"
-COMMANDS = {"msrun": "msrun", "ranktable": "ranktable", "launch-template": "launch_templates"}
+COMMANDS = {
+    "msrun": "msrun",
+    "msrun-checkpoint": "msrun.runtime.checkpoint.cli",
+    "ranktable": "ranktable",
+    "launch-template": "launch_templates",
+}
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
@@ -110,7 +115,7 @@ class Reader:
         line = HOME.sub("HOME", line).replace(sys.executable, "PYTHON").replace("HOME/.venv/bin/python3", "PYTHON")
         line = re.sub(r"\b[0-9a-f]{16}\b", "ID", line)
         line = re.sub(r"(?<=\s)-(?=\s|$)", "0", line)  # a number that is not known yet
-        line = re.sub(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", "0", line)
+        line = re.sub(r"\d+(?:\.\d+)?(?:e[+-]\d+)?%?", "0", line)
         return re.sub(r" {2,}", "  ", line).rstrip()
 
 

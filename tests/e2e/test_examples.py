@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fleet import FleetRunner
-from host_net import HostNetError
-from job_runner import REPOSITORY, JobRunner
+from job_runner import REPOSITORY, JobRunner, wait_until
 from ssh_net import SshNet
 
 from msrun.runtime.data import write_idx
@@ -101,14 +105,11 @@ def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
 def test_optimizer_parallel_over_four_hosts_equals_one_process(
     msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
 ) -> None:
-    try:
-        with SshNet(4) as net:
-            folder = with_digits / "optimizer_parallel"
-            fleet = FleetRunner(msrun, net, folder)
-            done = fleet.start("host[0-3]:2", "--env=EPOCHS=1", "train.py").finish(DEADLINE_S)
-            fleet.prove_nothing_left()
-    except HostNetError as error:
-        pytest.skip(f"cannot make hosts: {error}")
+    with SshNet(4) as net:
+        folder = with_digits / "optimizer_parallel"
+        fleet = FleetRunner(msrun, net, folder)
+        done = fleet.start("host[0-3]:2", "--env=EPOCHS=1", "train.py").finish(DEADLINE_S)
+        fleet.prove_nothing_left()
     assert done.code == 0, done.stderr
     parallel = losses(STEP_LINE, done.log(0).decode())
     np.testing.assert_allclose(parallel, one_epoch_alone, rtol=1e-5)
@@ -213,3 +214,115 @@ def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, 
     alone = losses(GPT_LINE, run_alone(msrun, examples / "gpt", TEXT=str(poem), STEPS="21"))
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
+
+
+SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", "GRAPH_OP_RUN": "1"}
+"""The distributed training example at the size of a test."""
+
+
+@pytest.mark.slow
+def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRunner, examples: Path) -> None:
+    """By pytest as there, in a folder per device, and under msrun: the same losses."""
+    folder = examples / "distributed_training"
+    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable, **SMALL}
+    runner = {"RUNNER": f"{sys.executable} -m pytest -s -v -p no:cacheprovider"}
+    job = msrun.start("run.sh", "", "2", cwd=folder, env={**env, **runner}, command=("bash",))
+    done = job.finish(DEADLINE_S)
+    assert done.code == 0, done.stdout.decode() + done.stderr
+    assert "training success" in done.stdout.decode()
+    logs = [(folder / f"device{rank}" / f"train.log{rank}").read_text() for rank in (0, 1)]
+    assert "1 passed" in logs[1]
+    assert "RANK_ID=1" in (folder / "device1" / "env.log").read_text()
+    per_device = losses(MONITOR_LINE, logs[0])[-1]  # pytest prints the test's name before the first line
+    assert per_device[1] == 2
+    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
+    done = job.finish(DEADLINE_S)
+    assert done.code == 0, done.stderr
+    np.testing.assert_allclose(losses(MONITOR_LINE, done.log(0).decode())[-1], per_device, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRunner, examples: Path) -> None:
+    folder = examples / "distributed_training"
+    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL}
+    found = {}
+    scripts = {"accumulation": {"SCRIPT": "resnet50_distributed_training_grad_accu.py", "MINI_STEPS": "2"}}
+    modes = {mode: {"MODE": mode} for mode in ("data_parallel", "hybrid", "semi_auto")}
+    for name, words in (modes | scripts).items():
+        job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env={**env, **words}, command=("bash",))
+        done = job.finish(DEADLINE_S)
+        assert done.code == 0, done.stderr
+        found[name] = losses(MONITOR_LINE, done.log(0).decode())
+    done = subprocess.run(
+        [sys.executable, "resnet50_distributed_training.py"],
+        cwd=folder,
+        env=msrun.environ({"OMP_NUM_THREADS": "1", **SMALL, "BATCH_SIZE": "16"}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    alone = losses(MONITOR_LINE, done.stdout)
+    assert found["semi_auto"][0] == pytest.approx(alone[0], rel=1e-5)
+    assert found["hybrid"][0] == pytest.approx(found["data_parallel"][0], rel=1e-5)
+    assert len(found["accumulation"]) == 1, "two batches are one step"
+
+
+@pytest.mark.slow
+def test_distributed_training_starts_by_mpirun_too(msrun: JobRunner, examples: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    env = {"PYTHON": sys.executable, "DEVICE_TARGET": "CPU", "OMP_NUM_THREADS": "1", **SMALL}
+    job = msrun.start("run_gpu.sh", "", "2", cwd=examples / "distributed_training", env=env, command=("bash",))
+    done = job.finish(DEADLINE_S)
+    assert done.code == 0, done.stdout.decode() + done.stderr
+    assert len(losses(MONITOR_LINE, done.stdout.decode())) >= 1
+
+
+@pytest.mark.slow
+def test_trained_network_answers_on_other_numbers_of_ranks(msrun: JobRunner, examples: Path) -> None:
+    folder = examples / "distributed_training"
+    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
+    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
+    assert job.finish(DEADLINE_S).code == 0
+    said = {}
+    for ranks in (1, 2, 4):
+        done = msrun.start(f"--worker_num={ranks}", "inference.py", "accuracy", cwd=folder, env=env).finish(DEADLINE_S)
+        assert done.code == 0, done.stderr
+        said[ranks] = re.findall(r"accuracy: (\S+)", done.log(0).decode())
+    assert said[1] == said[2] == said[4]
+    assert len(said[1]) == 1
+    done = msrun.start("--worker_num=1", "inference.py", "export", "net.pt", cwd=folder, env=env).finish(DEADLINE_S)
+    assert done.code == 0, done.stderr
+    state = torch.load(folder / "net.pt", weights_only=True)
+    assert state["end_point.weight"].shape == (10, 2048)
+
+
+@pytest.mark.slow
+def test_cut_network_answers_requests(msrun: JobRunner, examples: Path) -> None:
+    """Two ranks compute the answers that one does."""
+    folder = examples / "distributed_training"
+    env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
+    job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
+    assert job.finish(DEADLINE_S).code == 0
+    images = (examples / "data" / "cifar10_digits" / "test_batch.bin").read_bytes()
+    one, two = (ask(msrun, folder, env, ranks, images) for ranks in (1, 2))
+    assert one == two
+    assert all(b'"class": ' in answer for answer in one)
+
+
+def ask(msrun: JobRunner, folder: Path, env: dict[str, str], ranks: int, images: bytes) -> list[bytes]:
+    """Return what a server on so many ranks answers to the first images, and end it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = msrun.start(f"--worker_num={ranks}", "inference.py", "serve", cwd=folder, env={**env, "PORT": str(port)})
+    log, line, url = folder / "log_output" / "worker_0.log", f"answering on port {port}", f"http://127.0.0.1:{port}"
+    wait_until(lambda: log.is_file() and line in log.read_text(), "the server", DEADLINE_S)
+    records = [images[start + 1 : start + 3073] for start in range(0, 4 * 3073, 3073)]
+    answers = [urllib.request.urlopen(url, data=record, timeout=DEADLINE_S).read() for record in records]
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(url, data=b"no image", timeout=DEADLINE_S)
+    job.send(signal.SIGTERM)
+    assert job.finish(DEADLINE_S).code == 143
+    return answers

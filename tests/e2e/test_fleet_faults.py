@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from fleet import FleetRunner
-from host_net import HostNetError
 from job_runner import MARK, JobRunner, Running, wait_until
 from ssh_net import SshNet
 
@@ -33,11 +32,8 @@ def own_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def net(own_disk: Path) -> Iterator[SshNet]:
     """Two hosts and one to start from."""
-    try:
-        with SshNet(2, private=[own_disk]) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make hosts: {error}")
+    with SshNet(2, private=[own_disk]) as hosts:
+        yield hosts
 
 
 @pytest.fixture
@@ -180,6 +176,7 @@ def test_job_goes_on_when_the_server_of_its_connection_stands_still(fleet: Fleet
         os.kill(session, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_connection_that_breaks_before_the_job_begins_is_named(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +270,7 @@ def test_stopped_agent_whose_launcher_is_killed_goes_with_its_workers(
     wait_until(lambda: not fleet.agents() and not fleet.runner.processes(), "everything has ended")
 
 
+@pytest.mark.slow
 def test_cut_cable_ends_the_job_on_both_sides(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -381,6 +379,7 @@ def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_full_disk_here_loses_logs_says_so_and_ends_no_job(
     fleet: FleetRunner, workers: Path, own_disk: Path, tmp_path: Path
 ) -> None:
@@ -456,7 +455,7 @@ def hostile_fleet(fleet: FleetRunner, said: bytes, tmp_path: Path) -> Path:
     ("said", "reason"),
     [
         (b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", "message is nested too deeply"),
-        (b'{"type":["event"]}', "TypeError"),
+        pytest.param(b'{"type":["event"]}', "TypeError", marks=pytest.mark.slow),
     ],
 )
 def test_host_whose_agent_says_what_cannot_be_understood_is_given_up(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_net import HostNet, HostNetError
+from asked_cases import one_fast
+from host_net import HostNet
 from job_runner import Finished, JobRunner
 
 RULE = "every rank has to call init() or init_process_group(), or none"
@@ -21,7 +22,7 @@ def assert_named(job: Finished, absent: str, come: str) -> None:
     assert job.read_json("failure.json")["exit_code"] == 3
 
 
-@pytest.mark.parametrize("how", ["runtime", "plain", pytest.param("late_import", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", one_fast("runtime", "plain", "late_import"))
 @pytest.mark.parametrize("late_s", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_rank_that_ends_with_0_before_it_joins_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str, late_s: str
@@ -48,11 +49,8 @@ OF_ANOTHER_HOST = [("1", "runtime"), ("1", "plain"), ("3", "plain")]
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
     """Two hosts for all tests of this module."""
-    try:
-        with HostNet(2) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(2) as hosts:
+        yield hosts
 
 
 @pytest.mark.slow

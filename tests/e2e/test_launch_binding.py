@@ -80,7 +80,7 @@ def test_workers_run_on_cores_of_their_own_and_so_do_their_children(
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
 
 
-@pytest.mark.parametrize("form", ["--bind_core=True", "--bind-core=true", "--bind_core=1"])
+@pytest.mark.parametrize("form", one_fast("--bind-core=true", "--bind_core=True", "--bind_core=1"))
 def test_spellings_of_true(msrun: JobRunner, workers: Path, tmp_path: Path, form: str) -> None:
     run(msrun, tmp_path, form, "--worker_num=2", workers / "where.py")
     assert [place["cpus"] for place in places(tmp_path, 2)] == [[FIRST], [SECOND]]

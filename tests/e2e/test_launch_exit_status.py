@@ -24,12 +24,13 @@ STATUS = [
     ("SIGTERM", 143, "signal SIGTERM"),
     ("interrupt", 130, "signal SIGINT"),
 ]
+FAST = ("7", "SIGKILL", "SIGSEGV", "interrupt")
 
 
 @pytest.mark.parametrize(
     ("method", "how", "code", "words"),
     [
-        pytest.param(method, *row, marks=() if method == "fork" or row[0] == "SIGKILL" else pytest.mark.slow)
+        pytest.param(method, *row, marks=() if method == "fork" and row[0] in FAST else pytest.mark.slow)
         for method in ("fork", "exec")
         for row in STATUS
     ],
@@ -194,7 +195,7 @@ def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, 
         "if rank == '2': os.kill(os.getpid(), signal.SIGSEGV)\n"
         "time.sleep(600)\n"
     )
-    finished = msrun.run("--worker_num=3", "--grace=0.5", "w.py", cwd=tmp_path)
+    finished = msrun.run("--worker_num=3", "--grace=2", "w.py", cwd=tmp_path)
     assert finished.code == 5, finished.stderr
     exits = [(event["global_rank"], event["how"]) for event in finished.events if event["event"] == "exited"]
     assert exits == [(1, "exit code 5"), (2, "signal SIGSEGV"), (0, "signal SIGKILL")]

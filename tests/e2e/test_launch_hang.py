@@ -117,12 +117,14 @@ def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, wo
     assert re.search(r"rank 0 stopped by msrun \(.*waits (in|for) .* for \d\d\.\d s\)", finished.stderr)
 
 
+@pytest.mark.slow
 def test_rank_that_ends_well_before_joining_is_named_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run_stuck(msrun, workers, tmp_path, "gone")
     assert finished.code == 3, finished.stderr
     assert "rank 1 ended with exit code 0 without joining the world, and rank " in finished.errors[0]
 
 
+@pytest.mark.slow
 def test_rank_that_ends_well_while_others_need_it_is_named_and_not_called_a_hang(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

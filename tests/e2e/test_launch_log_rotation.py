@@ -190,6 +190,23 @@ def test_late_log_writer_gets_its_moment_when_launcher_and_fork_server_are_kille
     assert whole_log(job.log_dir, 0) == "".join(f"words {number}\n" for number in range(1000)).encode()
 
 
+def test_scheduler_ends_what_a_launcher_that_is_killed_meanwhile_leaves(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE_WORDS)
+    job = msrun.start("--worker_num=1", "--log_max_bytes=4K", "--log_keep=50", "late.py", cwd=tmp_path)
+    job.wait_for(tmp_path / "begun")
+    writer = pid_of_log_writer(job)
+    os.kill(writer, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    job.wait_for(tmp_path / "left")
+    left = int((tmp_path / "left").read_text())
+    os.kill(job.pid_of_fork_server(), signal.SIGKILL)
+    wait_until(lambda: not is_alive(left), "the launcher clears up, and waits for the log writer")
+    os.kill(job.pid, signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    wait_until(lambda: not is_alive(writer), "the scheduler ends the log writer")
+    msrun.prove_nothing_left()
+
+
 FAREWELL = """
 import os, pathlib, signal, sys, time
 def leave(*_):

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_net import HostNet, HostNetError
+from host_net import HostNet
 from job_runner import Finished, JobRunner, Running, wait_until
 
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
     """Three hosts for all tests of this module."""
-    try:
-        with HostNet(3) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(3) as hosts:
+        yield hosts
 
 
 class Hosts:
@@ -98,6 +95,7 @@ def test_unequal_hosts_get_ranks_environment_and_table(hosts: Hosts, workers: Pa
     assert len({(env["MASTER_PORT"], env["MSRUN_JOB_ID"], env["MS_SCHED_PORT"]) for env in envs}) == 1
 
 
+@pytest.mark.slow
 def test_without_node_rank_hosts_are_numbered_by_address(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     """10.77.0.9 comes before 10.77.0.10, which has the scheduler and comes first as text."""
     words = ("--worker_num=2", "--local_worker_num=1", workers / "record.py")
@@ -208,15 +206,12 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts: Hosts, workers: P
 
 
 def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    try:
-        with HostNet(2) as net:
-            hosts = Hosts(msrun, net, tmp_path)
-            jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", workers / "wait.py")
-            hosts.wait_for_workers(jobs, 2)
-            net.cut(1)
-            ended = finish_all(jobs)
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(2) as net:
+        hosts = Hosts(msrun, net, tmp_path)
+        jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1.5", workers / "wait.py")
+        hosts.wait_for_workers(jobs, 2)
+        net.cut(1)
+        ended = finish_all(jobs)
     assert [job.code for job in ended] == [3, 3], ended[0].stderr
     assert "lost node 1 (" in ended[0].errors[0] and "no sign of life" in ended[0].errors[0]
     assert "lost the scheduler at" in ended[1].errors[0] and "no sign of life" in ended[1].errors[0]
@@ -254,6 +249,7 @@ def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: Hosts, workers:
     assert len(reasons) == 1 and reasons.pop().endswith(": stopped by SIGTERM")
 
 
+@pytest.mark.slow
 def test_stuck_job_leaves_the_stacks_of_every_host(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     ended = finish_all(hosts.start_all([1, 1], "--hang_time_out=1", workers / "wait.py"))
     assert [job.code for job in ended] == [124, 124]
@@ -281,6 +277,7 @@ def test_hosts_meet_over_ipv6_too(hosts: Hosts, workers: Path, tmp_path: Path) -
     assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == (hosts.net.address6(0), "eth0")
 
 
+@pytest.mark.slow
 def test_whole_job_starts_again_on_all_hosts(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     jobs = hosts.start_all([1, 2], "--max_restarts=1", workers / "attempt.py", "code=7")
     for ended in finish_all(jobs):

@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import Signals
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner, Running, is_alive, wait_until
 
 STOPS = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP, Signals.SIGQUIT)
@@ -299,7 +300,7 @@ def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
 ENDS = ["worker killed", "fork server killed", "scheduler killed", "launcher killed", "launcher told to end"]
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", one_fast(*ENDS))
 def test_end_of_one_job_does_not_touch_the_one_beside_it(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_net import HostNet, HostNetError
+from host_net import HostNet
 from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder
 
@@ -31,11 +31,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
-    try:
-        with HostNet(3) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(3) as hosts:
+        yield hosts
 
 
 class Cluster:

@@ -36,7 +36,8 @@ def results_under_torchrun(
     return read_results(cwd)
 
 
-@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "exec"])
 def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str, results_under_torchrun: list[Any]
 ) -> None:

@@ -102,6 +102,12 @@ def test_sdist_holds_what_the_repository_holds(built: Path) -> None:
     assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "constraints.txt"} <= names
 
 
+def test_command_that_needs_torch_says_so_in_one_line(bare: Path, tmp_path: Path) -> None:
+    done = run(bare / "msrun-checkpoint", "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"msrun-checkpoint: error: .*torch.*\n", done.stderr)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_version_of_the_package(bare: Path, tmp_path: Path, name: str) -> None:
     done = run(bare / name, "--version", cwd=tmp_path)
@@ -141,7 +147,7 @@ def test_torch_of_another_python_meets_without_msruns_help(
 
 def test_examples_are_copied_from_the_installed_package_and_start(msrun: JobRunner, bare: Path, tmp_path: Path) -> None:
     listed = run(bare / "msrun", "examples", "list", cwd=tmp_path).stdout
-    assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").glob("*/train.py")))
+    assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").glob("*/run.sh")))
     copied = run(bare / "msrun", "examples", "copy", "data_parallel", cwd=tmp_path)
     assert copied.returncode == 0, copied.stderr
     script = shlex.split(copied.stdout.splitlines()[-1].removeprefix("to run it: "))

@@ -10,19 +10,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from job_runner import REPOSITORY, JobRunner, wait_until
 from torch.distributed.checkpoint import FileSystemReader
 
+from msrun.errors import CheckpointError
+from msrun.runtime import load_checkpoint
 from msrun.runtime.checkpoint.directory import find_checkpoints, read_manifest
 
 DEADLINE_S = 120.0
-WRITERS = ["level1", "level3-pairs", "rows-and-hsdp-deferred", "ddp"]
-HALF = 3
+LAW_S = 400.0
+SOME = ("pipeline", "mixed")
 LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
 Lines = dict[tuple[int, int], float]
 
@@ -54,61 +58,79 @@ def run_alone(runner: JobRunner, *args: str | Path, cwd: Path, **env: str) -> su
     )
 
 
+class Law:
+    """Runs jobs of tests/workers/runtime/checkpoint_law.py over one folder; each once."""
+
+    def __init__(self, runner: JobRunner, script: Path, folder: Path) -> None:
+        self._runner, self._script, self.folder = runner, script, folder
+        self._done: dict[str, list[dict[str, Any]]] = {}
+
+    def run(self, world_size: int, task: str, *layouts: str) -> list[dict[str, Any]]:
+        """Return what every rank found."""
+        name = "-".join([task, str(world_size), *layouts])
+        if name not in self._done:
+            self._done[name] = []
+            result = self.folder / f"{name}.json"
+            self._runner.run_world(
+                world_size, self._script, self.folder, result, task, *layouts, cwd=self.folder, deadline_s=LAW_S
+            )
+            self._done[name] = json.loads(result.read_text())
+        assert self._done[name], "the job failed before"
+        return self._done[name]
+
+
 @pytest.fixture(scope="module")
-def written(
-    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
-    """Checkpoints that 4 ranks wrote in the middle of several trainings, and the losses of these."""
-    folder = tmp_path_factory.mktemp("written")
-    script = workers / "runtime" / "resharding.py"
-    done = msrun_of_module.run(
-        "--worker_num=4",
-        "--quiet",
-        script,
-        folder / "checkpoints",
-        folder / "result.json",
-        "write",
-        cwd=folder,
-        deadline_s=DEADLINE_S,
-    )
-    assert done.code == 0, done.stderr
-    return folder / "checkpoints", json.loads((folder / "result.json").read_text())[0]
+def law(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Law:
+    return Law(msrun_of_module, workers / "runtime" / "checkpoint_law.py", tmp_path_factory.mktemp("law"))
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["2 ranks", "one process"])
-def test_checkpoint_of_4_ranks_goes_on_in_every_layout_of(
-    msrun: JobRunner, workers: Path, tmp_path: Path, written: tuple[Path, dict[str, Any]], world_size: int
-) -> None:
-    folder, right = written
-    shutil.copytree(folder, tmp_path / "checkpoints")
-    args = (workers / "runtime" / "resharding.py", tmp_path / "checkpoints", tmp_path / "result.json", "read")
-    if world_size == 1:
-        alone = run_alone(msrun, *args, cwd=tmp_path)
-        assert alone.returncode == 0, alone.stderr
-    else:
-        done = msrun.run("--worker_num=2", "--quiet", *args, cwd=tmp_path, deadline_s=DEADLINE_S)
-        assert done.code == 0, done.stderr
-    ranks = json.loads((tmp_path / "result.json").read_text())
-    assert len(ranks) == world_size
-    assert {run.split(" -> ")[0] for run in ranks[0]} == set(WRITERS)
+def assert_goes_on(ranks: list[dict[str, Any]], ways: set[str]) -> None:
+    """Every rank has the losses of one process by every way in, and checkpoints are written again bit by bit."""
     for rank in ranks:
-        for run, found in rank.items():
-            assert found == pytest.approx(right[run.split(" -> ")[0]][HALF:], rel=1e-10, abs=0), run
+        for pair, found in rank["pairs"].items():
+            assert found["losses"].keys() == ways, pair
+            for way, losses in found["losses"].items():
+                right = rank["right"][2 : 2 + len(losses)]
+                assert losses == pytest.approx(right, rel=1e-10, abs=0), f"{pair} by {way}"
+    for pair, found in ranks[0]["pairs"].items():
+        assert found["difference"] <= 1e-10, pair
+        assert found["is_same"], pair
 
 
-def test_every_rank_writes_and_nothing_is_written_twice(written: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = written
-    for name in WRITERS:
-        manifest = read_manifest(folder / name)
-        assert manifest is not None
-        assert manifest.world_size == 4
-        assert sum(file.endswith(".distcp") for file in manifest.files) == 4
-        tensors = FileSystemReader(folder / name).read_metadata().state_dict_metadata
-        assert len(tensors) == 6 * (3 if name in ("level1", "rows-and-hsdp-deferred") else 2), "weights and moments"
-        for tensor in tensors.values():
-            assert sum(math.prod(chunk.sizes) for chunk in tensor.chunks) == math.prod(tensor.size)
-    cut = FileSystemReader(folder / "level1").read_metadata().state_dict_metadata
-    assert len(cut["optimizer.layer1.weight.exp_avg"].chunks) == len(cut["model.layer1.weight"].chunks) == 4
+WAYS = {"load_checkpoint", "load_param_into_net", "load_distributed_checkpoint"}
+CUT = {"transform_checkpoints", "transformed, load_distributed_checkpoint"}
+
+
+def test_checkpoints_of_two_ranks_go_on_in_other_layouts_by_every_way_in(law: Law) -> None:
+    ranks = law.run(2, "both", *SOME)
+    assert {*ranks[0]["pairs"]} == {f"{source}-2 to {target}" for source in SOME for target in SOME}
+    assert_goes_on(ranks, WAYS | CUT)
+
+
+def test_every_rank_writes_and_nothing_is_written_twice(law: Law) -> None:
+    law.run(2, "both", *SOME)
+    path = law.folder / "checkpoints" / "mixed-2" / "a.ckpt"
+    manifest = read_manifest(path)
+    assert manifest is not None
+    assert manifest.world_size == 2
+    assert sorted(manifest.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "state.pt"]
+    assert manifest.checksums == {name: zlib.crc32((path / name).read_bytes()) for name in manifest.files}
+    tensors = FileSystemReader(path).read_metadata().state_dict_metadata
+    assert len(tensors) == 7 + 2 * 6, "weights and a buffer, moments"
+    for tensor in tensors.values():
+        assert sum(math.prod(chunk.sizes) for chunk in tensor.chunks) == math.prod(tensor.size)
+    assert len(tensors["model.layer1.weight"].chunks) == len(tensors["optimizer.layer1.weight.exp_avg"].chunks) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * LAW_S)
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_every_layout_on_1_2_4_and_8_ranks_goes_on_from_every_other(law: Law, world_size: int) -> None:
+    for writers in (1, 2, 4, 8):
+        law.run(writers, "write")
+    ranks = law.run(world_size, "read")
+    assert len(ranks[0]["pairs"]) == 4 * 6 * 6
+    assert_goes_on(ranks, WAYS | (CUT if world_size > 1 else set()))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +151,8 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before_with_half_
 ) -> None:
     folder = tmp_path / "checkpoints"
     args = (workers / "runtime" / "surviving.py", folder)
-    first = msrun.run("--worker_num=4", *args, "in-write", "2", "8", cwd=tmp_path, deadline_s=DEADLINE_S)
+    form = {"FORM": "directory"}
+    first = msrun.run("--worker_num=4", *args, "in-write", "2", "8", cwd=tmp_path, env=form, deadline_s=DEADLINE_S)
     assert first.code == 128 + signal.SIGKILL, first.stderr
     assert names(folder) == ["net-1_4.ckpt", "net-2_3.ckpt.saving"]
     assert [path.name for path, _ in find_checkpoints(folder)] == ["net-1_4.ckpt"]
@@ -167,6 +190,39 @@ def test_restarted_by_msrun_it_ends_with_the_losses_of_an_undisturbed_run(
     assert names(tmp_path / "checkpoints") == ["net-3_2.ckpt", "net-3_5.ckpt"]
 
 
+DEATHS = 13
+"""Of each form and way, 52 together."""
+
+
+@pytest.mark.parametrize(
+    ("form", "when", "deaths"),
+    [
+        ("directory", "beside", 1),
+        *(
+            pytest.param(form, when, DEATHS, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+            for form in ("file", "directory")
+            for when in ("now", "beside")
+        ),
+    ],
+)
+def test_killed_at_random_moments_of_saving_it_always_goes_on_from_a_whole_checkpoint(
+    msrun: JobRunner, workers: Path, tmp_path: Path, form: str, when: str, deaths: int
+) -> None:
+    args = (workers / "runtime" / "dying_saves.py", tmp_path / "checkpoints")
+    for seed in range(deaths):
+        done = msrun.run("--worker_num=2", "--quiet", *args, f"{form} {when} {seed}", form, when, cwd=tmp_path)
+        assert done.code == 128 + signal.SIGALRM, f"death {seed}: {done.stderr}"
+    found = find_checkpoints(tmp_path / "checkpoints", "net")
+    reached = found[-1][1].position.step if found else 0
+    done = msrun.run(
+        "--worker_num=2", "--quiet", *args, "none", form, when, str(reached + 2), cwd=tmp_path, deadline_s=DEADLINE_S
+    )
+    assert done.code == 0, done.stderr
+    left = names(tmp_path / "checkpoints")
+    assert [path.name for path, _ in find_checkpoints(tmp_path / "checkpoints")] == left, "nothing half-written is left"
+    assert len(left) == min(2, reached + 2)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
     """A file system of 1 MB, and a way to make it another size."""
@@ -185,6 +241,27 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
 
 
 @pytest.mark.slow
+def test_hosts_without_a_shared_folder_write_and_read_what_their_ranks_hold(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give every rank a file system of its own")
+    (tmp_path / "disk").mkdir()
+    script = workers / "runtime" / "separate_hosts.py"
+    args = (tmp_path / "disk", tmp_path / "shared", tmp_path / "result.json")
+    done = msrun.run("--worker_num=2", "--quiet", script, *args, cwd=tmp_path, deadline_s=DEADLINE_S)
+    assert done.code == 0, done.stderr
+    assert os.listdir(tmp_path / "disk") == [], "it was in the ranks' own"
+    for rank in json.loads((tmp_path / "result.json").read_text()):
+        assert rank["files"] == {"beside.ckpt": True, "parts.ckpt": True, "whole.ckpt": False}
+        assert all(loss == right for loss, right in rank["losses"])
+        assert (rank["newest"], rank["newest of all"]) == ("beside.ckpt", "whole.ckpt")
+        assert re.search(r"there is no checkpoint .*beside\.ckpt", rank["gone on one"])
+    with pytest.raises(CheckpointError, match="weight is marked layerwise_parallel, and each of 2 ranks saved its own"):
+        load_checkpoint(tmp_path / "shared" / "own", torch.nn.Linear(2, 1))
+
+
+@pytest.mark.slow
 def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     msrun: JobRunner, workers: Path, tmp_path: Path, small_disk: tuple[Path, Callable[[str], None]]
 ) -> None:
@@ -197,13 +274,19 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
         last = done.log(rank).decode().splitlines()[-1]
         assert re.fullmatch(
             rf"uncaught CheckpointError at \S+: checkpoint {disk}/checkpoints/net-3_2\.ckpt was not "
-            r"saved, earlier ones are untouched: rank [01]: No space left on device; free some space, or keep fewer "
-            r"checkpoints \(keep_checkpoint_max\)",
+            r"saved, earlier ones are untouched: (?:rank [01]: )?No space left on device; free some space, or keep "
+            r"fewer checkpoints \(keep_checkpoint_max\)",
             last,
         ), last
     assert names(disk / "checkpoints") == ["net-1_4.ckpt", "net-2_3.ckpt"]
     assert [path.name for path, _ in find_checkpoints(disk / "checkpoints")] == ["net-1_4.ckpt", "net-2_3.ckpt"]
-    resize("4m")
+    resize("4m,ro")
+    refused = run_alone(msrun, *args, cwd=tmp_path, **settings)
+    assert refused.returncode == 1
+    assert re.search(
+        r"CheckpointError.*Read-only file system; give a directory that can be written to$", refused.stderr
+    )
+    resize("4m,rw")
     alone = run_alone(msrun, *args, cwd=tmp_path, **settings)
     assert alone.returncode == 0, alone.stderr
     assert next(iter(losses(alone.stdout))) == (2, 4)

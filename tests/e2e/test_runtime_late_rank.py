@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from job_runner import JobRunner
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ def test_no_thread_of_a_world_under_ddp_outlives_its_release(msrun: JobRunner, w
     assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
 
 
-@pytest.mark.parametrize(("start", "backend"), [("fork", "gloo"), pytest.param("exec", "shm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "backend"), [("fork", "gloo"), ("exec", "shm")])
 def test_failing_worker_does_not_wait_for_its_collectives(
     msrun: JobRunner, workers: Path, tmp_path: Path, start: str, backend: str
 ) -> None:

@@ -19,8 +19,6 @@ RUNS = sorted(((s, dtype) for s in SCENARIOS for dtype in s.dtypes), key=lambda 
 TABLE = CaseTable(
     (f"{scenario.name}/{dtype}" for scenario, dtype in RUNS),
     fast=[
-        "four-stages/float64",
-        "data-parallel/float64",
         "tensor-parallel/float64",
         "zero-bubble-level3-copies/float64",
     ],
@@ -132,6 +130,7 @@ def test_border_of_one_activation_carries_the_rows_of_a_micro_batch_alone(result
     assert results["gpipe/float64"]["ranks"][0]["traffic"]["bytes"]["send"] == GLOBAL_BATCH * WIDTH * 8
 
 
+@TABLE.looks_at("four-stages/float64", "tensor-parallel/float64")
 def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has(results: dict[str, Any]) -> None:
     borders = results["four-stages/float64"]["plan"]["pipeline"]["borders"]
     skipping = [border for border in borders if border["name"] == borders[0]["name"]]
@@ -142,6 +141,7 @@ def test_value_that_skips_stages_is_passed_along_in_the_layout_that_it_has(resul
     assert [rows // 2, WIDTH] in [border["shape"] for border in halves]
 
 
+@TABLE.looks_at("data-parallel/float64")
 def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_gathered_once(
     results: dict[str, Any],
 ) -> None:
@@ -151,6 +151,7 @@ def test_gradients_of_level2_are_scattered_after_every_micro_batch_and_weights_g
     assert calls["broadcast"] == 1
 
 
+@TABLE.looks_at("four-stages/float64")
 def test_explanation_says_which_stage_holds_what_and_what_leaves_it(results: dict[str, Any]) -> None:
     text = results["four-stages/float64"]["explain"]
     assert text.startswith("4 ranks in 4 stages (1f1b, 4 micro batches, 1 rank each)")

@@ -16,8 +16,7 @@ STREAMS = "streams of a pipeline"
 TABLE = CaseTable(
     [*(f"{name}/{way.name}" for name, way in SCENARIOS), STREAMS],
     fast=[
-        *("vae/data-parallel", "gumbel/data-parallel", "diffusion/columns", "kinds/two-copies"),
-        *("drop-path/pipeline", "kinds/without-capture", STREAMS),
+        *("diffusion/columns", "kinds/two-copies", STREAMS),
     ],
 )
 

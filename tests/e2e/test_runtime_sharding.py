@@ -16,11 +16,8 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
 OF_FLOAT64 = [(case, "float64") for case in CASES]
 TABLE = CaseTable(
-    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "out-strategies", "other-strategies"],
-    fast=[
-        *("layouts/float64", "layouts-copies-hsdp/float64", "out-strategy-scatters/float64"),
-        "tied-in-two-layouts/float64",
-    ],
+    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "out-strategies", "other-strategies", "refusals"],
+    fast=["layouts-copies-hsdp/float64", "out-strategy-scatters/float64", "tied-in-two-layouts/float64"],
 )
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
@@ -93,6 +90,7 @@ def parameter(results: dict[str, Any], case: str, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+@TABLE.looks_at("layouts/float64", "layouts-copies-hsdp/float64", "out-strategy-scatters/float64")
 def test_plan_names_the_axes_of_the_users_layout(results: dict[str, Any]) -> None:
     assert parameter(results, "layouts", "fc1.weight")["axes"] == ["mp", "None"]
     assert parameter(results, "layouts", "fc2.weight")["axes"] == ["None", "mp"]
@@ -132,6 +130,7 @@ def test_operators_of_a_region_keep_what_its_inputs_and_parameters_bring(results
     assert operators(results, "region-of-tuples", "aten.linear")[1]["strategy"] == [[2, 3], [1, 3], [1]]
 
 
+@TABLE.looks_at("out-strategy-scatters/float64", "layouts/float64")
 def test_explanation_lists_messages_with_bytes_forward_and_backward_and_the_total(results: dict[str, Any]) -> None:
     text = results["out-strategy-scatters/float64"][0]["explain"]
     assert "reduce_scatter dim 0 over axes 0,1: forward reduce_scatter of 576 B by 6 ranks, backward all_gather" in text
@@ -157,6 +156,7 @@ REFUSED = {
 }
 
 
+@TABLE.looks_at("refusals")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_or_was_not_asked_for_is_refused_in_words(results: dict[str, Any], name: str) -> None:
     assert REFUSED[name] in results["refusals"][name]

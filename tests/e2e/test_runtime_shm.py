@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_net import HostNet, HostNetError
+from host_net import HostNet
 from job_runner import REPOSITORY, JobRunner
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
@@ -37,14 +37,11 @@ def test_random_programs_give_what_every_rank_must_get(
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
     """Two hosts."""
-    try:
-        with HostNet(2) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(2) as hosts:
+        yield hosts
 
 
-@pytest.mark.parametrize("workers_of_hosts", [(2, 2), (3, 1)])
+@pytest.mark.parametrize("workers_of_hosts", [(2, 2), pytest.param((3, 1), marks=pytest.mark.slow)])
 def test_random_programs_over_two_hosts(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, workers_of_hosts: tuple[int, int]
 ) -> None:
@@ -94,11 +91,13 @@ def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: st
         assert took < 3 if what != "late" else len(texts) == 1
 
 
+@pytest.mark.slow
 def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
 
 
+@pytest.mark.slow
 def test_operation_begun_in_inference_mode_ends_outside_it(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "inference", ranks=2)
     for rank in range(2):

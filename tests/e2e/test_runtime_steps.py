@@ -12,7 +12,7 @@ from asked_cases import CaseTable
 from job_runner import REPOSITORY, JobRunner
 from step_cases import CASES, HIDDEN, LOSS, WIDTH, WORLD_SIZE, StepCase
 
-from msrun.runtime.graph.issue_order import AHEAD
+from msrun.runtime.execute.issue_order import AHEAD
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -21,9 +21,8 @@ MEASURES = ("order", "memory", "levels", "activations", "results", "level3", "te
 TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
     fast=[
-        *("accumulation/float64", "accumulation-mixed-level3/float64"),
-        "fresh-closures/float64",
-        *("recompute-keeps-collectives/float64", "recompute-level3-accumulation/float64", "order"),
+        *("accumulation-mixed-level3/float64", "fresh-closures/float64"),
+        "recompute-level3-accumulation/float64",
     ],
 )
 LEVELS = ("level1", "level2", "level3")
@@ -106,6 +105,7 @@ def positions(events: list[list[Any]], kind: str) -> dict[int, list[int]]:
     return found
 
 
+@TABLE.looks_at("order")
 def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_needed(measures: dict[str, Any]) -> None:
     order = measures["order"]
     events, reads = order["events"], {int(k): v for k, v in order["reads"].items()}
@@ -121,6 +121,7 @@ def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_n
             assert on_the_way > forward[segment - AHEAD - 1][0]
 
 
+@TABLE.looks_at("order")
 def test_gradients_leave_while_the_backward_pass_goes_on(measures: dict[str, Any]) -> None:
     order = measures["order"]
     reduces, backward = (positions(order["events"], kind) for kind in ("reduce", "backward"))
@@ -130,6 +131,7 @@ def test_gradients_leave_while_the_backward_pass_goes_on(measures: dict[str, Any
         assert backward[segment][0] < reduces[group][0] < backward[segment - 1][0]
 
 
+@TABLE.looks_at("order")
 def test_gathered_parts_are_freed_after_their_last_use_of_each_pass(measures: dict[str, Any]) -> None:
     events = measures["order"]["events"]
     frees = positions(events, "free")
@@ -181,6 +183,7 @@ def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(
     assert found["calls without gradient"] == {"all_reduce": LOSS if nesting == "alone" else 8 * LOSS}
 
 
+@pytest.mark.slow
 def test_new_shape_on_one_rank_is_refused_on_all(msrun_of_module: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun_of_module.run(
         "--worker_num=3",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_net import HostNet, HostNetError
+from host_net import HostNet
 from job_runner import REPOSITORY, Finished, JobRunner, Running
 from ssh_net import SshNet
 
@@ -91,11 +91,8 @@ def example(msrun: JobRunner, tmp_path: Path, data: Path) -> Example:
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
     """Two hosts for all tests of this module."""
-    try:
-        with HostNet(2) as hosts:
-            yield hosts
-    except HostNetError as error:
-        pytest.skip(f"cannot make network namespaces: {error}")
+    with HostNet(2) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +123,7 @@ def check_equal(text: str, rank: int, alone: np.ndarray) -> None:
     np.testing.assert_allclose(losses(text), alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_msrun_on_one_host(example: Example, alone: np.ndarray) -> None:
     example.run("msrun_single.sh", example.data)
     for rank in range(2):
@@ -144,12 +142,9 @@ def test_msrun_on_two_hosts(example: Example, net: HostNet, alone: np.ndarray) -
 
 @pytest.mark.slow
 def test_msrun_over_ssh(example: Example, alone: np.ndarray) -> None:
-    try:
-        with SshNet(2) as net:
-            prefix, home = tuple(net.prefix(net.control)), str(net.home)
-            ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
-    except HostNetError as error:
-        pytest.skip(f"cannot make hosts: {error}")
+    with SshNet(2) as net:
+        prefix, home = tuple(net.prefix(net.control)), str(net.home)
+        ended_well(example.start("run_ssh.sh", "host0:1,host1:1", example.data, prefix=prefix, HOME=home))
     for rank in range(2):
         check_equal((example.home / "log_output" / f"worker_{rank}.log").read_text(), rank, alone)
 

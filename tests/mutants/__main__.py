@@ -29,7 +29,16 @@ from pathlib import Path
 from mutants.mutations import Mutation, block_of, draw
 from mutants.survey import REPOSITORY, Survey, file_of, merge, run_survey
 
-ROOMS = ("msrun/agent", "msrun/cluster", "msrun/launch", "msrun/runtime/graph", "ranktable/rules")
+ROOMS = (
+    "msrun/agent",
+    "msrun/cluster",
+    "msrun/launch",
+    "msrun/runtime/sharding",
+    "msrun/runtime/partition",
+    "msrun/runtime/schedule",
+    "msrun/runtime/execute",
+    "ranktable/rules",
+)
 SURVEY = REPOSITORY / "build" / "mutants" / "survey.json"
 WANTED_SHARE = 0.85
 UNIT_S = 60.0

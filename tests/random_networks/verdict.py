@@ -48,7 +48,7 @@ class Verdict:
 def tolerance(case: Case) -> float:
     """Return the largest allowed difference, relative to a tensor's largest value."""
     if case.is_16_bit:
-        return 3e-2
+        return 6e-2  # what a gradient of many terms that cancel, as before a batch norm, has lost in 16 bits
     if case.optimizer[0] == "muon":
         return 1e-3  # torch's Muon rounds to bfloat16 inside
     return 1e-9

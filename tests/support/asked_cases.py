@@ -7,20 +7,11 @@ keys alone that a chosen test looks at: `-k megatron` and `-m "not slow"` cost w
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
-
-ONLY_CASES = "ONLY_CASES"
-"""The keys that a worker runs, as JSON; all when it is not set."""
-
-
-def is_asked(key: str) -> bool:
-    """Return, in a worker, whether a chosen test looks at the case of this key."""
-    asked = os.environ.get(ONLY_CASES)
-    return asked is None or key in json.loads(asked)
+from only_cases import ONLY_CASES
 
 
 class CaseTable:
@@ -86,3 +77,8 @@ def one_fast(first: Any, *others: Any) -> list[Any]:
         first,
         *(pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.slow) for other in others),
     ]
+
+
+def every_third_fast(cases: Iterable[Any]) -> list[Any]:
+    """Return parameters of which two in three are slow."""
+    return [pytest.param(case, marks=pytest.mark.slow if index % 3 else ()) for index, case in enumerate(cases)]

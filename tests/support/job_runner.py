@@ -242,6 +242,8 @@ class JobRunner:
             deadline_s=deadline_s,
         )
         assert finished.code == 0, finished.stderr
+        ready = next(event for event in finished.events if event["event"] == "ready")
+        assert ready["start_method"] == "fork", f"every rank imports all: {ready['reason']}"
         return finished
 
     def processes(self) -> list[int]:

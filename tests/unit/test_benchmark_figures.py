@@ -39,7 +39,7 @@ def test_file_says_what_was_run_on_what_with_what(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "speed.json"
     assert measure(tmp_path, "--json", str(path)) == 0
     found = json.loads(path.read_text())
-    assert found["benchmark"] == "speed" and found["command"].startswith("python benchmarks/speed.py --json ")
+    assert found["benchmark"] == "speed" and found["command"] == "python benchmarks/speed.py", "wherever the file is"
     assert found["date"].endswith("+00:00") and found["machine"]["cores"] >= 1
     assert found["versions"]["python"] == sys.version.split()[0] and "torch" in found["versions"]
     assert {"commit", "is_changed", "load"} <= set(found)

@@ -15,10 +15,15 @@ LOOKS = 5
 
 
 class GrowingFile:
-    """A file that is written meanwhile. It stays the same one when it is renamed."""
+    """A file that is written meanwhile. It stays the same one when it is renamed.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        after: inode of the file that had the name before and may have it still; None: there was none.
+    """
+
+    def __init__(self, path: str, after: int | None = None) -> None:
         self._path = path
+        self._after = after
         self._descriptor = -1
 
     def read(self, size_bytes: int) -> bytes:
@@ -31,6 +36,17 @@ class GrowingFile:
         if self._descriptor < 0:
             with contextlib.suppress(OSError):
                 self._descriptor = open_own_file(self._path, os.O_RDONLY)
+                if _inode(self._descriptor) == self._after:
+                    self.close()
+
+    @property
+    def inode(self) -> int | None:
+        """Of the file; None while there is none."""
+        return _inode(self._descriptor) if self._descriptor >= 0 else None
+
+    def is_renamed(self) -> bool:
+        """Return whether the file has lost its name; so has one that never came."""
+        return self._descriptor < 0 or _inode_of_path(self._path) != self.inode
 
     def close(self) -> None:
         """Let go of the file."""
@@ -40,15 +56,22 @@ class GrowingFile:
 
 
 class RotatedReader:
-    """Follows one log over its rotations. Holds the file it reads, so that a new name does not take it away."""
+    """Follows one log over its rotations. Holds the file it reads, so that a new name does not take it away.
 
-    def __init__(self, path: str, keep: int) -> None:
+    Args:
+        after: as for GrowingFile.
+    """
+
+    def __init__(self, path: str, keep: int, after: int | None = None) -> None:
         self._path = path
         self._keep = keep
+        self._after = after
         self._files: deque[int] = deque()
         """Descriptors, oldest first; the first is being read."""
         self._has_gap = False
         """Between the first file and the next, one may have come and gone."""
+        self._is_held = False
+        """A file of this name that does not follow those that are held is another log."""
 
     def read(self, size_bytes: int) -> bytes:
         """Return the next bytes, at most so many; empty when there are none now."""
@@ -68,8 +91,19 @@ class RotatedReader:
         return data
 
     def hold(self) -> None:
-        """Open what has been written until now, so that new names do not take it away."""
+        """Open what has been written until now, so that new names do not take it away, nor add another log."""
         self._find_newer()
+        self._is_held = True
+
+    @property
+    def inode(self) -> int | None:
+        """Of the newest file that is held; None while there is none."""
+        return _inode(self._files[-1]) if self._files else None
+
+    def is_renamed(self) -> bool:
+        """Return whether the newest file that is held has lost the log's name; so has one that never came."""
+        paths = (rotated_path(self._path, number) for number in range(self._keep + 1))
+        return not self._files or self.inode not in map(_inode_of_path, paths)
 
     def close(self) -> None:
         """Let go of all files."""
@@ -81,14 +115,15 @@ class RotatedReader:
 
         When files are rotated during every look, the answer is no for now: their order could not be told.
         """
-        known = self._inode(self._files[-1]) if self._files else None
+        known = self.inode if self._files else self._after
         for _ in range(LOOKS):
-            newest = self._inode_of_newest()
+            newest = _inode_of_path(self._path)
             if newest is None or newest == known:
                 return False
             found, is_known_found = self._open_newer(known)
-            if found and newest == self._inode(found[0]) == self._inode_of_newest():
-                self._has_gap = self._has_gap or (known is not None and not is_known_found)
+            is_other_log = self._is_held and not is_known_found
+            if found and not is_other_log and newest == _inode(found[0]) == _inode_of_path(self._path):
+                self._has_gap = self._has_gap or (bool(self._files) and not is_known_found)
                 self._files.extend(reversed(found))
                 return True
             for file in found:
@@ -104,7 +139,7 @@ class RotatedReader:
                 file = open_own_file(rotated_path(self._path, number), os.O_RDONLY)
             except OSError:  # it is just being renamed, or there are no more
                 continue
-            inode = self._inode(file)
+            inode = _inode(file)
             if inode == known or inode in seen:
                 os.close(file)
                 if inode == known:
@@ -114,12 +149,13 @@ class RotatedReader:
             found.append(file)
         return found, False
 
-    def _inode_of_newest(self) -> int | None:
-        try:
-            return os.stat(self._path).st_ino  # noqa: PTH116 - half the cost of Path.stat, many times a second
-        except OSError:
-            return None
 
-    @staticmethod
-    def _inode(file: int) -> int:
-        return os.fstat(file).st_ino
+def _inode(file: int) -> int:
+    return os.fstat(file).st_ino
+
+
+def _inode_of_path(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - half the cost of Path.stat, many times a second
+    except OSError:
+        return None

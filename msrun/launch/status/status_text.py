@@ -113,7 +113,7 @@ def _range(values: Sequence[Value], describe: Callable[[Value], str]) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
@@ -127,7 +127,7 @@ def _render_rich(
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
     console.print(Text(head[0], style=STATE_COLOURS.get(status.state, "bold")), soft_wrap=True)
     for line in head[1:]:
         console.print(Text(line), soft_wrap=True)

@@ -170,7 +170,7 @@ class RichTable:
 
         self.interval_s = interval_s
         self._table = LiveTable()
-        self._console = Console(highlight=False)
+        self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> Self:

@@ -20,11 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
-from msrun.runtime.capture.custom_function import CustomFunction, hook_as_function, without_gradient_modes
+from msrun.runtime.capture.autocast import AUTOCAST_REGION
 from msrun.runtime.capture.dynamo import TracedCall
-from msrun.runtime.graph.autocast import AUTOCAST_REGION
-from msrun.runtime.graph.operators.rule import user_line
-from msrun.runtime.graph.program import CHECKPOINT
+from msrun.runtime.sharding.operators.custom_function import CustomFunction, hook_as_function, without_gradient_modes
+from msrun.runtime.sharding.operators.rule import CHECKPOINT, user_line
 
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""

@@ -15,19 +15,19 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError
+from msrun.runtime.capture.assignment import assign_strategies
 from msrun.runtime.capture.aten import trace_aten
+from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.divisions import check_wrappers
 from msrun.runtime.capture.dynamo import TracedCall, trace_call
 from msrun.runtime.capture.fakes import Fakes, GlobalShape, faked
+from msrun.runtime.capture.flattened_linear import unflatten_linears
+from msrun.runtime.capture.marked_calls import TOP, marking, number_calls
 from msrun.runtime.capture.target import Target
-from msrun.runtime.graph.assignment import assign_strategies
-from msrun.runtime.graph.batch_rows import trace_batch_rows
-from msrun.runtime.graph.flattened_linear import unflatten_linears
-from msrun.runtime.graph.marked_calls import TOP, marking, number_calls
-from msrun.runtime.graph.operators.dropout import number_dropouts
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.graph.writes import make_functional
+from msrun.runtime.capture.writes import make_functional
+from msrun.runtime.sharding.operators.dropout import number_dropouts
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
 def capture(

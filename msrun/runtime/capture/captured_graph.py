@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from msrun.runtime.capture.assignment import Assignment
 from msrun.runtime.capture.dynamo import TracedCall
-from msrun.runtime.graph.assignment import Assignment
-from msrun.runtime.graph.marked_calls import Region
+from msrun.runtime.capture.marked_calls import Region
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.marked_calls import calls_of, erase_marks, skip_marks
+from msrun.runtime.capture.marked_calls import calls_of, erase_marks, skip_marks
 
 
 class Wrapper(Protocol):

@@ -1,4 +1,4 @@
-"""Checkpoint directories on disk: their names, when one is complete, how one takes its place. No torch.
+"""Checkpoints on disk, files and directories: their names, when one is complete, how one takes its place. No torch.
 
 While it is written a checkpoint is called `NAME.saving`. It gets its name by one rename after everything in it has
 reached the disk. `NAME.replaced` and `NAME.removing` are on their way out. Which one is the newest is found by looking
@@ -12,18 +12,20 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import zipfile
+import zlib
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from msrun.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SAVING = ".saving"
 REPLACED = ".replaced"
 REMOVING = ".removing"
+DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What reading a file raises that is no checkpoint, or half of one."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,16 @@ class Position:
 
 
 @dataclass(frozen=True)
+class PlaceOfRanks:
+    """One of several directories that one save wrote."""
+
+    ranks: list[int]
+    """Who wrote into it."""
+    path: str
+    """Where it is, seen from the folder of the one that says so."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What `checkpoint.json` says."""
 
@@ -50,7 +62,17 @@ class Manifest:
     saved_at: float
     """Seconds since 1970."""
     files: dict[str, int] = field(default_factory=dict)
-    """File name -> bytes."""
+    """Of a directory: file name -> bytes."""
+    checksums: dict[str, int] = field(default_factory=dict)
+    """Of a directory: file name -> CRC-32."""
+    save_id: str = ""
+    """The same in all directories that one save wrote; another one for every save."""
+    places: list[PlaceOfRanks] = field(default_factory=list)
+    """The directories of one save; empty when there is one for all, which is complete."""
+    place: int = 0
+    """Which of these it is."""
+    own: list[str] = field(default_factory=list)
+    """Parameters that every rank had cut by hand: they load on as many ranks only."""
     format_version: int = FORMAT_VERSION
 
 
@@ -65,20 +87,38 @@ def read_manifest(path: Path) -> Manifest | None:
     Raises:
         CheckpointError: a later version of the format.
     """
-    if path.name.endswith((SAVING, REMOVING)):
+    if path.name.endswith((SAVING, REMOVING)) or not (path.is_dir() or path.is_file()):
         return None
     try:
-        content = json.loads((path / MANIFEST).read_bytes())
+        content = json.loads(read_record(path, MANIFEST))
         version = content["format_version"]
         if version > FORMAT_VERSION:
             raise CheckpointError(
                 f"checkpoint {path} has format {version}, this msrun reads up to {FORMAT_VERSION}: use a newer msrun"
             )
-        manifest = Manifest(**{**content, "position": Position(**content["position"])})
+        places = [PlaceOfRanks(**place) for place in content.get("places", [])]
+        manifest = Manifest(**{**content, "position": Position(**content["position"]), "places": places})
         sizes = {name: (path / name).stat().st_size for name in manifest.files}
-    except (OSError, ValueError, TypeError, KeyError):
+    except DAMAGED:
         return None
     return manifest if sizes == manifest.files else None
+
+
+def read_record(path: Path, name: str) -> bytes:
+    """Return a file of a checkpoint that is a directory, or a record of one that is a file.
+
+    Raises:
+        DAMAGED: it is not there, or the checkpoint is no file of ours.
+    """
+    if path.is_dir():
+        return (path / name).read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(f"{archive.filelist[0].filename.partition('/')[0]}/{name}" if archive.filelist else name)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return `checkpoint.json`."""
+    return json.dumps(asdict(manifest), indent=1)
 
 
 def find_checkpoints(directory: Path, prefix: str | None = None) -> list[tuple[Path, Manifest]]:
@@ -94,58 +134,82 @@ def find_checkpoints(directory: Path, prefix: str | None = None) -> list[tuple[P
     except FileNotFoundError:
         return []
     for entry in entries:
-        if entry.is_dir() and pattern.fullmatch(entry.name):
+        if pattern.fullmatch(entry.name):
             manifest = read_manifest(Path(entry.path))
             if manifest is not None and not entry.name.endswith(REPLACED):
                 found.append((Path(entry.path), manifest))
     return sorted(found, key=lambda item: (item[1].serial, item[1].saved_at, item[0].name))
 
 
-def start_writing(final: Path) -> Path:
-    """Make the empty directory in which a checkpoint is written and return it.
+def start_writing(final: Path, *, is_file: bool) -> tuple[Path, int]:
+    """Make way for a checkpoint; return what it is called while it is written, and its serial.
+
+    Args:
+        is_file: False: the empty directory of that name is made.
 
     Raises:
         CheckpointError: `final` is something that is no checkpoint of ours.
         OSError: as making a directory does.
     """
-    if final.exists() and not _may_be_replaced(final):
+    if os.path.lexists(final) and not _may_be_replaced(final):
         raise CheckpointError(
             f"{final} exists and is no checkpoint: it is left alone; give a name that is free, or remove it"
         )
     temporary = final.with_name(final.name + SAVING)
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
-    return temporary
+    remove(temporary)
+    (temporary.parent if is_file else temporary).mkdir(parents=True, exist_ok=True)
+    earlier = find_checkpoints(final.parent)
+    return temporary, 1 + max((manifest.serial for _, manifest in earlier), default=0)
 
 
 def _may_be_replaced(final: Path) -> bool:
-    return final.is_dir() and ((final / MANIFEST).is_file() or not any(final.iterdir()))
+    if final.is_dir():
+        return (final / MANIFEST).is_file() or not any(final.iterdir())
+    return read_manifest(final) is not None
 
 
-def finish_writing(temporary: Path, final: Path, position: Position, world_size: int) -> None:
-    """Write the manifest, make everything durable and give the checkpoint its name, in one rename.
+def complete_directory(temporary: Path, manifest: Manifest) -> None:
+    """Write the manifest of a directory, with the sizes of its files, and have all of it reach the disk.
+
+    Raises:
+        OSError: as writing a file does.
+    """
+    files = {entry.name: entry.stat().st_size for entry in os.scandir(temporary)}
+    with (temporary / MANIFEST).open("w") as stream:
+        stream.write(manifest_text(replace(manifest, files=files)))
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_directory(temporary)
+
+
+def give_name(temporary: Path, final: Path) -> None:
+    """Give a complete checkpoint its name, in one rename; one that had the name before goes.
 
     Raises:
         OSError: nothing has its name yet then.
     """
-    earlier = find_checkpoints(final.parent)
-    serial = 1 + max((manifest.serial for _, manifest in earlier), default=0)
-    files = {entry.name: entry.stat().st_size for entry in os.scandir(temporary)}
-    manifest = Manifest(position, world_size, serial, time.time(), files)
-    with (temporary / MANIFEST).open("w") as stream:
-        json.dump(asdict(manifest), stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    _sync_directory(temporary)
     replaced = final.with_name(final.name + REPLACED)
-    if final.exists() and any(final.iterdir()):
-        if replaced.exists():
-            shutil.rmtree(replaced)
+    if (final.is_dir() and any(final.iterdir())) or (final.is_file() and temporary.is_dir()):
+        remove(replaced)
         final.rename(replaced)
+    elif final.is_dir() and temporary.is_file():
+        final.rmdir()
     temporary.rename(final)
     _sync_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory, if it is there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:
@@ -154,15 +218,6 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint as far as possible; it loses its name first, so that half of one is never found."""
-    leaving = path.with_name(path.name + REMOVING)
-    shutil.rmtree(leaving, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        path.rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def recover(final: Path) -> None:
@@ -177,33 +232,3 @@ def recover_all(directory: Path) -> None:
     """Recover every checkpoint of a directory."""
     for path in sorted(directory.glob("*" + REPLACED)):
         recover(path.with_name(path.name.removesuffix(REPLACED)))
-
-
-def sweep(directory: Path, prefix: str) -> None:
-    """Remove what an interrupted job left behind under a ModelCheckpoint's prefix."""
-    endings = "|".join(re.escape(ending) for ending in (SAVING, REMOVING, REPLACED))
-    pattern = re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt({endings})")
-    recover_all(directory)
-    for path in sorted(directory.glob("*.ckpt.*")):
-        if pattern.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def choose_surplus(checkpoints: Sequence[tuple[Path, Manifest]], keep_max: int, keep_per_minutes: int) -> list[Path]:
-    """Return which checkpoints retention removes; never the last one.
-
-    Args:
-        checkpoints: oldest first, the last one just written.
-        keep_max: how many stay; 0 = ask keep_per_minutes.
-        keep_per_minutes: of those written within so many minutes, the oldest stays; 0 = all stay.
-    """
-    if keep_max > 0:
-        return [path for path, _ in checkpoints[:-keep_max]]
-    surplus = []
-    last_kept = -float("inf")
-    for path, manifest in checkpoints[:-1] if keep_per_minutes > 0 else []:
-        if manifest.saved_at - last_kept < keep_per_minutes * 60:
-            surplus.append(path)
-        else:
-            last_kept = manifest.saved_at
-    return surplus

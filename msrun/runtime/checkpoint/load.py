@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError, near_miss
-from msrun.runtime.checkpoint.agreement import attempt, decide
+from msrun.runtime.checkpoint.agreement import attempt, attempt_all, gather
+from msrun.runtime.checkpoint.background import background
 from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
@@ -23,17 +23,28 @@ from msrun.runtime.checkpoint.directory import (
     recover,
     recover_all,
 )
+from msrun.runtime.checkpoint.exchange import complete
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
-from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_network_state, find_part, set_extra_state
+from msrun.runtime.checkpoint.parts import (
+    NetworkState,
+    Part,
+    find_box,
+    find_network_state,
+    find_part,
+    set_extra_state,
+    whole,
+)
+from msrun.runtime.checkpoint.places import host
 from msrun.runtime.checkpoint.random_state import State, choose_random_state, put_random_state
-from msrun.runtime.checkpoint.save import STATE_FILE
-from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, TensorReader
+from msrun.runtime.checkpoint.reader import CheckpointReader, TensorSource, check_set, find_set, look_at, open_parts
+from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, own_key
 from msrun.runtime.nn.deferred_init import defer_values
 from msrun.runtime.nn.random_stream import put_stream_state
 from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,20 +70,24 @@ class Resumed:
 def latest_checkpoint(directory: str | os.PathLike[str], prefix: str | None = None) -> Path | None:
     """Return the complete checkpoint of a directory that was written last; None when there is none.
 
-    All ranks call it together and get rank 0's answer, so they load the same one. One that was not written to its
-    end, or lost a file since, does not count.
+    All ranks call it together and get the same one. Where they give directories of their own, such as
+    `f"ckpt_{get_rank()}"`, or are on hosts that share none, it is the last one that all of them have, each in its own.
+    One that was not written to its end, or lost a file since, does not count.
 
     Args:
         prefix: only checkpoints of the ModelCheckpoint with this prefix.
     """
+    background.wait()
+    folder = Path(directory).absolute()
 
-    def find() -> Path | None:
-        folder = Path(directory).absolute()
+    def find() -> list[tuple[str, str, int]]:
         recover_all(folder)
-        found = find_checkpoints(folder, prefix)
-        return found[-1][0] if found else None
+        return [(path.name, manifest.save_id, manifest.serial) for path, manifest in find_checkpoints(folder, prefix)]
 
-    return decide(find)
+    seen = _look(folder, find)
+    common = set.intersection(*({(name, save_id) for name, save_id, _ in found} for found in seen))
+    last = [name for name, save_id, _ in seen[0] if (name, save_id) in common]
+    return folder / last[-1] if last else None
 
 
 def load_checkpoint(
@@ -88,7 +103,8 @@ def load_checkpoint(
     first call is as good as after it: parameters that have no memory yet get their values when they get their place.
 
     Args:
-        ckpt_file_name: path of the checkpoint.
+        ckpt_file_name: path of the checkpoint, a file or a directory; where the ranks of one save wrote directories of
+            their own, each rank's, or one of them.
         net: the network to load into: a module, or an AutoParallel of one. None: nothing is changed.
         optimizer: the optimizer of `net`; with it training goes on, and the random generators do too.
         strict_load: refuse a network whose tensors are not exactly those of the checkpoint in name, shape and type.
@@ -96,7 +112,8 @@ def load_checkpoint(
 
     Returns:
         What was appended at saving, and `epoch_num` (epochs done), `step_in_epoch` (steps done in the next one) and
-        `step_num` (steps done). Without `net` also every whole tensor of the network by its name.
+        `step_num` (steps done). Without `net` also every whole tensor of the network by its name: MindSpore's
+        param_dict, for `load_param_into_net`.
 
     Raises:
         CheckpointError: no complete checkpoint is there, or it is one of another network.
@@ -106,12 +123,13 @@ def load_checkpoint(
         if optimizer is not None and resumed.random_now is not None:
             put_random_state(resumed.random_now)
         return resumed.describe()
-    path, manifest = _find(ckpt_file_name)
+    reader, manifest = _open_everywhere(ckpt_file_name)
 
     def read_all() -> dict[str, Any]:
-        reader = TensorReader(path)
-        tensors = {name: reader.read((NETWORK, name)) for name in reader.network_names}
-        return {**tensors, **_where(manifest, _read_state(path)).describe()}
+        own = {own_key((NETWORK, name), get_rank()): name for name in manifest.own}
+        names = {key: key[1] for key in reader.keys if key[0] == NETWORK} | own
+        tensors = {name: reader.read(key) for key, name in names.items()}
+        return {**tensors, **_where(manifest, reader.state()).describe()}
 
     return attempt(read_all)
 
@@ -124,11 +142,13 @@ def resume(
     strict_load: bool = True,
 ) -> Resumed:
     """Load into a network and its optimizer, and leave the random generators to the caller."""
-    path, manifest = _find(ckpt_file_name)
+    reader, manifest = _open_everywhere(ckpt_file_name)
+    path = reader.path
 
     def read() -> Resumed:
-        reader, state, network = TensorReader(path), _read_state(path), find_network_state(net)
-        _load_network(path, reader, network, strict_load=strict_load)
+        network = find_network_state(net)
+        state = reader.state()
+        load_network(reader, network, strict_load=strict_load)
         set_extra_state(network, state["extra"])
         if optimizer is not None:
             if state["optimizer"] is None:
@@ -147,35 +167,74 @@ def resume(
     return resumed
 
 
-def _find(name: str | os.PathLike[str]) -> tuple[Path, Manifest]:
-    """Let rank 0 look whether the checkpoint is there and complete."""
+def _look(path: Path, question: Callable[[], T]) -> list[T]:
+    """Ask one rank of every host and path, and return their answers on every rank, the lowest rank's first."""
+    lookers: dict[Any, int] = {}
+    for rank, place in enumerate(gather((str(path), host()))):
+        lookers.setdefault(place, rank)
+    answers = attempt_all(lambda: question() if get_rank() in lookers.values() else None)
+    return [answer for rank, answer in enumerate(answers) if rank in lookers.values() and answer is not None]
 
-    def find() -> tuple[Path, Manifest]:
-        path = Path(name).absolute()
+
+def _find(name: str | os.PathLike[str]) -> tuple[list[Path], Manifest]:
+    """Look whether the checkpoint is there and complete, over all ranks; return what of it is here."""
+    background.wait()
+    path = Path(name).absolute()
+
+    def look() -> tuple[list[Path], Manifest, list[int]]:
         recover(path)
-        manifest = read_manifest(path)
-        if manifest is not None:
-            return path, manifest
-        others = [other.name for other, _ in find_checkpoints(path.parent)]
-        if path.exists():
-            raise CheckpointError(f"{path} is no complete checkpoint: load {_any_of(others, path)}")
-        raise CheckpointError(
-            f"there is no checkpoint {path}{near_miss(path.name, others)}: load {_any_of(others, path)}"
-        )
+        if look_at(path) is None:
+            others = [other.name for other, _ in find_checkpoints(path.parent)]
+            if path.exists():
+                raise CheckpointError(f"{path} is no complete checkpoint: load {_any_of(others, path)}")
+            raise CheckpointError(
+                f"there is no checkpoint {path}{near_miss(path.name, others)}: load {_any_of(others, path)}"
+            )
+        found, manifest = find_set([path])
+        return list(found.values()), manifest, list(found)
 
-    return decide(find)
+    seen = _look(path, look)
+    manifest = seen[0][1]
+    if manifest.places:
+        if any(other.save_id != manifest.save_id for _, other, _ in seen):
+            raise CheckpointError(
+                f"the ranks' checkpoints, {path} here, are of different saves: load what latest_checkpoint returns"
+            )
+        check_set(path, manifest, {number for _, _, numbers in seen for number in numbers})
+    others = [other for paths, _, _ in seen for other in paths if other != path]
+    return [path, *dict.fromkeys(others)], manifest
+
+
+def _open_everywhere(name: str | os.PathLike[str]) -> tuple[CheckpointReader, Manifest]:
+    """Open a checkpoint on all ranks together."""
+    paths, manifest = _find(name)
+    reader = attempt(lambda: _open_here(paths, manifest))
+    return (complete(reader) if manifest.places else reader), manifest
+
+
+def _open_here(paths: Sequence[Path], manifest: Manifest) -> CheckpointReader:
+    """Open what of a checkpoint this rank sees.
+
+    Raises:
+        CheckpointError: it holds parameters cut by hand for another number of ranks.
+    """
+    if manifest.own and manifest.world_size != get_group_size():
+        raise CheckpointError(
+            f"checkpoint {paths[0]}: {manifest.own[0]} is marked layerwise_parallel, and each of {manifest.world_size} "
+            f"ranks saved its own: load it on {manifest.world_size} ranks, this job has {get_group_size()}"
+        )
+    first, *others = paths
+    here = [path for path in others if manifest.places and _is_of(path, manifest)]
+    return open_parts([first, *here])
+
+
+def _is_of(path: Path, manifest: Manifest) -> bool:
+    found = read_manifest(path)
+    return found is not None and found.save_id == manifest.save_id
 
 
 def _any_of(others: Sequence[str], path: Path) -> str:
     return f"one that {path.parent} has: {', '.join(others[-3:])}" if others else "another one, its folder has none"
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from None
-    return state
 
 
 def _where(manifest: Manifest, state: Mapping[str, Any]) -> Resumed:
@@ -186,39 +245,62 @@ def _where(manifest: Manifest, state: Mapping[str, Any]) -> Resumed:
     return Resumed(manifest.position, state["appended"], *choices)
 
 
-def _load_network(path: Path, reader: TensorReader, network: NetworkState, *, strict_load: bool) -> None:
-    fitting = _match(path, reader, network, strict_load=strict_load)
+def load_network(reader: CheckpointReader, network: NetworkState, *, strict_load: bool) -> None:
+    """Put the values of a checkpoint's network where they belong.
+
+    Raises:
+        CheckpointError: they are those of another network, or a file is damaged.
+    """
+    load_tensors(reader, replace(network, tensors=_match(reader, network, strict_load=strict_load)))
+
+
+def load_tensors(source: TensorSource, network: NetworkState) -> None:
+    """Put the values of tensors, all of which the source has in their shapes, where they belong.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
     parts: dict[TensorKey, Part] = {}
     deferred: dict[str, Callable[[], Tensor]] = {}
     seen: set[int] = set()
-    for name, tensor in fitting.items():
+    for name, tensor in network.tensors.items():
         if id(tensor) in seen or not is_held(tensor):  # tied, or in another stage of a pipeline
             continue
         seen.add(id(tensor))
+        key = network.key(name)
         if tensor.is_meta:
-            deferred[name] = _deferred_read(reader, name, tensor.dtype)
+            deferred[name] = _deferred_read(source, key, tensor)
         else:
-            parts[NETWORK, name] = find_part(tensor, find_box(tensor))
-    reader.fill(parts)
-    defer_values(deferred, fitting)
+            parts[key] = find_part(tensor, find_box(tensor))
+    source.fill(parts)
+    defer_values(deferred, network.tensors)
 
 
-def _deferred_read(reader: TensorReader, name: str, dtype: torch.dtype) -> Callable[[], Tensor]:
-    return lambda: reader.read((NETWORK, name)).to(dtype)
+def _deferred_read(source: TensorSource, key: TensorKey, tensor: Tensor) -> Callable[[], Tensor]:
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+
+    def read() -> Tensor:
+        value = torch.empty(shape, dtype=dtype)
+        source.fill({key: Part(value, whole(shape))})
+        return value
+
+    return read
 
 
-def _match(path: Path, reader: TensorReader, network: NetworkState, *, strict_load: bool) -> dict[str, Tensor]:
+def _match(reader: CheckpointReader, network: NetworkState, *, strict_load: bool) -> dict[str, Tensor]:
     """Return the network's tensors that are to be loaded."""
     theirs = set(reader.network_names)
-    left_over = [f"{name} is not in the checkpoint" for name in network.tensors if name not in theirs]
-    left_over += [f"{name} is only in the checkpoint" for name in sorted(theirs - network.tensors.keys())]
+    mine = {name for name in network.tensors if name not in network.own}
+    left_over = [f"{name} is not in the checkpoint" for name in network.tensors if network.key(name) not in reader]
+    left_over += [f"{name} is only in the checkpoint" for name in sorted(theirs - mine)]
     fitting = {}
     for name, tensor in network.tensors.items():
-        if name not in theirs:
+        key = network.key(name)
+        if key not in reader:
             continue
-        shape, dtype = find_box(tensor).shape, reader.dtype((NETWORK, name))
-        if shape != reader.shape((NETWORK, name)):
-            left_over.append(f"{name} has shape {shape}, in the checkpoint {reader.shape((NETWORK, name))}")
+        shape, dtype = find_box(tensor).shape, reader.dtype(key)
+        if shape != reader.shape(key):
+            left_over.append(f"{name} has shape {shape}, in the checkpoint {reader.shape(key)}")
         elif strict_load and tensor.dtype != dtype:
             left_over.append(f"{name} is {tensor.dtype}, in the checkpoint {dtype}")
         else:
@@ -226,8 +308,9 @@ def _match(path: Path, reader: TensorReader, network: NetworkState, *, strict_lo
     if left_over and strict_load:
         more = f" (and {len(left_over) - 1} more)" if len(left_over) > 1 else ""
         raise CheckpointError(
-            f"checkpoint {path} is one of another network: {left_over[0]}{more}; load what fits with strict_load=False"
+            f"checkpoint {reader.path} is one of another network: {left_over[0]}{more}; load what fits with "
+            "strict_load=False"
         )
     if left_over and get_rank() == 0:
-        _log.warning(f"checkpoint {path}: {len(left_over)} tensors were not loaded: {'; '.join(left_over[:5])}")
+        _log.warning(f"checkpoint {reader.path}: {len(left_over)} tensors were not loaded: {'; '.join(left_over[:5])}")
     return fitting

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import decide, gather
-from msrun.runtime.checkpoint.directory import (
-    Position,
-    checkpoint_name,
-    choose_surplus,
-    find_checkpoints,
-    remove_checkpoint,
-    sweep,
-)
-from msrun.runtime.checkpoint.save import write_checkpoint
-from msrun.runtime.train.callbacks import Callback, RunContext
+from msrun.runtime.checkpoint.agreement import attempt, decide
+from msrun.runtime.checkpoint.background import background
+from msrun.runtime.checkpoint.directory import checkpoint_name, find_checkpoints
+from msrun.runtime.checkpoint.places import find_places, own_place
+from msrun.runtime.checkpoint.retention import choose_surplus, remove_checkpoint, sweep
+from msrun.runtime.checkpoint.save import check_async, write_checkpoint
+from msrun.runtime.train.callbacks import Callback
+from msrun.runtime.train.run_context import CALLBACKS, RunContext, name_callbacks
 from msrun.runtime.world import get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -45,8 +42,9 @@ class CheckpointConfig:
     keep_checkpoint_per_n_minutes: int = 0
     """Of those written within so many minutes keep one, and the newest always; with 0 here too, one is kept."""
     integrated_save: bool = True
-    """Makes no difference: every checkpoint is written once by all ranks and loads whole or in any layout."""
-    async_save: bool = False
+    """True: one file with whole tensors, which torch.load reads too. False: a directory with every rank's parts."""
+    async_save: bool | str = False
+    """True, "thread" or "process": write beside the training; see `save_checkpoint`."""
     append_info: Mapping[str, Any] | None = None
     """More to be saved with each one; `load_checkpoint` returns it."""
 
@@ -65,8 +63,7 @@ class CheckpointConfig:
                 "CheckpointConfig: save_checkpoint_steps and save_checkpoint_seconds are both 0, so nothing would be "
                 "written; give one of them"
             )
-        if self.async_save:
-            raise CheckpointError("CheckpointConfig(async_save=True): writing beside the training is not supported yet")
+        check_async(self.async_save)
 
     @property
     def keep_max(self) -> int:
@@ -77,9 +74,9 @@ class CheckpointConfig:
 class ModelCheckpoint(Callback):
     """Write checkpoints `PREFIX-EPOCH_STEP.ckpt` while Model.train runs, and one at its end.
 
-    All ranks write one checkpoint together, in rank 0's directory. `Model.train(..., resume_from=...)` goes on from
-    one. What an interrupted job left behind half-written is removed when training begins. A step whose loss is not
-    finite is not saved.
+    All ranks write one checkpoint together; with directories of their own each has its own, see `save_checkpoint`.
+    `Model.train(..., resume_from=...)` goes on from one. What an interrupted job left behind half-written is removed
+    when training begins. A step whose loss is not finite is not saved.
 
     Args:
         prefix: begins every name.
@@ -89,6 +86,8 @@ class ModelCheckpoint(Callback):
     Raises:
         CheckpointError: a prefix that cannot begin a file name; at writing, see `save_checkpoint`.
     """
+
+    saves_others = True
 
     def __init__(
         self,
@@ -107,55 +106,59 @@ class ModelCheckpoint(Callback):
 
     @property
     def latest_ckpt_file_name(self) -> str:
-        """Path of the checkpoint written last; empty before the first."""
+        """Path of the checkpoint written last, or begun last with `async_save`; empty before the first."""
         return str(self._latest or "")
 
     def on_train_begin(self, context: RunContext) -> None:
-        """Agree on the directory and clear it of half-written checkpoints."""
-        asked = sorted(set(gather(str(self._directory))))
-        if len(asked) > 1 and get_rank() == 0:
-            _log.warning(f"ModelCheckpoint: the ranks name {len(asked)} directories; all write into {self._directory}")
-        directory = decide(lambda: self._directory.absolute())
-        decide(lambda: sweep(directory, self._prefix))
-        self._directory = directory
+        """Find out who writes where, and clear the directories of half-written checkpoints."""
+        self._directory = self._directory.absolute()
+        places = find_places(self._directory / self._prefix)
+        is_leader = get_rank() == places[own_place(places, get_rank())].leader
+        attempt(lambda: sweep(self._directory, self._prefix) if is_leader else None)
         self._saved_step, self._saved_at_s = context.cur_step_num, time.monotonic()
 
     def on_train_step_end(self, context: RunContext) -> None:
-        """Write when the time has come."""
-        if self._is_due(context):
-            self._save(context)
+        """Write when the time has come; of an epoch's last step when its end was told, which changes callbacks."""
+        if context.step_in_epoch != context.batch_num and self._is_due(context):
+            self.save(context)
+
+    def on_train_epoch_end(self, context: RunContext) -> None:
+        """Write when the time had come with the last step."""
+        if context.step_in_epoch == context.batch_num and self._is_due(context):
+            self.save(context)
 
     def on_train_end(self, context: RunContext) -> None:
-        """Write the last step."""
+        """Write the last step, and wait for what is written beside the training."""
         if context.cur_step_num > self._saved_step:
-            self._save(context)
+            self.save(context)
+        background.wait()
 
     def _is_due(self, context: RunContext) -> bool:
         if self._config.save_checkpoint_steps:
-            return context.cur_step_num % self._config.save_checkpoint_steps == 0
+            steps = self._config.save_checkpoint_steps
+            return context.cur_step_num // steps > self._saved_step // steps
         return decide(lambda: time.monotonic() - self._saved_at_s >= self._config.save_checkpoint_seconds)
 
-    def _save(self, context: RunContext) -> None:
+    def save(self, context: RunContext) -> None:
+        """Write a checkpoint of this step, unless its loss is not finite. All ranks call it together."""
         if not decide(lambda: math.isfinite(context.loss)):
             return
-        epoch, step = context.cur_epoch_num, context.step_in_epoch
-        is_epoch_done = step == context.batch_num
+        states = {name: callback.state_dict() for name, callback in name_callbacks(context.callbacks)}
         self._latest = write_checkpoint(
             context.network,
-            self._directory / checkpoint_name(self._prefix, epoch, step),
+            self._directory / checkpoint_name(self._prefix, context.cur_epoch_num, context.step_in_epoch),
             context.optimizer,
-            Position(epoch, 0, context.cur_step_num)
-            if is_epoch_done
-            else Position(epoch - 1, step, context.cur_step_num),
-            self._config.append_info or {},
+            context.position,
+            {**(self._config.append_info or {}), **({CALLBACKS: states} if states else {})},
             context.random_of_epoch,
+            is_integrated=self._config.integrated_save,
+            is_async=check_async(self._config.async_save),
+            then=self._remove_surplus,
         )
         self._saved_step, self._saved_at_s = context.cur_step_num, time.monotonic()
-        if get_rank() == 0:
-            self._remove_surplus()
 
     def _remove_surplus(self) -> None:
-        """Rank 0, after the newest one is complete."""
+        """After the newest one is complete."""
         found = find_checkpoints(self._directory, self._prefix)
         for path in choose_surplus(found, self._config.keep_max, self._config.keep_checkpoint_per_n_minutes):
             remove_checkpoint(path)

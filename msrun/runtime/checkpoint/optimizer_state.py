@@ -17,11 +17,13 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_part
-from msrun.runtime.checkpoint.tensor_files import OPTIMIZER, TensorKey, TensorReader
+from msrun.runtime.checkpoint.reader import CheckpointReader
+from msrun.runtime.checkpoint.tensor_key import TensorKey
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.parallel.parameters.part import Part as CutPart
 from msrun.runtime.parallel.parameters.part import as_part
 from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
+from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]
@@ -50,10 +52,11 @@ def find_optimizer_state(
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
-                parts[(OPTIMIZER, name, key)] = find_part(value, find_box(parameter))
+                parts[network.key(name, key)] = find_part(value, find_box(parameter))
                 cut.append(key)
             else:
-                _check_whole(value, key, name, parameter)
+                if not isinstance(optimizer, LOOK_AT_WHOLES):  # whose state of other shapes is that of the whole
+                    _check_whole(value, key, name, parameter)
                 values[key] = value.detach().cpu() if isinstance(value, Tensor) else value
         state[name] = {"parts": cut, "values": values}
     groups = [
@@ -100,7 +103,7 @@ def _check_whole(value: Any, key: str, name: str, parameter: Tensor) -> None:
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, network: NetworkState, reader: TensorReader, saved: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
 ) -> None:
     """Give an optimizer its settings now and its state as soon as its parameters are in their places.
 
@@ -109,10 +112,10 @@ def restore_optimizer(
     """
     names = _names(optimizer, network)
     _check_groups(optimizer, names, saved)
-    _check_shapes(names, reader, saved)
+    _check_shapes(names, network, reader, saved)
     settings = [group["settings"] for group in saved["groups"]]
     _load(optimizer, {}, settings)
-    _waiting[optimizer] = _reader_of(names, reader, saved)
+    _waiting[optimizer] = _reader_of(names, network, reader, saved)
     if all(not parameter.is_meta and _is_in_place(parameter) for parameter in names):
         finish_waiting(optimizer)
     elif optimizer not in _hooked:
@@ -121,8 +124,10 @@ def restore_optimizer(
         _hooked.add(optimizer)
 
 
-def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping[str, Any]) -> StateReader:
-    parameters = list(names.items())
+def _reader_of(
+    names: Mapping[Tensor, str], network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
+) -> StateReader:
+    parameters, key_of = list(names.items()), network.key
 
     def read() -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
@@ -134,7 +139,7 @@ def _reader_of(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
             values = dict(of_parameter["values"])
             for key in of_parameter["parts"]:
-                full_key, box = (OPTIMIZER, name, key), find_box(parameter)
+                full_key, box = key_of(name, key), find_box(parameter)
                 part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
                 parts[full_key] = Part(part, box)
                 values[key] = _like(parameter, part)
@@ -202,10 +207,12 @@ def _check_groups(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str],
             )
 
 
-def _check_shapes(names: Mapping[Tensor, str], reader: TensorReader, saved: Mapping[str, Any]) -> None:
+def _check_shapes(
+    names: Mapping[Tensor, str], network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
+) -> None:
     for parameter, name in names.items():
         for key in saved["state"].get(name, {"parts": []})["parts"]:
-            shape, mine = reader.shape((OPTIMIZER, name, key)), find_box(parameter).shape
+            shape, mine = reader.shape(network.key(name, key)), find_box(parameter).shape
             if shape != mine:
                 raise CheckpointError(
                     f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "

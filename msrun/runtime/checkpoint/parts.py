@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
-from msrun.runtime.graph.plain_tensors import plain
+from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey, own_key
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
@@ -41,6 +43,19 @@ class Box:
         """Where it is in the whole tensor."""
         return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
 
+    def slices_in(self, other: Box) -> tuple[slice, ...]:
+        """Return where it is in a box around it."""
+        begins = (begin - first for begin, first in zip(self.offsets, other.offsets, strict=True))
+        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.sizes, strict=True))
+
+    def intersect(self, other: Box) -> Box | None:
+        """Return what both have; None when that is nothing."""
+        both = list(zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True))
+        begins = tuple(max(a, b) for a, _, b, _ in both)
+        ends = (min(a + n, b + m) for a, n, b, m in both)
+        sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        return Box(self.shape, begins, sizes) if all(size > 0 for size in sizes) else None
+
 
 @dataclass(frozen=True)
 class Part:
@@ -60,11 +75,18 @@ class NetworkState:
     """What modules return from get_extra_state."""
     module: nn.Module
     """The network without the wrappers around it."""
+    own: frozenset[str] = frozenset()
+    """Names of parameters that this rank has cut by hand: each rank has a tensor of its own under the name."""
+
+    def key(self, name: str, *more: str) -> TensorKey:
+        """Return where a checkpoint has a tensor, or with `more` the optimizer's state of it."""
+        key = (OPTIMIZER if more else NETWORK, name, *more)
+        return own_key(key, world().global_rank) if name in self.own else key
 
 
-def whole(tensor: Tensor) -> Box:
+def whole(shape: Sequence[int]) -> Box:
     """Return the box of a tensor that is whole on this rank."""
-    shape = tuple(tensor.shape)
+    shape = tuple(shape)
     return Box(shape, (0,) * len(shape), shape)
 
 
@@ -81,7 +103,7 @@ def find_box(tensor: Tensor) -> Box:
         return Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
     placed = find_placement(tensor)
     if placed is None:
-        return whole(tensor)
+        return whole(tensor.shape)
     shape, layout, mesh = placed
     if not is_held(tensor):
         return Box(shape, (0,) * len(shape), (0,) * len(shape))
@@ -104,7 +126,7 @@ def find_network_state(network: Any) -> NetworkState:
     """Return the tensors of a network; AutoParallel, WithLoss and other wrappers leave no trace in the names.
 
     Raises:
-        CheckpointError: not a network, or one cut by hand.
+        CheckpointError: not a network, or two parameters of one name.
     """
     if isinstance(network, AutoParallel):
         network = network.network
@@ -119,20 +141,18 @@ def find_network_state(network: Any) -> NetworkState:
         network, before = getattr(network, inner), f"{before}{inner}."
     tensors: dict[str, Tensor] = {}
     extra: dict[str, Any] = {}
+    own: set[str] = set()
     for long_name, value in outer.state_dict(keep_vars=True).items():
         name = long_name.removeprefix(before)
         if name in tensors or name in extra:
             raise CheckpointError(f"two parameters are both called {name}: rename the one of the loss function")
         if is_layerwise(value):
-            raise CheckpointError(
-                f"{name} is marked layerwise_parallel, so no rank knows the whole of it: save every rank's own, "
-                'torch.save(net.state_dict(), f"rank_{get_rank()}.pt")'
-            )
+            own.add(name)
         if isinstance(value, Tensor) and not name.endswith(_EXTRA_STATE):
             tensors[name] = value
         else:
             extra[name] = value
-    return NetworkState(tensors, extra, network)
+    return NetworkState(tensors, extra, network, frozenset(own))
 
 
 def set_extra_state(state: NetworkState, extra: dict[str, Any]) -> None:

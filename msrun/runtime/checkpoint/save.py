@@ -1,30 +1,46 @@
-"""save_checkpoint: network, optimizer, position and random generators, written by all ranks as one directory."""
+"""save_checkpoint: network, optimizer, position and random generators of all ranks, as one file or one directory."""
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
-import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import attempt, decide, gather
-from msrun.runtime.checkpoint.directory import Position, finish_writing, recover, start_writing
+from msrun.runtime.checkpoint.agreement import attempt, gather
+from msrun.runtime.checkpoint.background import background
+from msrun.runtime.checkpoint.catalogue import Held, list_held
+from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, Position
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
-from msrun.runtime.checkpoint.parts import Part, find_network_state, find_parts
+from msrun.runtime.checkpoint.parts import NetworkState, Part, find_network_state, find_parts
+from msrun.runtime.checkpoint.places import Place, find_places, own_place
 from msrun.runtime.checkpoint.random_state import State, take_random_state
-from msrun.runtime.checkpoint.tensor_files import NETWORK, TensorKey, write_tensors
+from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
+from msrun.runtime.checkpoint.torch_saving import to_bytes
+from msrun.runtime.checkpoint.writing import Writing, explain, needed_parts, share_out
 from msrun.runtime.nn.random_stream import take_stream_state
 from msrun.runtime.world import get_group_size, get_rank
 
-STATE_FILE = "state.pt"
-VISIBLE_WITHIN_S = 10.0
-"""How long a directory that rank 0 made may take to appear on another host."""
+_log = logging.getLogger("msrun.runtime")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the ranks tell each other before they write."""
+
+    held: Held
+    random: dict[str, State | None]
+    own: list[str]
+    """Names of parameters cut by hand."""
+    save_id: str
+    """Rank 0's counts."""
 
 
 def save_checkpoint(
@@ -37,29 +53,59 @@ def save_checkpoint(
     step_num: int = 0,
     append_dict: Mapping[str, Any] | None = None,
     integrated_save: bool = True,
+    async_save: bool | str = False,
 ) -> Path:
-    """Write a checkpoint and return its path. All ranks call it together; rank 0's path is used.
+    """Write a checkpoint and return its path. All ranks call it together.
 
-    Every part of every tensor is written once, by one of the ranks that hold it. Until everything is on the disk the
-    directory is called `NAME.saving`; one that was there under the name before stays until then.
+    Until everything is on the disk it is called `NAME.saving`; one that was there under the name before stays until
+    then. Ranks that give the same path write one checkpoint together; where they give paths of their own, or are on
+    hosts that share no folder, each path gets one.
 
     Args:
         save_obj: the network: a module, or an AutoParallel of one.
-        ckpt_file_name: of the directory to be made, on a file system that all hosts of the job share.
+        ckpt_file_name: of the file or directory to be made.
         optimizer: to go on training with; its state is saved in the layout of its parameters.
         epoch_num: epochs done.
         step_in_epoch: steps done in the epoch begun.
         step_num: steps done over all epochs.
         append_dict: more to be saved: numbers, strings, tensors, and lists and dicts of them; rank 0's are saved.
-        integrated_save: MindSpore's word; the checkpoint is the same either way, it loads whole and in any layout.
+        integrated_save: True: one file with whole tensors, which `net.load_state_dict(torch.load(file))` reads; one
+            rank for each path writes it and gets the parts of one tensor at a time. False: a directory into which every
+            rank writes the parts that it holds, each part once; with paths of their own, the ranks' directories are a
+            checkpoint together. Both resume on any number of ranks. A network with parameters marked
+            `layerwise_parallel`, which have no whole, is always written as a directory.
+        async_save: True: return at once and write beside the training, from a copy of this rank's share in the host's
+            memory. Parameters and optimizer state are copied beside the training too: the next step of any optimizer
+            waits for the copies, and a change by other means before they are made is an error. The next save waits for
+            this one, and so do `release()` and the end of the process; they also raise what went wrong. The copy's
+            memory is kept for the next save. "thread" and "process", MindSpore's words, mean the same: the thread
+            holds no lock of Python while it writes.
 
     Raises:
         CheckpointError: it could not be written, such as on a full disk; the same on every rank. Checkpoints
             written before are as they were.
     """
-    del integrated_save
     position = Position(epoch_num, step_in_epoch, step_num)
-    return write_checkpoint(save_obj, ckpt_file_name, optimizer, position, dict(append_dict or {}))
+    return write_checkpoint(
+        save_obj,
+        ckpt_file_name,
+        optimizer,
+        position,
+        dict(append_dict or {}),
+        is_integrated=integrated_save,
+        is_async=check_async(async_save),
+    )
+
+
+def check_async(value: Any) -> bool:
+    """Return whether to write beside the training.
+
+    Raises:
+        CheckpointError: another word than MindSpore's.
+    """
+    if value not in (True, False, "thread", "process"):
+        raise CheckpointError(f'async_save={value!r}: must be True, False, "thread" or "process"')
+    return bool(value)
 
 
 def write_checkpoint(
@@ -69,43 +115,134 @@ def write_checkpoint(
     position: Position,
     appended: Mapping[str, Any],
     epoch_random: State | None = None,
+    *,
+    is_integrated: bool = True,
+    is_async: bool = False,
+    then: Callable[[], None] = lambda: None,
 ) -> Path:
     """Do the work of `save_checkpoint`.
 
     Args:
         epoch_random: the random generators as they were when the current epoch began.
+        then: done by the first rank of each path when the checkpoint has its name.
     """
-    parts, state = attempt(lambda: _collect(network, optimizer, appended))
-    if state["optimizer"] is not None:
-        state["optimizer"] = complete_state(find_network_state(network), state["optimizer"])
-    random = gather({"now": take_random_state(), "epoch": epoch_random})
-    state["random"] = {when: [of_rank[when] for of_rank in random] for when in ("now", "epoch")}
-    final = decide(lambda: Path(path).absolute())
-    temporary = _explained(final, lambda: decide(lambda: start_writing(final)))
+    background.wait()
+    places = find_places(path)
+    own = places[own_place(places, get_rank())]
     try:
-        attempt(lambda: _see(temporary))
-        write_tensors(temporary, parts)
-        decide(lambda: _finish(temporary, final, state, position))
+        writing = _prepare(network, places, optimizer, position, appended, epoch_random, is_integrated=is_integrated)
     except CheckpointError as error:
-        if get_rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-            recover(final)
-        raise CheckpointError(_explain(final, str(error))) from None
-    return final
+        raise CheckpointError(explain(own.path, str(error))) from None
+    writing = replace(writing, then=then)
+    if is_async:
+        background.start(writing)
+    else:
+        writing.run()
+    return own.path
+
+
+def _prepare(
+    network: Any,
+    places: list[Place],
+    optimizer: torch.optim.Optimizer | None,
+    position: Position,
+    appended: Mapping[str, Any],
+    epoch_random: State | None,
+    *,
+    is_integrated: bool,
+) -> Writing:
+    """Decide everything that the ranks have to agree on."""
+    network_state, parts, state = attempt(lambda: _collect(network, optimizer, appended))
+    if state["optimizer"] is not None:
+        state["optimizer"] = complete_state(network_state, state["optimizer"])
+    told = gather(
+        Told(
+            list_held(parts),
+            {"now": take_random_state(), "epoch": epoch_random},
+            sorted(network_state.own),
+            uuid.uuid4().hex if get_rank() == 0 else "",
+        )
+    )
+    state["random"] = {when: [rank.random[when] for rank in told] for when in ("now", "epoch")}
+    cut_by_hand = sorted({name for rank in told for name in rank.own})
+    if cut_by_hand and is_integrated:
+        is_integrated = False
+        _tell_once(
+            "cut by hand",
+            f"{cut_by_hand[0]} is marked layerwise_parallel, so no whole of it is known: checkpoints are directories "
+            "with every rank's own part",
+        )
+    if len(places) > 1:
+        kind = "a file with whole tensors" if is_integrated else "the parts that their ranks hold"
+        _tell_once(
+            kind,
+            f"save_checkpoint: the ranks name {len(places)} places; each gets {kind}: "
+            f"{', '.join(str(place.path.parent) for place in places[:4])}{', ...' if len(places) > 4 else ''}",
+        )
+    order: list[TensorKey] = [(NETWORK, name) for name in network_state.tensors]
+    tied = _find_tied(network_state) if is_integrated else {}
+    held = [[entry for entry in rank.held if entry[0][-1] not in tied or entry[0][0] != NETWORK] for rank in told]
+    catalogues = share_out(places, held, is_integrated=is_integrated, order=order)
+    needed = needed_parts(catalogues, parts, get_rank())
+    parameters = {
+        network_state.key(n) for n, tensor in network_state.tensors.items() if isinstance(tensor, nn.Parameter)
+    }
+    index = own_place(places, get_rank())
+    own, is_whole = places[index], is_integrated or len(places) == 1
+    return Writing(
+        places,
+        own,
+        needed,
+        catalogues,
+        to_bytes(state) if get_rank() == own.leader else b"",
+        tied,
+        Manifest(
+            position,
+            get_group_size(),
+            serial=0,
+            saved_at=0.0,
+            save_id=told[0].save_id,
+            places=[] if is_whole else [PlaceOfRanks(list(place.ranks), _seen_from(own, place)) for place in places],
+            place=0 if is_whole else index,
+            own=cut_by_hand,
+        ),
+        is_integrated,
+        frozenset(key for key in needed if key in parameters or OPTIMIZER in key[:2]),
+    )
 
 
 def _collect(
     network: Any, optimizer: torch.optim.Optimizer | None, appended: Mapping[str, Any]
-) -> tuple[dict[TensorKey, Part], dict[str, Any]]:
+) -> tuple[NetworkState, dict[TensorKey, Part], dict[str, Any]]:
     network_state = find_network_state(network)
-    parts: dict[TensorKey, Part] = {(NETWORK, name): part for name, part in find_parts(network_state).items()}
+    parts = {network_state.key(name): part for name, part in find_parts(network_state).items()}
     state: dict[str, Any] = {"extra": network_state.extra, "appended": dict(appended), "optimizer": None}
     state["dropout"] = take_stream_state(network_state.tensors.values())
     if optimizer is not None:
         more, state["optimizer"] = find_optimizer_state(optimizer, network_state)
         parts |= more
     _check_plain(state, "")
-    return parts, state
+    return network_state, parts, state
+
+
+def _seen_from(own: Place, other: Place) -> str:
+    return os.path.relpath(other.path, own.path.parent)
+
+
+def _find_tied(network_state: NetworkState) -> dict[str, str]:
+    """Return name -> the first name of the same tensor."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in network_state.tensors.items()}
+    return {name: same for name, same in names.items() if name != same}
+
+
+_told: set[str] = set()
+
+
+def _tell_once(what: str, text: str) -> None:
+    if get_rank() == 0 and what not in _told:
+        _told.add(what)
+        _log.warning(text)
 
 
 def _check_plain(value: Any, where: str) -> None:
@@ -121,49 +258,3 @@ def _check_plain(value: Any, where: str) -> None:
             f"{where} is a {type(value).__name__}, which a checkpoint does not hold: give numbers, strings, tensors, "
             "and lists and dicts of them"
         )
-
-
-def _see(temporary: Path) -> None:
-    end = time.monotonic() + VISIBLE_WITHIN_S
-    while not temporary.is_dir():
-        if time.monotonic() > end:
-            raise CheckpointError(
-                f"{temporary} is there for rank 0 but not here: give a directory on a file system that all hosts share"
-            )
-        time.sleep(0.05)
-
-
-def _finish(temporary: Path, final: Path, state: Mapping[str, Any], position: Position) -> None:
-    """Rank 0: write what is no part, then let the checkpoint have its name."""
-    with (temporary / STATE_FILE).open("wb") as stream:
-        try:
-            torch.save(state, stream)
-        except RuntimeError as error:  # torch's words for a full disk; the system's own are below
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
-        stream.flush()
-        os.fsync(stream.fileno())
-    finish_writing(temporary, final, position, get_group_size())
-
-
-def _explained(final: Path, work: Any) -> Any:
-    try:
-        return work()
-    except CheckpointError as error:
-        raise CheckpointError(_explain(final, str(error))) from None
-
-
-_REMEDIES: Sequence[tuple[str, str]] = (
-    ("No space left on device", "free some space, or keep fewer checkpoints (keep_checkpoint_max)"),
-    ("Disk quota exceeded", "free some space, or keep fewer checkpoints (keep_checkpoint_max)"),
-    ("Permission denied", "give a directory that this user may write to"),
-    ("Read-only file system", "give a directory that can be written to"),
-)
-
-
-def _explain(final: Path, failure: str) -> str:
-    remedy = next((remedy for text, remedy in _REMEDIES if text in failure), "")
-    return f"checkpoint {final} was not saved, earlier ones are untouched: {failure}" + (
-        f"; {remedy}" if remedy else ""
-    )

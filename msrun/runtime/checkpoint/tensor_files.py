@@ -1,110 +1,99 @@
 """Parts of tensors in the files of torch.distributed.checkpoint: written once, read back in any other cut.
 
-The planners speak of boxes alone, so no DTensor and no device mesh is needed on either side.
+Planners and metadata speak of boxes alone, so no DTensor and no device mesh is needed on either side. Which rank writes
+what is known before the first byte, so writing itself needs no collective.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
-import warnings
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import (  # a test looks after the private names
+    DEFAULT_SUFFIX,
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.catalogue import Catalogue
+from msrun.runtime.checkpoint.directory import DAMAGED
+from msrun.runtime.checkpoint.file_tensors import TensorPlace, read_box, reading
 from msrun.runtime.checkpoint.parts import Box, Part
+from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
+from msrun.runtime.checkpoint.torch_saving import TensorStream, find_values, system_errors
 
-NETWORK = "model"
-OPTIMIZER = "optimizer"
-TensorKey = tuple[str, ...]
-"""(NETWORK, name) or (OPTIMIZER, parameter name, key): the path that torch's tools give a tensor in a nested dict."""
-
-
-def flat_name(key: TensorKey) -> str:
-    """Return a tensor's name in the files."""
-    return ".".join(key)
-
-
-class _SavePlanner(DefaultSavePlanner):
-    """Offers this rank's boxes; torch's planner gives a box that several ranks hold to one of them."""
-
-    def __init__(self, parts: Mapping[TensorKey, Part]) -> None:
-        super().__init__(flatten_sharded_tensors=False)
-        self._parts = {flat_name(key): part for key, part in parts.items()}
-        self._paths = {flat_name(key): key for key in parts}
-
-    def create_local_plan(self) -> SavePlan:
-        items = [_write_item(name, part) for name, part in self._parts.items()]
-        self.plan = SavePlan(items, planner_data=self._paths)
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._parts[index.fqn].tensor
-
-
-def _write_item(name: str, part: Part) -> WriteItem:
-    chunk = _chunk(part.box)
-    properties = TensorProperties(dtype=part.tensor.dtype)
-    data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(part.box.shape))
-    return WriteItem(index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)
+METADATA = ".metadata"
+Written = list[WriteResult]
+"""torch's records of where the parts lie."""
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
-class _FileWriter(FileSystemWriter):
-    """Writes one file per rank, through to the disk; says which error of the system was met."""
+def write_parts(path: Path, parts: Iterable[tuple[TensorKey, Part]], rank: int) -> tuple[Written, dict[str, int]]:
+    """Write parts into one file of a directory, through to the disk. No other rank is needed.
 
-    def write_data(self, plan: SavePlan, planner: Any) -> Any:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            # torch.save covers a full disk up with "unexpected pos": the system's own word is below it.
-            below: BaseException | None = error
-            while below is not None and not isinstance(below, OSError):
-                below = below.__cause__ or below.__context__
-            if below is None:
-                raise
-            raise OSError(below.errno, below.strerror) from None
+    torch's own writer keeps all tensors until its file is closed; here each may go as soon as it is written.
 
-
-def write_tensors(path: Path, parts: Mapping[TensorKey, Part]) -> None:
-    """Write this rank's parts into the empty directory `path`. All ranks call it together.
+    Returns:
+        Where each part lies, and the CRC-32 of the file by its name.
 
     Raises:
-        CheckpointError: what the first rank met that could not write; the same on every rank.
+        OSError: as writing a file does.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            save(
-                {},
-                storage_writer=_FileWriter(path),
-                planner=_SavePlanner(parts),
-                no_dist=not dist.is_initialized(),
-            )
-    except CheckpointException as error:  # no Exception: it must not leave this function
-        rank, (cause, _) = min(error.failures.items())
-        text = cause.strerror if isinstance(cause, OSError) else (str(cause).splitlines() or [repr(cause)])[0]
-        raise CheckpointError(f"rank {rank}: {text or cause}") from None
+    name = f"__{rank}_0{DEFAULT_SUFFIX}"
+    written = []
+    with (
+        system_errors(),
+        (path / name).open("wb", buffering=0) as file,
+        contextlib.closing(TensorStream(file)) as stream,
+    ):
+        for key, part in parts:
+            begin = stream.tell()
+            stream.save(part.tensor)
+            length = stream.tell() - begin
+            index = MetadataIndex(flat_name(key), torch.Size(part.box.offsets))
+            written.append(WriteResult(index, length, _StorageInfo(name, begin, length)))
+        stream.finish()
+    return written, {name: stream.checksum}
+
+
+def write_metadata(path: Path, catalogue: Catalogue, written: Sequence[Written]) -> dict[str, int]:
+    """Write what torch needs to find the parts; returns the CRC-32 of the file by its name.
+
+    Raises:
+        OSError: as writing a file does.
+    """
+    tensors: dict[str, Any] = {}
+    for key, entry in catalogue.items():
+        chunks = [_chunk(box) for box, _ in entry.pieces]
+        properties = TensorProperties(dtype=entry.dtype)
+        tensors[flat_name(key)] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
+    found = Metadata(tensors, {flat_name(key): key for key in catalogue})
+    FileSystemWriter(path).finish(found, list(written))
+    return {METADATA: zlib.crc32((path / METADATA).read_bytes())}
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -118,15 +107,21 @@ class _LoadPlanner(DefaultLoadPlanner):
         return self._parts[index.fqn].tensor
 
 
-class TensorReader:
-    """Reads parts of the tensors of one checkpoint; each rank for itself.
+class PartFilesReader:
+    """Reads parts of the tensors of one directory; each rank for itself.
+
+    Args:
+        is_plain: `write_parts` wrote it, so that the values lie row by row, and are read from where they lie without
+            what torch.load would read around them.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, is_plain: bool = True) -> None:
+        self.path = path
+        self._is_plain = is_plain
+        self._places: dict[tuple[str, Box], tuple[Path, TensorPlace]] = {}
         self._reader = FileSystemReader(path)
         try:
             metadata = self._reader.read_metadata()
@@ -138,12 +133,8 @@ class TensorReader:
             for name, value in metadata.state_dict_metadata.items()
             if isinstance(value, TensorStorageMetadata)
         }
-
-    @property
-    def network_names(self) -> list[str]:
-        """Names of the network's tensors."""
-        prefix = NETWORK + "."
-        return [name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix)]
+        paths = metadata.planner_data or {}
+        self.keys: list[TensorKey] = [tuple(paths[name]) for name in self._tensors if name in paths]
 
     def shape(self, key: TensorKey) -> tuple[int, ...]:
         """Return the shape of a whole tensor."""
@@ -153,24 +144,60 @@ class TensorReader:
         """Return the type of a tensor's elements."""
         return self._tensors[flat_name(key)].properties.dtype
 
+    def boxes(self, key: TensorKey) -> list[Box]:
+        """Return the parts that the files have."""
+        found = self._tensors[flat_name(key)]
+        return [Box(tuple(found.size), tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
+
     def fill(self, parts: Mapping[TensorKey, Part]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
+        for key, part in parts.items():
+            common = (box.intersect(part.box) for box in self.boxes(key))
+            if sum(math.prod(box.sizes) for box in common if box is not None) != math.prod(part.box.sizes):
+                raise CheckpointError(
+                    f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one"
+                )
+        if self._is_plain:
+            self._fill_plainly(parts)
+            return
         flat = {flat_name(key): part for key, part in parts.items()}
         items = []
         for name, part in flat.items():
-            found = create_read_items_for_chunk_list(name, self._tensors[name], [_chunk(part.box)])
-            if sum(math.prod(item.lengths) for item in found) != math.prod(part.box.sizes):
-                raise CheckpointError(f"checkpoint {self._path}: parts of {name} are missing; load another one")
-            items += found
+            items += create_read_items_for_chunk_list(name, self._tensors[name], [_chunk(part.box)])
         try:
             self._reader.read_data(LoadPlan(items), _LoadPlanner(flat)).wait()
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             reason = (str(error).splitlines() or [repr(error)])[0]
-            raise CheckpointError(f"checkpoint {self._path} cannot be read: {reason}; load another one") from None
+            raise CheckpointError(f"checkpoint {self.path} cannot be read: {reason}; load another one") from None
 
-    def read(self, key: TensorKey) -> Tensor:
-        """Return a whole tensor."""
-        shape = self.shape(key)
-        value = torch.empty(shape, dtype=self.dtype(key))
-        self.fill({key: Part(value, Box(shape, (0,) * len(shape), shape))})
-        return value
+    def _fill_plainly(self, parts: Mapping[TensorKey, Part]) -> None:
+        of_file: dict[Path, list[tuple[TensorPlace, Box, Tensor]]] = {}
+        for key, part in parts.items():
+            for box in self.boxes(key):
+                common = box.intersect(part.box)
+                if common is not None:
+                    path, place = self._place(key, box)
+                    inside = Box(box.sizes, tuple(s.start for s in common.slices_in(box)), common.sizes)
+                    target = part.tensor.detach()[common.slices_in(part.box)]
+                    of_file.setdefault(path, []).append((place, inside, target))
+        for path, wanted in of_file.items():
+            with reading(path) as descriptor:
+                for place, box, target in wanted:
+                    read_box(descriptor, place, box, target)
+
+    def _place(self, key: TensorKey, box: Box) -> tuple[Path, TensorPlace]:
+        """Return where the values of a part lie, inside of what torch.save wrote for it."""
+        name = flat_name(key)
+        if (name, box) not in self._places:
+            stored = self._reader.storage_data[MetadataIndex(name, torch.Size(box.offsets))]
+            path = self.path / stored.relative_path
+            place = TensorPlace(0, box.sizes, self.dtype(key))
+            try:
+                with path.open("rb") as stream:
+                    offset, size = find_values(stream, stored.offset, stored.length)
+            except DAMAGED as error:
+                raise CheckpointError(f"checkpoint {path} cannot be read: {error}; load another one") from None
+            if size != place.bytes_count:
+                raise CheckpointError(f"checkpoint {path} cannot be read: {name} has {size} bytes; load another one")
+            self._places[name, box] = path, replace(place, offset=offset)
+        return self._places[name, box]

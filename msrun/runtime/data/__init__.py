@@ -1,4 +1,4 @@
-"""Readers of MNIST and CIFAR-10, their transforms, and loading that is split over the ranks of the job.
+"""Readers of MNIST and CIFAR, their transforms, and loading that is split over the ranks of the job.
 
     from msrun.runtime.data import MnistDataset, transforms, vision
 
@@ -15,30 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msrun.errors import DataError
-    from msrun.runtime.data import transforms, vision
-    from msrun.runtime.data.cifar import Cifar10Dataset
+    from msrun.runtime.data import config, transforms, vision
+    from msrun.runtime.data.cifar import Cifar10Dataset, Cifar100Dataset
     from msrun.runtime.data.dataset import Dataset
-    from msrun.runtime.data.digits import write_digits
+    from msrun.runtime.data.digits import write_digits, write_digits_as_cifar10
     from msrun.runtime.data.idx import read_idx, write_idx
     from msrun.runtime.data.mnist import MnistDataset
     from msrun.runtime.data.own_data import GeneratorDataset, NumpySlicesDataset
 
 __all__ = [
     "Cifar10Dataset",
+    "Cifar100Dataset",
     "DataError",
     "Dataset",
     "GeneratorDataset",
     "MnistDataset",
     "NumpySlicesDataset",
+    "config",
     "read_idx",
     "transforms",
     "vision",
     "write_digits",
+    "write_digits_as_cifar10",
     "write_idx",
 ]
 
 _MODULE_OF_NAME = {
     "Cifar10Dataset": "msrun.runtime.data.cifar",
+    "Cifar100Dataset": "msrun.runtime.data.cifar",
     "DataError": "msrun.errors",
     "Dataset": "msrun.runtime.data.dataset",
     "GeneratorDataset": "msrun.runtime.data.own_data",
@@ -46,9 +50,10 @@ _MODULE_OF_NAME = {
     "NumpySlicesDataset": "msrun.runtime.data.own_data",
     "read_idx": "msrun.runtime.data.idx",
     "write_digits": "msrun.runtime.data.digits",
+    "write_digits_as_cifar10": "msrun.runtime.data.digits",
     "write_idx": "msrun.runtime.data.idx",
 }
-_MODULES = ("transforms", "vision")
+_MODULES = ("config", "transforms", "vision")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,30 +1,25 @@
-"""The pipeline: source, order, transforms, batches, and the part of every global batch that this process reads.
-
-The sharding law: with N shards and `batch(B)`, the batches k of shards 0 .. N-1, put one after the other, are batch k
-of the unsharded dataset with `batch(B * N)`, in every epoch; there are floor(n / (B * N)) of them. So a job of any
-size trains on the same global batches as one process. It holds because each process computes the whole order.
-"""
+"""Datasets: epochs over a pipeline, and where in them the loop is."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from msrun.errors import UsageError, near_miss
-from msrun.runtime.data.operations import MapStep, check_operations
-from msrun.runtime.data.order import Batched, Items, Order, Repeated, Samples, Shuffled, Sliced, count_steps, draw_shard
+from msrun.errors import UsageError
+from msrun.runtime.data.iterator import EpochIterator
+from msrun.runtime.data.order import Items, count_steps, draw_shard
 from msrun.runtime.data.parameters import parse_count
-from msrun.runtime.data.sharding import Shard, check_shard, find_world_shard
+from msrun.runtime.data.pipeline import DataPipeline
+from msrun.runtime.data.reading import Column, StepReader
+from msrun.runtime.data.sharding import find_world_device
 from msrun.runtime.data.source import SampleSource
+from msrun.runtime.data.workers import StepLoader
 
-_MAX_SEED = 2**63 - 1
 
-
-class Dataset:
+class Dataset(DataPipeline):
     """Columns of samples, read in a new deterministic order every epoch.
 
     Every method that changes the pipeline returns a new dataset and leaves this one as it was. Each `for` loop over
@@ -34,106 +29,20 @@ class Dataset:
     `num_shards` and `shard_id` choose the part to read. Left out, they follow the job: one shard per rank of the
     initialised world, everything when there is none. `num_shards=1` makes every rank read everything.
     `num_samples` keeps the first so many samples of the whole dataset, before it is shuffled and split.
-    `shuffle` None is True. `seed` must be the same on all ranks.
+    `shuffle` None is True. `seed` must be the same on all ranks; None is `config.get_seed()`.
+
+    `num_parallel_workers` processes read and transform steps ahead of the loop; 0: the loop does it itself, None:
+    `config.get_num_parallel_workers()`. They live as long as the dataset, change neither steps nor random numbers, and
+    leave tensors in pinned memory when the job's device is an accelerator. Of several numbers given in a pipeline
+    (here, in `map`, in `batch`) the largest counts: all its work is done by the same workers.
 
     Raises:
         UsageError: a value is out of range.
     """
 
-    def __init__(
-        self,
-        source: SampleSource,
-        *,
-        num_samples: int | None = None,
-        shuffle: bool | None = None,
-        num_shards: int | None = None,
-        shard_id: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        num_kept = source.num_samples
-        if num_samples is not None:
-            num_kept = min(num_kept, parse_count("num_samples", num_samples, minimum=1))
-        self._source = source
-        self._asked_shard = check_shard(num_shards, shard_id)
-        self._seed = parse_count("seed", seed, minimum=0, maximum=_MAX_SEED)
-        self._order: Order = Samples(num_kept, self._seed, is_shuffled=shuffle is not False)
-        self._depth = 1
-        self._batch_size = 1
-        self._steps: tuple[MapStep, ...] = ()
-        self._next_epoch = 0
-        self._first_step = 0
-
-    def map(self, operations: Any, input_columns: str | Sequence[str] | None = None) -> Self:
-        """Apply one operation, or a list in turn, to `input_columns` (None: the first column).
-
-        An operation is a transform of `vision` or `transforms`, any object with `apply_batch(array) -> array`, or a
-        function. A function gets one sample (one whole batch if `map` comes after `batch`), as numpy arrays, one
-        argument per input column, and returns as many values.
-
-        Raises:
-            UsageError: an unknown column, or something that cannot be applied.
-        """
-        positions = self._column_positions(input_columns)
-        num_before = sum(len(step.operations) for step in self._steps)
-        listed = check_operations(operations, len(positions))
-        step = MapStep(listed, positions, self._order.is_batched, self._seed, num_before)
-        changed = self._copy()
-        changed._steps = (*self._steps, step)
-        return changed
-
-    def batch(self, batch_size: int, drop_remainder: bool = True) -> Self:
-        """Join `batch_size` samples of this shard; `drop_remainder` leaves out the incomplete last global batch.
-
-        Raises:
-            UsageError: already batched, a size below 1, or a kept rest that the shards cannot share evenly.
-        """
-        batch_size = parse_count("batch_size", batch_size, minimum=1)
-        if self._order.is_batched:
-            raise UsageError("batch: the dataset is batched already; call batch once")
-        changed = self._with_order(Batched(self._order, batch_size, drop_remainder))
-        changed._batch_size = batch_size
-        changed.get_dataset_size()  # an uneven rest is reported here, where the user can see the call
-        return changed
-
-    def shuffle(self, buffer_size: int) -> Self:
-        """Shuffle once more through a buffer of `buffer_size` samples (batches if after `batch`).
-
-        Raises:
-            UsageError: `buffer_size` is below 2.
-        """
-        buffer_size = parse_count("buffer_size", buffer_size, minimum=2)
-        return self._with_order(Shuffled(self._order, buffer_size, self._seed, self._depth))
-
-    def repeat(self, count: int) -> Self:
-        """Make one epoch `count` passes long; every pass has its own permutation and random transforms.
-
-        Raises:
-            UsageError: `count` is below 1.
-        """
-        count = parse_count("count", count, minimum=1)
-        return self._with_order(Repeated(self._order, count))
-
-    def take(self, count: int) -> Self:
-        """Keep the first `count` samples of every epoch (global batches if after `batch`)."""
-        count = parse_count("count", count, minimum=1)
-        return self._with_order(Sliced(self._order, 0, count))
-
-    def skip(self, count: int) -> Self:
-        """Leave out the first `count` samples of every epoch (global batches if after `batch`)."""
-        count = parse_count("count", count, minimum=0)
-        return self._with_order(Sliced(self._order, count, None))
-
-    def get_dataset_size(self) -> int:
-        """Return the number of steps in an epoch, the same for every shard."""
-        return count_steps(self._order, self._shard())
-
-    def get_batch_size(self) -> int:
-        """Return the samples per step of one shard; 1 before `batch`."""
-        return self._batch_size
-
-    def get_col_names(self) -> list[str]:
-        """Return the column names in the order of the yielded tuples."""
-        return list(self._source.column_names)
+    def __init__(self, source: SampleSource, **parameters: Any) -> None:
+        super().__init__(source, **parameters)
+        self._forget_position()
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Make the next loop epoch `epoch` (from 0), as after resuming from a checkpoint.
@@ -143,6 +52,50 @@ class Dataset:
         epoch = parse_count("epoch", epoch, minimum=0)
         self._first_step = parse_count("step", step, minimum=0)
         self._next_epoch = epoch
+        self._position = epoch, step
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the loop over this dataset is, to go on there with `load_state_dict`, also within an epoch.
+
+        `epoch` (from 0) and `step`: how many steps of it the loop has taken; behind its last one, the next epoch and 0.
+        `seed`, `global_batch_size`, `steps_per_epoch`: what must be the same to go on. The same on every rank.
+        """
+        shard = self._shard()
+        epoch, step = self._position
+        steps_per_epoch = count_steps(self._order, shard)
+        if step and step >= steps_per_epoch:
+            epoch, step = epoch + 1, 0
+        return {
+            "epoch": epoch,
+            "step": step,
+            "seed": self._seed,
+            "global_batch_size": self._batch_size * shard.num_shards,
+            "steps_per_epoch": steps_per_epoch,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Make the next loop go on where `state_dict` was taken: with the samples that would have come, and no other.
+
+        On another number of ranks, too: give each rank so many samples that the global batch has the same size.
+
+        Raises:
+            UsageError: the state is one of a dataset with another seed, or, within an epoch, with another global batch
+                or number of steps.
+        """
+        own = self.state_dict()
+        if missing := [name for name in own if name not in state_dict]:
+            raise UsageError(f"load_state_dict: no {', '.join(missing)}; give what state_dict() has returned")
+        if state_dict["seed"] != self._seed:
+            raise UsageError(
+                f"load_state_dict: seed={state_dict['seed']}, this dataset has seed={self._seed}; make it with the same"
+            )
+        for name in ("global_batch_size", "steps_per_epoch"):
+            if state_dict["step"] and state_dict[name] != own[name]:
+                raise UsageError(
+                    f"load_state_dict: step {state_dict['step']} of an epoch with {name}={state_dict[name]}, here it "
+                    f"is {own[name]}; make it of the same samples, with batch(GLOBAL_BATCH // get_group_size())"
+                )
+        self.set_epoch(state_dict["epoch"], state_dict["step"])
 
     def create_tuple_iterator(self, num_epochs: int = -1, *, output_numpy: bool = False) -> EpochIterator:
         """Return an iterator that starts a new epoch at each `for`, and is empty after `num_epochs` (-1: never)."""
@@ -154,7 +107,15 @@ class Dataset:
         Raises:
             UsageError: as `create_tuple_iterator`.
         """
-        return EpochIterator(self, num_epochs, output_numpy=output_numpy, names=self._source.column_names)
+        return EpochIterator(self, num_epochs, output_numpy=output_numpy, names=self._column_names)
+
+    def output_shapes(self) -> list[list[int]]:
+        """Return the shape of each column of a step; reads the first one."""
+        return [list(column.shape) for column in self._read_first()]
+
+    def output_types(self) -> list[np.dtype]:
+        """Return the numpy dtype of each column; reads the first step."""
+        return [_as_array("", column).dtype for column in self._read_first()]
 
     def __len__(self) -> int:
         return self.get_dataset_size()
@@ -171,96 +132,51 @@ class Dataset:
                 f"{shard.num_shards} shards; use a smaller batch_size, fewer shards or drop_remainder=False"
             )
         items = draw_shard(self._order, self._next_epoch, shard)[self._first_step :]
+        self._position = self._next_epoch, self._first_step
         self._next_epoch += 1
         self._first_step = 0
-        return self._read_steps(items, output_numpy=output_numpy)
+        return self._read_steps(items, self._position, output_numpy=output_numpy)
 
-    def _read_steps(self, items: Items, *, output_numpy: bool) -> Iterator[tuple[Any, ...]]:
-        names = self._source.column_names
-        for sample_keys in items:
-            columns = self._source.read(sample_keys[:, 1])
-            for step in self._steps:
-                columns = step.apply(columns, sample_keys)
-            if not self._order.is_batched:
-                columns = [column[0] for column in columns]
-            if output_numpy:
-                yield tuple(columns)
-            else:
-                yield tuple(_to_tensor(name, column) for name, column in zip(names, columns, strict=True))
+    def _read_steps(self, items: Items, position: tuple[int, int], *, output_numpy: bool) -> Iterator[tuple[Any, ...]]:
+        loader = next((loader for loader in self._loaders if not loader.is_busy), None)
+        if loader is None:
+            reader = StepReader(self._source, self._steps, is_batched=self._order.is_batched)
+            device = find_world_device()
+            loader = StepLoader(reader, self._num_workers, should_pin=device is not None and device.type != "cpu")
+            self._loaders.append(loader)
+        epoch, done = position
+        for number, columns in enumerate(loader.read(items), start=done + 1):
+            self._position = epoch, number
+            yield tuple(map(_as_array if output_numpy else _check_tensor, self._column_names, columns))
 
-    def _shard(self) -> Shard:
-        return self._asked_shard or find_world_shard()
+    def _read_first(self) -> tuple[Column, ...]:
+        items = draw_shard(self._order, 0, self._shard())
+        if not len(items):
+            raise UsageError("the dataset has no step; use a smaller batch_size")
+        return StepReader(self._source, self._steps, is_batched=self._order.is_batched).read(items[0])
 
-    def _copy(self) -> Self:
-        changed = copy.copy(self)
-        changed._next_epoch = 0
-        changed._first_step = 0
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaders": []}
+
+    def _forget_position(self) -> None:
+        self._next_epoch = 0
+        self._first_step = 0
+        self._position = 0, 0
+        """Epoch of the loop that was started last, and how many steps it has taken."""
+        self._loaders: list[StepLoader] = []
+        """What reads; more than one when loops over this dataset are nested."""
+
+    def _copy(self, num_parallel_workers: int | None = None) -> Self:
+        changed = super()._copy(num_parallel_workers)
+        changed._forget_position()
         return changed
 
-    def _with_order(self, order: Order) -> Self:
-        changed = self._copy()
-        changed._order = order
-        changed._depth = self._depth + 1
-        return changed
 
-    def _column_positions(self, input_columns: str | Sequence[str] | None) -> tuple[int, ...]:
-        names = self._source.column_names
-        if input_columns is None:
-            return (0,)
-        asked = [input_columns] if isinstance(input_columns, str) else list(input_columns)
-        for name in asked:
-            if name not in names:
-                raise UsageError(f"map: no column {name!r}{near_miss(str(name), names)}; there are {', '.join(names)}")
-        if not asked or len(set(asked)) < len(asked):
-            raise UsageError(f"map: input_columns={input_columns!r}; name at least one column, each once")
-        return tuple(names.index(name) for name in asked)
+def _as_array(_name: str, column: Column) -> Any:
+    return column.numpy() if isinstance(column, torch.Tensor) else column
 
 
-class EpochIterator(Iterator[Any]):
-    """Steps of a dataset: `for` starts the next epoch, `next` continues the current one or starts the first.
-
-    Raises:
-        UsageError: `num_epochs` is neither -1 nor at least 1.
-    """
-
-    def __init__(
-        self, dataset: Dataset, num_epochs: int, *, output_numpy: bool, names: tuple[str, ...] | None = None
-    ) -> None:
-        if num_epochs != -1:
-            num_epochs = parse_count("num_epochs", num_epochs, minimum=1)
-        self._dataset = dataset
-        self._num_epochs = self._num_epochs_left = num_epochs
-        self._output_numpy = output_numpy
-        self._names = names
-        self._epoch_steps: Iterator[tuple[Any, ...]] | None = None
-
-    def set_epoch(self, epoch: int, step: int = 0) -> None:
-        """Make the next `for` epoch `epoch`, begun behind `step` steps; epochs before it count as taken."""
-        self._dataset.set_epoch(epoch, step)
-        self._num_epochs_left = max(0, self._num_epochs - epoch) if self._num_epochs != -1 else -1
-        self._epoch_steps = None
-
-    def __iter__(self) -> Self:
-        if self._num_epochs_left == 0:
-            self._epoch_steps = iter(())
-        else:
-            self._epoch_steps = self._dataset._start_epoch(output_numpy=self._output_numpy)
-            self._num_epochs_left -= self._num_epochs_left > 0
-        return self
-
-    def __next__(self) -> Any:
-        if self._epoch_steps is None:
-            iter(self)
-        assert self._epoch_steps is not None
-        step = next(self._epoch_steps)
-        return step if self._names is None else dict(zip(self._names, step, strict=True))
-
-
-def _to_tensor(name: str, column: np.ndarray) -> torch.Tensor:
-    native = np.require(column, column.dtype.newbyteorder("="), ["C", "W"])
-    try:
-        return torch.from_numpy(native)
-    except TypeError as error:
-        raise UsageError(
-            f"column {name!r} has dtype {column.dtype}, which torch cannot hold; map it to numbers"
-        ) from error
+def _check_tensor(name: str, column: Column) -> torch.Tensor:
+    if not isinstance(column, torch.Tensor):
+        raise UsageError(f"column {name!r} has dtype {column.dtype}, which torch cannot hold; map it to numbers")
+    return column

@@ -26,6 +26,7 @@ from msrun.runtime.data.mnist import find_mnist_file
 NUM_TRAIN = 1536
 NUM_TEST = 261
 IMAGE_EDGE = 28
+CIFAR_EDGE = 32
 INNER_EDGE = 20
 
 _SOURCE_EDGE = 8
@@ -68,6 +69,37 @@ def write_digits(directory: str | os.PathLike[str]) -> Path:
         raise DataError(f"{folder}: cannot write the digits ({error.strerror or error}); use another folder") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def write_digits_as_cifar10(directory: str | os.PathLike[str]) -> Path:
+    """Write the digits to `directory` as CIFAR-10's binary files unless they are there, ready for `Cifar10Dataset`.
+
+    1536 train and 261 test images of 32x32 pixels, grey, labels 0..9, always the same bytes. Any number of processes
+    may call this at once.
+
+    Raises:
+        DataError: scikit-learn is missing, or the folder cannot be written.
+    """
+    folder = Path(directory)
+    parts = {f"data_batch_{number + 1}.bin": ("train", number) for number in range(5)}
+    parts["test_batch.bin"] = ("test", 0)
+    if all((folder / name).is_file() for name in parts):
+        return folder
+    digits = build_digits()
+    edge = (CIFAR_EDGE - IMAGE_EDGE) // 2
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (usage, number) in parts.items():
+            rows = slice(None) if usage == "test" else slice(number * NUM_TRAIN // 5, (number + 1) * NUM_TRAIN // 5)
+            images = np.pad(digits[usage, "images"][rows], ((0, 0), (edge, edge), (edge, edge)))
+            planes = np.repeat(images.reshape(len(images), 1, -1), 3, axis=1).reshape(len(images), -1)
+            records = np.concatenate([digits[usage, "labels"][rows][:, None], planes], axis=1)
+            temporary = folder / f".{name}.{secrets.token_hex(6)}"
+            temporary.write_bytes(records.tobytes())
+            temporary.replace(folder / name)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot write the digits ({error.strerror or error}); use another folder") from error
     return folder
 
 

@@ -27,15 +27,22 @@ class SampleDraws:
 
     def __init__(self, seed: int, operation_number: int, sample_keys: np.ndarray) -> None:
         keys = sample_keys.astype(np.uint64)
+        self.sample_indices = sample_keys[:, 1]
         state = np.full(len(keys), seed, np.uint64)
         state = _mix(state) + np.uint64(operation_number)
         state = _mix(state) + keys[:, 0]
         self._state = _mix(state) + keys[:, 1]
 
+    def __len__(self) -> int:
+        return len(self.sample_indices)
+
+    def bits(self, stream: int) -> np.ndarray:
+        """Return (B,) uint64; different `stream` numbers are independent draws for the same samples."""
+        return _mix(_mix(self._state) + np.uint64(stream))
+
     def uniform(self, stream: int) -> np.ndarray:
-        """Return (B,) float64 in [0, 1); different `stream` numbers are independent draws for the same samples."""
-        bits = _mix(_mix(self._state) + np.uint64(stream))
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        """Return (B,) float64 in [0, 1)."""
+        return (self.bits(stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, stream: int, num_values: int) -> np.ndarray:
         """Return (B,) int64 in [0, num_values)."""

@@ -11,16 +11,14 @@ import math
 import os
 import secrets
 import struct
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 
 from msrun.errors import DataError
+from msrun.runtime.data.stored_file import open_data, read_at_most
 
 DTYPE_OF_CODE: dict[int, np.dtype] = {
     0x08: np.dtype("uint8"),
@@ -32,9 +30,7 @@ DTYPE_OF_CODE: dict[int, np.dtype] = {
 }
 """Element type byte -> dtype as stored."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _MAX_DIM = 2**32 - 1
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,16 +61,12 @@ def read_idx(path: str | os.PathLike[str], *, should_map: bool = False) -> np.nd
             dimensions say, or is a damaged gzip file.
     """
     path = Path(path)
-    with _data_errors(path), path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP_MAGIC
-        file.seek(0)
-        if is_gzip:
-            with gzip.GzipFile(fileobj=file) as stream:
-                header = _read_header(cast(BinaryIO, stream), path)
-                flat = np.frombuffer(_read_payload(cast(BinaryIO, stream), header, path), header.dtype)
+    with open_data(path) as stream:
+        header = _read_header(stream, path)
+        if isinstance(stream, gzip.GzipFile):
+            flat = np.frombuffer(_read_payload(stream, header, path), header.dtype)
         else:
-            header = _read_header(file, path)
-            _check_size(path, header, os.fstat(file.fileno()).st_size - header.header_bytes)
+            _check_size(path, header, os.fstat(stream.fileno()).st_size - header.header_bytes)
             flat = _load_plain(path, header, should_map=should_map)
     return _shaped(flat, header, path)
 
@@ -97,12 +89,12 @@ def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read_header(stream: BinaryIO, path: Path) -> IdxHeader:
+def _read_header(stream: BufferedIOBase, path: Path) -> IdxHeader:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in DTYPE_OF_CODE:
         raise DataError(
-            f"{path}: starts with bytes {magic.hex(' ') or '(none)'}, but an idx file starts with 00 00, a type byte "
-            f"({', '.join(f'{code:02x}' for code in DTYPE_OF_CODE)}) and a number of dimensions; "
+            f"{path}: starts at byte 0 with {magic.hex(' ') or '(none)'}, but an idx file starts with 00 00, a type "
+            f"byte ({', '.join(f'{code:02x}' for code in DTYPE_OF_CODE)}) and a number of dimensions; "
             "fetch the original file again"
         )
     num_dims = magic[3]
@@ -115,14 +107,8 @@ def _read_header(stream: BinaryIO, path: Path) -> IdxHeader:
     return IdxHeader(DTYPE_OF_CODE[magic[2]], struct.unpack(f">{num_dims}I", dims))
 
 
-def _read_payload(stream: BinaryIO, header: IdxHeader, path: Path) -> bytearray:
-    """Read to the end in pieces, so that a wrong header cannot ask for more memory than the file has data."""
-    payload = bytearray()
-    while len(payload) <= header.data_bytes:
-        chunk = stream.read(min(_CHUNK_BYTES, header.data_bytes + 1 - len(payload)))
-        if not chunk:
-            break
-        payload += chunk
+def _read_payload(stream: BufferedIOBase, header: IdxHeader, path: Path) -> bytearray:
+    payload = read_at_most(stream, header.data_bytes)
     _check_size(path, header, len(payload), is_lower_bound=len(payload) > header.data_bytes)
     return payload
 
@@ -130,8 +116,9 @@ def _read_payload(stream: BinaryIO, header: IdxHeader, path: Path) -> bytearray:
 def _check_size(path: Path, header: IdxHeader, actual_bytes: int, *, is_lower_bound: bool = False) -> None:
     if actual_bytes != header.data_bytes:
         raise DataError(
-            f"{path}: dimensions {header.shape} of {header.dtype.name} need {header.data_bytes} bytes of data, "
-            f"found {actual_bytes}{' or more' if is_lower_bound else ''}; the file is damaged, fetch it again"
+            f"{path}: dimensions {header.shape} of {header.dtype.name} need {header.data_bytes} bytes of data from "
+            f"byte {header.header_bytes} on, found {actual_bytes}{' or more' if is_lower_bound else ''}; the file is "
+            "damaged, fetch it again"
         )
 
 
@@ -167,16 +154,3 @@ def _render_header(path: Path, array: np.ndarray) -> bytes:
     if any(dim > _MAX_DIM for dim in array.shape):
         raise DataError(f"{path}: an idx file cannot hold shape {array.shape}; every dimension is at most {_MAX_DIM}")
     return struct.pack(f">HBB{array.ndim}I", 0, _type_code(path, array), array.ndim, *array.shape)
-
-
-@contextmanager
-def _data_errors(path: Path) -> Iterator[None]:
-    """Turn what reading can raise into a DataError that names the file and the remedy."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged or truncated gzip file ({error}); fetch it again") from error
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; check the path") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its rights") from error

@@ -37,10 +37,12 @@ class MnistDataset(Dataset):
         dataset_dir: str | os.PathLike[str],
         usage: str = "train",
         num_samples: int | None = None,
+        num_parallel_workers: int | None = None,
         shuffle: bool | None = None,
+        *,
         num_shards: int | None = None,
         shard_id: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         folder = check_folder(dataset_dir)
         parts = [read_mnist(folder, part) for part in parts_of_usage(usage)]
@@ -54,6 +56,7 @@ class MnistDataset(Dataset):
         super().__init__(
             ArraySource(columns),
             num_samples=num_samples,
+            num_parallel_workers=num_parallel_workers,
             shuffle=shuffle,
             num_shards=num_shards,
             shard_id=shard_id,
@@ -62,7 +65,7 @@ class MnistDataset(Dataset):
 
 
 def read_mnist(folder: Path, usage: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (n, H, W) uint8 and labels (n,) uint8 of "train" or "test".
+    """Return the images (n, H, W) uint8 and labels (n,) of any integer type of "train" or "test".
 
     Raises:
         DataError: a file is missing or damaged, or images and labels do not fit together.
@@ -127,9 +130,11 @@ def _get_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path:
 
 def _read_bytes(path: Path, *, num_dims: int) -> np.ndarray:
     array = read_idx(path, should_map=True)
-    if array.ndim != num_dims or array.dtype != np.uint8 or 0 in array.shape:
+    is_right_type = array.dtype == np.uint8 if num_dims == 3 else array.dtype.kind in "ui"
+    if array.ndim != num_dims or not is_right_type or 0 in array.shape:
         raise DataError(
-            f"{path}: holds {array.dtype} of shape {array.shape}, but needs uint8 with {num_dims} dimensions and at "
-            "least one sample; it is another file under this name"
+            f"{path}: holds {array.dtype} of shape {array.shape}, but needs {'uint8' if num_dims == 3 else 'integers'} "
+            f"with {num_dims} dimension{'s' if num_dims > 1 else ''} and at least one sample; it is another file under "
+            "this name"
         )
     return array

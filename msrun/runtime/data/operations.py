@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from msrun.errors import UsageError
+from msrun.errors import DataError, MsrunError, UsageError
 from msrun.runtime.data.draws import SampleDraws
+from msrun.runtime.data.seeding import own_random_numbers
+from msrun.runtime.uncaught import find_user_line
 
 
 class Transform(ABC):
@@ -38,32 +40,66 @@ class MapStep:
 
     operations: tuple[Any, ...]
     column_positions: tuple[int, ...]
+    num_outputs: int
+    """Columns that come in the place of the first one; the others are left out."""
     is_on_batches: bool
     """A plain callable receives whole batches, because `map` came after `batch`."""
     seed: int
     first_number: int
     """Number of operations in the steps before this one; keeps the draws of two random transforms apart."""
 
+    @property
+    def num_operations(self) -> int:
+        return len(self.operations)
+
     def apply(self, columns: list[np.ndarray], sample_keys: np.ndarray) -> list[np.ndarray]:
         """Return the columns with this step's ones replaced. `sample_keys` is (B, 2): pass number, sample index."""
         values = [columns[i] for i in self.column_positions]
-        for number, operation in enumerate(self.operations, start=self.first_number):
-            if hasattr(operation, "apply_random_batch"):
-                draws = SampleDraws(self.seed, number, sample_keys)
-                results = [operation.apply_random_batch(values[0], draws)]
-            else:
-                results = self._apply_deterministic(operation, values)
-            _check_lengths(operation, results, len(sample_keys))
-            values = results
-        replaced = dict(zip(self.column_positions, values, strict=True))
-        return [replaced.get(i, column) for i, column in enumerate(columns)]
+        last = len(self.operations) - 1
+        for i, operation in enumerate(self.operations):
+            num_results = self.num_outputs if i == last else None
+            values = self._apply_one(operation, SampleDraws(self.seed, self.first_number + i, sample_keys), values)
+            _check_results(operation, values, num_results, len(sample_keys))
+        return replace_columns(columns, self.column_positions, values)
 
-    def _apply_deterministic(self, operation: Any, values: list[np.ndarray]) -> list[np.ndarray]:
-        if hasattr(operation, "apply_batch"):
-            return [operation.apply_batch(values[0])]
-        if self.is_on_batches:
-            return _as_columns(operation, operation(*values), len(values))
-        return _call_per_sample(operation, values)
+    def _apply_one(self, operation: Any, draws: SampleDraws, values: list[np.ndarray]) -> list[np.ndarray]:
+        is_transform = hasattr(operation, "apply_random_batch") or hasattr(operation, "apply_batch")
+        if not is_transform and not self.is_on_batches:
+            return _call_per_sample(operation, draws, values)
+        try:
+            if hasattr(operation, "apply_random_batch"):
+                return [operation.apply_random_batch(values[0], draws)]
+            if is_transform:
+                return [operation.apply_batch(values[0])]
+            with own_random_numbers(draws) as seed_from:
+                seed_from(0)
+                return _as_columns(operation(*values))
+        except MsrunError:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise _failed(operation, f"the batch of {_describe(draws.sample_indices)}", error) from error
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """One `project` call: the columns at `positions` and no other."""
+
+    positions: tuple[int, ...]
+    num_operations: int = 0
+
+    def apply(self, columns: list[np.ndarray], _sample_keys: np.ndarray) -> list[np.ndarray]:
+        """Return these columns."""
+        return [columns[i] for i in self.positions]
+
+
+def replace_columns(columns: Sequence[Any], positions: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """Return `columns` with `values` in the places of `positions`, or, of another number, all where the first was."""
+    if len(values) == len(positions):
+        replaced = dict(zip(positions, values, strict=True))
+        return [replaced.get(i, column) for i, column in enumerate(columns)]
+    kept = [[column] if i not in positions else [] for i, column in enumerate(columns)]
+    kept[min(positions)] = list(values)
+    return [column for group in kept for column in group]
 
 
 def check_operations(operations: Any, num_columns: int) -> tuple[Any, ...]:
@@ -93,7 +129,12 @@ def operation_name(operation: Any) -> str:
     return getattr(operation, "__name__", type(operation).__name__)
 
 
-def _check_lengths(operation: Any, results: list[np.ndarray], num_samples: int) -> None:
+def _check_results(operation: Any, results: list[np.ndarray], expected: int | None, num_samples: int) -> None:
+    if expected is not None and len(results) != expected:
+        raise UsageError(
+            f"map: {operation_name(operation)} returned {len(results)} value{'s' if len(results) > 1 else ''}, not "
+            f"{expected}; return one value for each output column, several as a tuple"
+        )
     for result in results:
         if result.ndim == 0 or len(result) != num_samples:
             raise UsageError(
@@ -102,8 +143,17 @@ def _check_lengths(operation: Any, results: list[np.ndarray], num_samples: int) 
             )
 
 
-def _call_per_sample(operation: Callable[..., Any], values: list[np.ndarray]) -> list[np.ndarray]:
-    rows = [_as_columns(operation, operation(*row), len(values)) for row in zip(*values, strict=True)]
+def _call_per_sample(operation: Callable[..., Any], draws: SampleDraws, values: list[np.ndarray]) -> list[np.ndarray]:
+    rows = []
+    with own_random_numbers(draws) as seed_from:
+        for number, row in enumerate(zip(*values, strict=True)):
+            seed_from(number)
+            try:
+                rows.append(_as_columns(operation(*row)))
+            except MsrunError:
+                raise
+            except Exception as error:  # the user's function may raise anything
+                raise _failed(operation, f"sample {draws.sample_indices[number]}", error) from error
     try:
         return [np.stack(column) for column in zip(*rows, strict=True)]
     except ValueError as error:
@@ -112,12 +162,18 @@ def _call_per_sample(operation: Callable[..., Any], values: list[np.ndarray]) ->
         ) from error
 
 
-def _as_columns(operation: Callable[..., Any], result: Any, num_columns: int) -> list[np.ndarray]:
-    if num_columns == 1:
-        return [np.asarray(result)]
-    if not isinstance(result, tuple) or len(result) != num_columns:
-        raise UsageError(
-            f"map: {operation_name(operation)} takes {num_columns} columns and must return a tuple of {num_columns} "
-            f"values, not {type(result).__name__}"
-        )
-    return [np.asarray(value) for value in result]
+def _failed(operation: Any, what: str, error: Exception) -> DataError:
+    text = " ".join(str(error).split())
+    return DataError(
+        f"map: {operation_name(operation)} failed on {what}: {type(error).__name__}{f': {text}' if text else ''}",
+        where=find_user_line(error),
+    )
+
+
+def _describe(sample_indices: np.ndarray) -> str:
+    shown = ", ".join(map(str, sample_indices[:4]))
+    return f"samples {shown}{', ...' if len(sample_indices) > 4 else ''}"
+
+
+def _as_columns(result: Any) -> list[np.ndarray]:
+    return [np.asarray(value) for value in (result if isinstance(result, tuple) else (result,))]

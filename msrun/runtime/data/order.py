@@ -19,6 +19,8 @@ from msrun.errors import UsageError
 from msrun.runtime.data.sharding import Shard
 
 Items = np.ndarray | list[np.ndarray]
+_SPLIT_DEPTH = 2**32 - 1
+"""Deeper than any link of a chain."""
 
 
 class Order(Protocol):
@@ -162,6 +164,11 @@ def count_steps(order: Order, shard: Shard) -> int:
     """Return the number of steps of a pass, without drawing it."""
     size = order.size(shard.num_shards)
     return size if order.is_batched else size // shard.num_shards
+
+
+def draw_permutation(seed: int, num_samples: int) -> np.ndarray:
+    """Return (num_samples,) int64: a permutation that no epoch has."""
+    return _random_state(seed, 0, _SPLIT_DEPTH).permutation(num_samples)
 
 
 def _block(batch: np.ndarray, shard: Shard) -> np.ndarray:

@@ -37,3 +37,19 @@ def parse_counts(name: str, value: Any, *, lengths: tuple[int, ...], minimum: in
         choices = " or ".join(str(length) for length in lengths)
         raise UsageError(f"{name}={value!r}; give {choices} integers of at least {minimum}")
     return tuple(int(count) for count in counts)
+
+
+def parse_sizes(sizes: Any, count: int) -> list[int]:
+    """Return whole numbers of samples that add up to `count`, of such numbers or of shares that add up to 1.
+
+    Raises:
+        UsageError: they do not add up, or one is below 1.
+    """
+    listed = list(sizes) if isinstance(sizes, Iterable) else []
+    numbers = listed
+    if listed and all(isinstance(size, float) and 0 < size < 1 for size in listed) and abs(sum(listed) - 1) < 1e-6:
+        numbers = [round(size * count) for size in listed]
+        numbers[0] += count - sum(numbers)
+    if not numbers or not all(is_integer(size) and size >= 1 for size in numbers) or sum(numbers) != count:
+        raise UsageError(f"split: sizes={sizes!r}; give integers that add up to {count}, or shares that add up to 1")
+    return [int(size) for size in numbers]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msrun.errors import UsageError
 from msrun.runtime.data.parameters import parse_count
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,10 @@ def find_world_shard() -> Shard:
     if not is_initialized():
         return Shard(1, 0)
     return Shard(get_group_size(), get_rank())
+
+
+def find_world_device() -> torch.device | None:
+    """Return the device of this rank; None when no world is initialised."""
+    from msrun.runtime.world import device, is_initialized
+
+    return device() if is_initialized() else None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from msrun.errors import UsageError
 
@@ -19,8 +23,11 @@ class SampleSource(Protocol):
     @property
     def num_samples(self) -> int: ...
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Return one array per column, of shape (len(indices), ...), that the caller may change."""
+    def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
+        """Return one array per column, of shape (k, ...), that the caller may change.
+
+        `sample_keys` is (k, 2): pass number, sample index.
+        """
         ...
 
 
@@ -34,6 +41,23 @@ class ColumnParts:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self._parts])
         self._dtype = dtype
+        self._shared: dict[int, torch.Tensor | _MappedArray] = {}
+        """Parts that other processes can map."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send a worker process where the arrays are, not what is in them: a mapped file, or memory that is shared."""
+        if get_spawning_popen() is None:
+            return self.__dict__
+        for i, part in enumerate(self._parts):
+            if i not in self._shared and (found := _find_mapped(part) or _share(part)) is not None:
+                self._shared[i] = found
+                if isinstance(found, torch.Tensor):
+                    self._parts[i] = found.numpy()
+        return {**self.__dict__, "_parts": [self._shared.get(i, part) for i, part in enumerate(self._parts)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._parts = [part if isinstance(part, np.ndarray) else part.numpy() for part in state["_parts"]]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -55,6 +79,41 @@ class ColumnParts:
             start = self._ends[part_number] - len(self._parts[part_number])
             taken[is_here] = self._parts[part_number][indices[is_here] - start]
         return taken
+
+
+@dataclass(frozen=True)
+class _MappedArray:
+    """Where in a file an array is."""
+
+    path: str
+    offset_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+    def numpy(self) -> np.ndarray:
+        """Map it."""
+        content = np.memmap(self.path, np.uint8, mode="r")
+        return np.ndarray(self.shape, self.dtype, content, self.offset_bytes, self.strides)
+
+
+def _find_mapped(part: np.ndarray) -> _MappedArray | None:
+    """Return where in a file an array is that `np.memmap` has mapped read-only from its beginning, or cut out of it."""
+    mapping = getattr(part, "_mmap", None)
+    if not isinstance(part, np.memmap) or mapping is None or part.mode != "r":
+        return None
+    begin = np.frombuffer(mapping, np.uint8).ctypes.data
+    file_begin = part.offset - part.offset % mmap.ALLOCATIONGRANULARITY
+    offset = part.ctypes.data - begin + file_begin
+    return _MappedArray(str(part.filename), offset, part.shape, part.strides, part.dtype)
+
+
+def _share(part: np.ndarray) -> torch.Tensor | None:
+    """Return an array as a copy in memory that other processes can map; None if torch has no such type."""
+    try:
+        return torch.from_numpy(np.array(part, order="K")).share_memory_()
+    except TypeError:
+        return None
 
 
 class ArraySource:
@@ -79,5 +138,6 @@ class ArraySource:
     def num_samples(self) -> int:
         return self._num_samples
 
-    def read(self, indices: np.ndarray) -> list[np.ndarray]:
-        return [column.take(indices) for column in self._columns.values()]
+    def read(self, sample_keys: np.ndarray) -> list[np.ndarray]:
+        """Return the rows of each column."""
+        return [column.take(sample_keys[:, 1]) for column in self._columns.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,8 +32,9 @@ class SoftmaxCrossEntropyExpand(nn.Module):
 
     def forward(self, logit: Tensor, label: Tensor) -> Tensor:
         """Return the loss of scores (n, classes)."""
-        if not self.sparse:
-            label = label.to(logit.dtype)
+        dtype = torch.int64 if self.sparse else logit.dtype
+        if label.dtype != dtype:  # a cast in vain would be an operator of the graph
+            label = label.to(dtype)
         return F.cross_entropy(
             logit,
             label,

@@ -6,34 +6,35 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.target import Target, find_target
-from msrun.runtime.graph import marked_calls
-from msrun.runtime.graph.activations import ActivationEstimate
-from msrun.runtime.layout import build_mesh
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
+from msrun.runtime.parallel.batch.same_batch import SameBatch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.announcement import announce, log
 from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
 from msrun.runtime.parallel.compilation.compilation import Compilation
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
-from msrun.runtime.parallel.context import default_settings
+from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
+from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -41,7 +42,10 @@ from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
+from msrun.runtime.parallel.step_in_backward import StepsInBackward
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
+from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.sharding.layout import build_mesh
 
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
@@ -92,9 +96,14 @@ class AutoParallel(FluentSettings, NetworkModule):
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
+        self._steps: StepsInBackward | None = None
+        self._layout_files = layout_files()
         self._is_warned = False
+        self._announced: set[str] = set()
+        self._same_batch = SameBatch()
         self._root: nn.Module | None = None
         """of the call that ran last"""
+        watch_optimizers()
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -130,6 +139,8 @@ class AutoParallel(FluentSettings, NetworkModule):
         vars(self)["_root"] = target.root  # no submodule
         if torch.is_grad_enabled() and not is_verifying.get():
             progress.begin_step()
+            if not runs_alone.get():
+                self._same_batch.look(self.settings, args, kwargs)
         answer = own_answer if self.settings.parallel_mode == "stand_alone" else answer_of_rank_0
         with drawing(target.root, answer, self.settings.batch_parts(world.get_group_size())):
             if self._loss_scale is None and self.settings.precision and self.settings.precision.loss_scale is not None:
@@ -147,6 +158,28 @@ class AutoParallel(FluentSettings, NetworkModule):
                 self._watched[id(target.root)] = target.root
                 self._loss_scale.watch(target.root.parameters())
             return self._loss_scale.leave(result)
+
+    def build_plan(self, *args: Any, **kwargs: Any) -> ParallelPlan:
+        """Capture and cut the network for arguments like these, without running it, and return what was decided.
+
+        Of the arguments only shapes and types count. Afterwards each rank holds its parts of the parameters. All ranks
+        call it together.
+
+        Raises:
+            StrategyError: of a step function, which is captured while it runs; an illegal strategy.
+            CaptureError: the network cannot be captured.
+        """
+        if not isinstance(self.network, nn.Module):
+            raise StrategyError("build_plan of a step function, which is captured while it runs: call it once")
+        target = Target(self.network, self.network)
+        if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone":
+            init_parameters(self.network)
+        elif self.settings.parallel_mode in REPLICA_MODES:
+            self._replicas_of().place(target)
+        elif self._find_captured(self.network, args, kwargs) is None:
+            agreement.begin_call()
+            self._capture(target, args, kwargs, find_tensors(args, kwargs))
+        return self.plan
 
     def _find_captured(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -194,8 +227,17 @@ class AutoParallel(FluentSettings, NetworkModule):
 
     def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
         self._plan = build_replica_plan(root, self.settings, decisions, notes)
+        self._write_layouts(root)
         if world.get_rank() == 0:
-            announce(self._plan)
+            announce(self._plan, self._announced)
+
+    def _write_layouts(self, root: nn.Module) -> None:
+        """Write the strategy file that was asked for when this AutoParallel was made, at the first call."""
+        files, self._layout_files = self._layout_files, LayoutFiles()
+        if files.is_wanted:
+            from msrun.runtime.checkpoint.strategy_file import write_layout_files  # which imports this module
+
+            write_layout_files(files, root)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -205,11 +247,49 @@ class AutoParallel(FluentSettings, NetworkModule):
         level3 reduce every time, which is what they are for. A captured network's gradients are reduced in every
         backward pass and add up in `.grad`, so there, as in one process, the context changes nothing.
         """
+        self.check_gradients_stay("no_sync()")
         if self.settings.parallel_mode not in REPLICA_MODES or world.get_group_size() == 1:
             yield
             return
         with self._replicas_of().no_sync():
             yield
+
+    def step_in_backward(self, optimizer: torch.optim.Optimizer) -> Self:
+        """Let an optimizer step during the backward pass, with each message of gradients as it arrives.
+
+        Gradients are not kept, so a rank never holds those of all parameters, and the step overlaps with what is still
+        computed and sent. `optimizer.step()` in the training loop may stay: it finds no gradients. What needs all
+        gradients at once has no place: clipping by the global norm, several backward passes for one step, micro
+        batches, pipelines, loss scales. In a world of one process nothing changes.
+
+        Raises:
+            StrategyError: one of these, a mode without capture, or an optimizer that cannot step so.
+        """
+        self.settings.check_setter("step_in_backward", {})
+        wrong = {
+            "a step function": not isinstance(self.network, nn.Module),
+            "pipeline(stages=...)": self.settings.pipeline.stages > 1,
+            "a loss scale": self.settings.precision is not None and self.settings.precision.loss_scale is not None,
+        }
+        what = next((word for word, is_so in wrong.items() if is_so), None)
+        if what is not None:
+            raise StrategyError(
+                f"step_in_backward with {what}, which needs all gradients at once: leave one of both out"
+            )
+        self._steps = StepsInBackward(optimizer)
+        for call in self._captured:
+            if isinstance(call.compiled, CompiledCall):
+                call.compiled.steps = self._steps
+        return self
+
+    def check_gradients_stay(self, what: str) -> None:
+        """Refuse what needs the gradients after the backward pass.
+
+        Raises:
+            StrategyError: `step_in_backward` has used them by then.
+        """
+        if self._steps is not None:
+            raise StrategyError(f"{what} with step_in_backward, which keeps no gradients: leave one of them out")
 
     def _replicas_of(self) -> Replicas:
         if self._replicas is None:
@@ -244,10 +324,13 @@ class AutoParallel(FluentSettings, NetworkModule):
         reason = self._captured[0].why_not(target.call, args, kwargs, tensors) if self._captured else ""
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
         captured, compiled, self._plan = compile_call(compilation, args, kwargs)
+        if isinstance(compiled, CompiledCall):
+            compiled.steps = self._steps
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
+        self._write_layouts(target.root)
         if world.get_rank() == 0:
-            announce(self._plan)
+            announce(self._plan, self._announced)
             if (count := len(self._captured)) in (8, 64, 512):
                 log.warning(
                     "captured %d times, the last time because of %s: keep what changes from call to call out of the "

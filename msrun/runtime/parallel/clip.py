@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.plain_tensors import plain
+from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
@@ -54,6 +54,7 @@ def clip_grad_norm_(
         ParallelError: `error_if_nonfinite`, and the norm is infinite or not a number.
     """
     if isinstance(parameters, AutoParallel):
+        parameters.check_gradients_stay("clip_grad_norm_")
         parameters = parameters.parameters()
     given = [parameters] if isinstance(parameters, Tensor) else parameters
     unique = list({id(parameter): parameter for parameter in map(current, given)}.values())

@@ -7,8 +7,10 @@ ranges are those of `mindspore.context.set_auto_parallel_context`; a word that n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +43,9 @@ def set_auto_parallel_context(**words: Any) -> None:
         words: device_num, global_rank (checked against the world), parallel_mode, gradients_mean, gradient_fp32_sync,
             parameter_broadcast, dataset_strategy, full_batch, enable_parallel_optimizer, parallel_optimizer_config
             (gradient_accumulation_shard, parallel_optimizer_threshold, optimizer_weight_shard_size, optimizer_level),
-            optimizer_weight_shard_size, force_fp32_communication; and our own `compat`, "torch" or "mindspore".
+            optimizer_weight_shard_size, force_fp32_communication, strategy_ckpt_save_file, group_ckpt_save_file (paths
+            of files that are written at the first call of every AutoParallel), strategy_ckpt_load_file (how checkpoints
+            given to `load_distributed_checkpoint` were cut); and our own `compat`, "torch" or "mindspore".
 
     Raises:
         StrategyError: an unknown word, a value out of its range, or a word that nothing here obeys. Then nothing is
@@ -99,6 +103,25 @@ def default_settings(parallel_mode: str | None, compat: Compat | None) -> Parall
     return ParallelSettings(
         settings.parallel_mode, settings.compat, **{key: v for values in changes.values() for key, v in values.items()}
     )
+
+
+@dataclass(frozen=True)
+class LayoutFiles:
+    """Files that tell how a network was cut; "" for those that nobody wants."""
+
+    strategy: str = ""
+    group: str = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.strategy or self.group)
+
+
+def layout_files() -> LayoutFiles:
+    """Return the files that a new AutoParallel is to write."""
+    chosen = _chosen.get()
+    return LayoutFiles(str(chosen.get("strategy_ckpt_save_file", "")), str(chosen.get("group_ckpt_save_file", "")))
 
 
 def has_parallel_mode() -> bool:
@@ -177,6 +200,9 @@ def _defaults() -> dict[str, Any]:
         "pipeline_scheduler": "1f1b",
         "pipeline_interleave": False,
         "pipeline_result_broadcast": False,
+        "strategy_ckpt_save_file": "",
+        "strategy_ckpt_load_file": "",
+        "group_ckpt_save_file": "",
         **{word: accepted for word, (accepted, _) in _REFUSED.items()},
     }
 
@@ -245,6 +271,11 @@ def _is_fusion(_word: str, value: Any) -> None:
     parse_comm_fusion(value)
 
 
+def _is_path(word: str, value: Any) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise _refuse(word, value, "the path of a file")
+
+
 def _is_scheduler(word: str, value: Any) -> None:
     if not isinstance(value, str):
         raise _refuse(word, value, "a word such as 1f1b")
@@ -270,11 +301,14 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "pipeline_scheduler": _is_scheduler,
     "pipeline_interleave": _is_switch,
     "pipeline_result_broadcast": _is_switch,
+    "strategy_ckpt_save_file": _is_path,
+    "strategy_ckpt_load_file": _is_path,
+    "group_ckpt_save_file": _is_path,
 }
 _SEARCH = "strategies are not searched for: set them with shard"
 _PIPELINE = "say it with pipeline_stages, pipeline_scheduler, ..., or to AutoParallel"
 _FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"
-_STRATEGY_FILE = "checkpoints need no strategy file here: load_checkpoint reads them whatever the layout"
+_STRATEGY_FILE = "say it with strategy_ckpt_save_file and strategy_ckpt_load_file"
 _REFUSED: dict[str, tuple[Any, str]] = {
     "search_mode": ("recursive_programming", _SEARCH),
     "auto_parallel_search_mode": ("recursive_programming", _SEARCH),
@@ -283,10 +317,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "auto_pipeline": (False, _PIPELINE),
     "grad_accumulation_step": (1, "the context accumulates nothing: say it to the network's wrapper"),
     "all_reduce_fusion_config": ([], _FUSION),
-    "strategy_ckpt_load_file": ("", _STRATEGY_FILE),
-    "strategy_ckpt_save_file": ("", _STRATEGY_FILE),
     "strategy_ckpt_config": ({}, _STRATEGY_FILE),
-    "group_ckpt_save_file": ("", "groups are not written to a file; plan.explain() shows the layouts"),
     "loss_repeated_mean": (True, "must be True: a loss that several ranks compute counts once"),
     "enable_alltoall": (True, "must be True: layouts are changed with all-to-all"),
     "communi_parallel_mode": ("all_group_parallel", "must be all_group_parallel"),

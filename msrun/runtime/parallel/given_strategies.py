@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime.capture import marked_calls
+from msrun.runtime.capture.marked_calls import MarkedFunction, call_marked
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph import marked_calls
-from msrun.runtime.graph.marked_calls import MarkedFunction, call_marked
-from msrun.runtime.graph.strategies import Entry, OperatorStrategy
-from msrun.runtime.named_layout import Layout
+from msrun.runtime.sharding.named_layout import Layout
+from msrun.runtime.sharding.strategies import Entry, OperatorStrategy
 
 _ATTRIBUTE = "_msrun_strategy"
 _EXAMPLE = "give one tuple of whole numbers above 0 for each input, e.g. ((1, 1), (8, 1))"

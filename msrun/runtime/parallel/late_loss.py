@@ -25,14 +25,33 @@ class LateLoss(Tensor):
     _buffer: Tensor
     """Holds the value in the same memory, outside autograd."""
     _arrive: Callable[[], Tensor]
+    _kind: type[Tensor]
+    """What it becomes."""
 
     @staticmethod
     def of(arrive: Callable[[], Tensor], dtype: torch.dtype) -> LateLoss:
         """Return a scalar whose value `arrive` will give, once. The value is on the host, as is the result."""
         buffer = torch.full((), torch.nan, dtype=dtype)
         loss: LateLoss = Tensor._make_subclass(LateLoss, buffer)
-        loss._buffer, loss._arrive = buffer, arrive
+        loss._buffer, loss._arrive, loss._kind = buffer, arrive, Tensor
         return loss
+
+    def become(self, kind: type[Tensor]) -> LateLoss:
+        """Choose the class that it has when its value is there; `as_subclass` would not wait for the value."""
+        self._kind = kind
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        self._become_plain()()
+        return repr(self)
+
+    def __str__(self) -> str:
+        self._become_plain()()
+        return str(self)
+
+    def __format__(self, how: str) -> str:
+        self._become_plain()()
+        return format(self, how)
 
     @classmethod
     def __torch_function__(
@@ -66,8 +85,8 @@ class LateLoss(Tensor):
             with torch.inference_mode(mode=False), torch.no_grad():
                 buffer.copy_(arrive())
 
-        self.__class__ = Tensor  # type: ignore[assignment]
-        del state["_buffer"], state["_arrive"]
+        self.__class__ = state["_kind"]
+        del state["_buffer"], state["_arrive"], state["_kind"]
         return finish
 
 

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, Totals
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import OperatorPlan
-from msrun.runtime.graph.segments import render_segments
-from msrun.runtime.layout import Mesh
-from msrun.runtime.named_layout import Layout
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.placement import find_stages
@@ -28,6 +23,11 @@ from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_pipeline_tr
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
+from msrun.runtime.partition.program import OperatorPlan
+from msrun.runtime.schedule.segments import render_segments
+from msrun.runtime.sharding.layout import Mesh
+from msrun.runtime.sharding.named_layout import Layout
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall

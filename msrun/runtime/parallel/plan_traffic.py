@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from msrun.runtime.graph.collective_messages import CollectiveTraffic, Message, Totals, forward_message
-from msrun.runtime.graph.prediction import (
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.prediction import (
     LocalValues,
     collective_traffic,
     gather_messages,
@@ -16,8 +16,8 @@ from msrun.runtime.graph.prediction import (
     nodes_with_gradient,
     sum_messages,
 )
-from msrun.runtime.graph.program import LocalProgram
-from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals, forward_message
+from msrun.runtime.partition.program import LocalProgram
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.regions import RecomputeSpec, SavePolicy
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import Draw, current_draw
+from msrun.runtime.schedule.regions import RecomputeSpec, SavePolicy
 
 _ATTRIBUTE = "_msrun_recompute"
 

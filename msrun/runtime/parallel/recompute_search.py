@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.activations import ActivationEstimate
-from msrun.runtime.graph.partition import MODULE_PATH, LocalProgram
-from msrun.runtime.graph.regions import RecomputeSpec
+from msrun.runtime.partition.program import MODULE_PATH, LocalProgram
+from msrun.runtime.schedule.activations import ActivationEstimate
+from msrun.runtime.schedule.regions import RecomputeSpec
 
 Specs = Mapping[str, RecomputeSpec]
 MB = 2**20

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.named_layout import Layout
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.sharding.named_layout import Layout
 
 MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
 REPLICA_MODES = ("data_parallel", "hybrid_parallel")

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from msrun import contract
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.train.callbacks import Callback, RunContext
+from msrun.runtime.train.callbacks import Callback
+from msrun.runtime.train.run_context import RunContext
 
 _ALWAYS = ("time", "attempt", "step")
 """Columns that every row begins with."""

@@ -11,8 +11,9 @@ from torch import nn
 
 from call_patterns.pattern import WORLD_SIZE, assert_close, batch, pattern, seeded
 from msrun.runtime import AutoParallel, WithLoss, get_rank, shard
-from msrun.runtime.graph.collectives import Collective, Kind
-from msrun.runtime.layout import build_mesh
+from msrun.runtime.execute.collectives import start_backward, start_forward
+from msrun.runtime.sharding.collective import Collective, Kind
+from msrun.runtime.sharding.layout import build_mesh
 
 
 @pattern
@@ -27,8 +28,9 @@ def collectives_of_a_graph_take_values_of_any_strides() -> None:
     collectives = [Collective(kind, mesh.axes, dim) for kind in kinds for dim in range(4)]
     collectives += [Collective("exchange", mesh.axes, dim, other) for dim, other in itertools.permutations(range(4), 2)]
     for collective, given in itertools.product(collectives, strided):
-        for start in (collective.start_forward, collective.start_backward):
-            assert_close(start(given, mesh, get_rank()).wait(), start(given.contiguous(), mesh, get_rank()).wait())
+        for start in (start_forward, start_backward):
+            strided_one, plain_one = (start(collective, x, mesh, get_rank()) for x in (given, given.contiguous()))
+            assert_close(strided_one.wait(), plain_one.wait())
 
 
 @pattern

@@ -12,7 +12,7 @@ from torch import nn
 from call_patterns.pattern import Calls, assert_close, assert_gradients, batch, both, mine, pattern, refused, seeded
 from msrun.errors import CaptureError
 from msrun.runtime import AutoParallel
-from msrun.runtime.graph.execute import Executor
+from msrun.runtime.execute.executor import Executor
 
 
 @pattern

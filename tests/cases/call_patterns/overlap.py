@@ -67,14 +67,14 @@ class Events:
     """Records when collectives start and are waited for, and when segments compute."""
 
     def __init__(self, step: AutoParallel) -> None:
-        from msrun.runtime.graph import execute
-        from msrun.runtime.graph import step as steps
+        from msrun.runtime.execute import executor
+        from msrun.runtime.execute import step as steps
 
         self.names: list[str] = []
         self._compiled = step._captured[0].compiled
         self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
-        self._wrap(execute.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
+        self._wrap(executor.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
         self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda pending: self._wait(f, pending))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:

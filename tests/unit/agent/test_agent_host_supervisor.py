@@ -305,6 +305,20 @@ def test_hang_with_a_rank_that_waits_for_nobody_is_this_hosts(job: HostJob) -> N
     assert str(job.attempt.fault) == "rank 1 is late" and job.attempt.lagging == (1,)
 
 
+@pytest.mark.parametrize("do_all_wait", [True, False])
+def test_hang_of_plain_torch_is_left_to_the_others_while_all_stacks_here_wait(job: HostJob, do_all_wait: bool) -> None:
+    run(job)
+    job.board.read = lambda _: Progress(contract.PHASE_JOINED)  # type: ignore[method-assign]
+    job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
+    job.loop._watch.do_all_wait = lambda _: do_all_wait  # type: ignore[method-assign]
+    job.loop._end_stuck(HangTimeout("nobody moves"), ())
+    job.run_timer("stacks")
+    if do_all_wait:
+        assert job.heard() == []
+        job.run_timer("elsewhere")
+    assert kinds(job.heard()) == ["stop"]
+
+
 def test_verdict_ends_the_patience_with_the_others(job: HostJob) -> None:
     run(job)
     job.board.read = lambda _: Progress(contract.PHASE_JOINED, is_waiting=True)  # type: ignore[method-assign]

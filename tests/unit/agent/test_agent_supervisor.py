@@ -10,6 +10,7 @@ import pytest
 from supervised_job import FAILED, Job, kinds
 
 from msrun import contract
+from msrun.agent import supervisor
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.watch.progress_board import Progress
 from msrun.cluster.membership import WorkerState
@@ -155,6 +156,25 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     job.end(1, signal.SIGTERM)
     members = job.loop._attempts.past[0].membership.members
     assert [member.state for member in members.values()] == [WorkerState.FAILED, WorkerState.STOPPED]
+
+
+def test_full_disk_explains_the_first_failure_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "explain_full_disk", lambda path: f"no room for {Path(path).name}")
+    job.begin()
+    job.start()
+    job.end(1, FAILED)
+    job.end(0, FAILED)
+    members = job.loop._attempts.past[0].membership.members
+    assert [members[rank].hint for rank in (0, 1)] == ["", "no room for worker_1.log"]
+
+
+def test_worker_that_the_kernel_killed_is_explained_by_its_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "explain_full_disk", lambda path: "no room")
+    job.loop._memory_kills.explain = lambda pid: f"{pid} took too much"  # type: ignore[method-assign]
+    job.begin()
+    job.start()
+    job.end(0, signal.SIGKILL)
+    assert job.attempt.membership.members[0].hint == "101 took too much"
 
 
 def test_stop_that_takes_too_long_ends_the_fork_server(job: Job) -> None:

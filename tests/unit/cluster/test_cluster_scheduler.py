@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from torch.distributed import TCPStore
 
-from msrun.cluster.messages import Channel
+from msrun import contract
+from msrun.cluster import scheduler
+from msrun.cluster.messages import Channel, Message, encode_message
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.scheduler import Record, StoreHost
+from msrun.cluster.scheduler import Record, StoreHost, limit_memory, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -151,3 +157,110 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one() -> No
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(address, timeout=10)
             listen(*address).close()
+
+
+class NotedHost:
+    """A `StoreHost` that notes what it is asked for."""
+
+    asked: ClassVar[list[object]] = []
+    is_wanted_late = False
+
+    def __init__(self, listener: socket.socket, record: Record, max_bytes: int) -> None:
+        listener.close()
+
+    def open(self) -> None:
+        self.asked.append("open late" if self.is_wanted_late else "open")
+
+    def do_without(self, *, is_store_needed: bool) -> None:
+        self.asked.append(f"do without, needed: {is_store_needed}")
+
+    def renew(self) -> None:
+        self.asked.append("renew")
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, *messages: Message, has_torch: bool = True, is_loaded: bool = False
+) -> tuple[int, list[object], list[Message]]:
+    """Return how a scheduler ends whose agent says this and goes, what it asks of the store, and what it answers."""
+    NotedHost.asked.clear()
+    modules = {"torch": None} if is_loaded else {}
+    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
+    monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
+    monkeypatch.setattr(scheduler, "StoreHost", NotedHost)
+    monkeypatch.setattr(scheduler, "threading", SimpleNamespace(Thread=RunsAtOnce))
+    ours, theirs = socket.socketpair()
+    with ours, socket.socket() as listener:
+        ours.sendall(b"".join(map(encode_message, messages)))
+        ours.shutdown(socket.SHUT_WR)
+        code = run_scheduler(theirs.detach(), listener.detach())
+        return code, list(NotedHost.asked), Channel(ours.dup()).receive()
+
+
+class RunsAtOnce:
+    """A thread that is done when it has been started; the process must be able to end without it."""
+
+    def __init__(self, target: Callable[[], None], daemon: bool) -> None:
+        assert daemon
+        self._target = target
+
+    def start(self) -> None:
+        self._target()
+
+
+JOB: Message = {"type": "job", "job_id": "j", "world_size": 1, "host": "h"}
+READY: Message = {"type": "ready", "start_method": "fork"}
+
+
+@pytest.mark.parametrize(
+    ("start_method", "is_loaded", "asked"),
+    [("fork", False, "open late"), ("fork", True, "open"), ("exec", False, "open"), ("exec", True, "open")],
+)
+def test_store_is_opened_late_where_torch_is_not_loaded_and_workers_may_never_ask(
+    monkeypatch: pytest.MonkeyPatch, start_method: str, is_loaded: bool, asked: str
+) -> None:
+    ready = {**READY, "start_method": start_method}
+    assert run_with(monkeypatch, JOB, ready, is_loaded=is_loaded)[1] == [asked]
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ({}, ["do without, needed: True"]),
+        ({"is_store_needed": False}, ["do without, needed: False"]),
+        ({"has_store": False}, []),
+    ],
+)
+def test_host_of_the_scheduler_may_have_no_torch(
+    monkeypatch: pytest.MonkeyPatch, told: Message, asked: list[str]
+) -> None:
+    assert run_with(monkeypatch, {**JOB, **told}, READY, has_torch=False)[1] == asked
+
+
+def test_scheduler_of_a_job_without_a_store_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, {**JOB, "has_store": False}, READY)[1] == []
+
+
+def test_agent_is_told_when_the_next_attempt_has_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarting = {"type": "restarting", "attempt": 2, "delay_s": 1.0, "reason": "r"}
+    _, asked, answers = run_with(monkeypatch, JOB, READY, restarting, is_loaded=True)
+    assert asked == ["open", "renew"]
+    assert answers == [{"type": "store_ready", "attempt": 2}]
+
+
+def test_agent_that_goes_before_the_job_is_over_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, JOB)[0] == contract.EXIT_CLUSTER
+    assert run_with(monkeypatch, JOB, {"type": "over", "reason": "done"})[0] == contract.EXIT_OK
+
+
+def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"now": (resource.RLIM_INFINITY, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: limits.update(now=values))
+    status = Path("/proc/self/status").read_text()
+    held = int(re.findall(r"VmData:\s*(\d+) kB", status)[0]) << 10
+    limit_memory(1 << 40)
+    soft, hard = limits["now"]
+    assert abs(soft - held - (1 << 40)) < 1 << 30 and hard == resource.RLIM_INFINITY
+    limits["now"] = (1 << 50, 1 << 30)
+    limit_memory(1 << 40)
+    assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -76,7 +78,13 @@ def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
 class Screen:
     """A console of two workers whose logs the test writes, and what it prints."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         spec = LaunchSpec(
             program=Program("script", "x.py"),
             worker_num=2,
@@ -84,6 +92,7 @@ class Screen:
             working_directory=folder,
             log_dir=folder,
             tail_ranks=(0, 1),
+            **options,
         )
         facts = HostFacts("h", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
@@ -172,6 +181,28 @@ def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) 
     (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
     screen.write(0, "first of the next\n")
     assert screen.shown() == ["[h:0] first of the next"]
+
+
+@pytest.mark.parametrize("log_max", [{}, {"log_max_bytes": 1 << 20}], ids=["plain", "rotated"])
+def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_max: dict[str, int]
+) -> None:
+    """Logs of other hosts come over the network, and are renamed when the next attempt's first bytes are there."""
+    screen = Screen(tmp_path, monkeypatch, log_max)
+    screen.write(0, "early\n")
+    screen.write(1, "early\n")
+    screen.shown()
+    screen.console.note("restarting", {"reason": "rank 1 failed", "delay_s": 1.0, "attempt": 1, "global_ranks": [1]})
+    assert screen.shown() == []
+    screen.write(0, "late\n")
+    assert screen.shown() == ["[h:0] late"]
+    screen.write(0, "last\n")
+    (screen.folder / "worker_0.log").rename(screen.folder / "worker_0.attempt_0.log")
+    screen.write(0, "again\n")
+    assert screen.shown() == ["[h:0] last", "[h:0] again"]
+    screen.lines.clear()
+    screen.console.finish("")
+    assert screen.lines == [], "rank 1 wrote nothing more"
 
 
 def test_live_line_makes_room_for_the_lines_of_workers(screen: Screen) -> None:

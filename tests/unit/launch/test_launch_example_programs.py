@@ -16,7 +16,7 @@ EXAMPLES = REPOSITORY / "examples"
 
 def test_every_folder_with_a_program_is_listed_with_a_sentence() -> None:
     found = list_examples()
-    assert list(found) == sorted(path.parent.name for path in EXAMPLES.glob("*/train.py"))
+    assert list(found) == sorted(path.parent.name for path in EXAMPLES.glob("*/run.sh"))
     assert all(summary.endswith(".") for summary in found.values())
 
 
@@ -93,3 +93,8 @@ def test_script_named_examples_is_started_by_its_path(capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as caught:
             main(["--dry_run", *words])
         assert caught.value.code == 0 and str(program) in capsys.readouterr().out
+
+
+def test_example_comes_with_the_one_whose_scripts_it_runs(tmp_path: Path) -> None:
+    folders = copy_examples("distributed_training", tmp_path)
+    assert [folder.name for folder in folders] == ["distributed_training", "startup_methods"]

@@ -12,9 +12,10 @@ import pytest
 from msrun.agent.signals import SignalPipe
 from msrun.cluster import addresses
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
+from msrun.cluster.fleet import Verdict
 from msrun.errors import Interrupted, RendezvousTimeout, UsageError
 from msrun.launch import gather
-from msrun.launch.gather import UNKNOWN, Gathering, assume_seating, has_scheduler, local_part
+from msrun.launch.gather import UNKNOWN, Gathering, Meeting, assume_seating, has_scheduler, local_part
 from msrun.launch.preflight.checks import inspect_host
 from msrun.planning.host_seat import HostSeat, Seating, render_seats
 from msrun.planning.placement.host import HostFacts
@@ -161,3 +162,52 @@ def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyP
 
 def test_own_addresses_hold_loopback_with_its_interface() -> None:
     assert own_addresses()["127.0.0.1"] == "lo"
+
+
+class Scheduler:
+    """A `HostLink` and a `Coordinator` that note what they are told; the job is over at once."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self.heard: list[dict[str, Any]] = []
+        self.ends: list[tuple[Any, ...]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+        self._gathering.inbox.post({"type": "over"})
+
+    def close(self, *why: Any) -> None:
+        self.ends.append(why)
+
+
+@pytest.mark.parametrize(("error", "code"), [(UsageError("no room"), 2), (ValueError("no room"), 1)])
+@pytest.mark.parametrize("have_all_come", [True, False])
+def test_host_that_cannot_do_its_part_says_why_and_the_scheduler_ends_with_it(
+    have_all_come: bool, error: Exception, code: int
+) -> None:
+    seat = HostSeat(0, "h", "10.0.0.7", (0, 1), (0, 1))
+    with SignalPipe(()) as signals, pytest.raises(type(error), match="no room"):
+        gathering = Gathering(spec_for(), "h", signals, lambda _: None, "f00d")
+        scheduler = Scheduler(gathering)
+        gathering._link = gathering._coordinator = scheduler  # type: ignore[assignment]
+        if have_all_come:
+            gathering._meeting = Meeting("f00d", Seating(0, (seat,), "10.0.0.7", "eth0"), 1)
+        with gathering:
+            raise error
+    assert scheduler.ends == [(), ("the scheduler's host gave up: no room", code)]
+    failed, ended = scheduler.heard if have_all_come else ({}, {})
+    if have_all_come:
+        verdict = Verdict.from_json(failed["verdict"])
+        assert (failed["type"], failed["attempt"], verdict.node_rank, verdict.exit_code) == ("failed", 0, 0, code)
+        assert verdict.reason == f"{seat.describe()}: no room"
+        assert ended == {"type": "ended", "attempt": 0, "can_continue": False}
+
+
+def test_host_that_has_done_its_part_ends_the_scheduler_without_a_reason() -> None:
+    with SignalPipe(()) as signals:
+        gathering = Gathering(spec_for(), "h", signals, lambda _: None, "f00d")
+        scheduler = Scheduler(gathering)
+        gathering._link = gathering._coordinator = scheduler  # type: ignore[assignment]
+        with gathering:
+            pass
+    assert scheduler.ends == [(), ("", 1)] and scheduler.heard == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -101,3 +102,43 @@ def test_a_pipe_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> N
     os.set_blocking(writer, False)
     output.write(writer, b"whole")
     assert read(reader, PIPE_BYTES + 5).endswith(b"whole")
+
+
+def test_what_comes_later_is_written_too(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    read(reader, PIPE_BYTES)
+    for text in (b"first", b"second"):
+        output.write(writer, text)
+        assert read(reader, len(text)) == text
+        wait_until(lambda: output.is_idle(writer), "everything was written")
+
+
+def test_reader_has_its_time_from_the_moment_when_there_is_something_to_read(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer = pipe
+    monkeypatch.setattr(output, "STALL_S", 0.2)
+    time.sleep(0.25)
+    begin = time.monotonic()
+    output.write(writer, b"never read")
+    assert not output._place(writer).wait(1, begin + 3600)
+    assert time.monotonic() - begin >= 0.2
+
+
+@pytest.mark.parametrize(("more", "has_room"), [(-1, True), (0, False)])
+def test_room_ends_at_its_limit(pipe: tuple[int, int], more: int, has_room: bool) -> None:
+    output.write(pipe[1], b"x" * (output.ROOM_BYTES + more))
+    assert output.has_room(pipe[1]) is has_room
+
+
+def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    place = output._place(writer)
+    output.write(writer, b"not read yet")
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "msrun-output")
+    place.end()
+    assert thread.is_alive() and thread.daemon
+    read(reader, PIPE_BYTES + len(b"not read yet"))
+    wait_until(lambda: output.is_idle(writer), "everything was written")
+    place.end()
+    assert not thread.is_alive()

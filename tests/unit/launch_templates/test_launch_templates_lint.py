@@ -92,6 +92,7 @@ def variable(item: dict[str, Any]) -> Change:
 WORDS = "--worker_num 8 --local_worker_num=4 --master_addr train-0.train --master-port=8118"
 JOB_FAULTS: list[tuple[Change, set[str]]] = [
     (argument("worker_num", "16"), {"world-size"}),
+    (lambda documents: box(documents)["args"].insert(0, "--bind_coer=true"), {"msrun-option"}),
     (argument("local_worker_num", "8"), {"world-size", "device-count"}),
     (put("job.completions", 3), {"completions", "world-size"}),
     (argument("master_addr", "127.0.0.1"), {"master-address"}),

@@ -163,3 +163,13 @@ def test_no_more_than_six_renames_are_proposed(tmp_path):
     path = tmp_path / "strange.json"
     path.write_text(json.dumps({f"serverlist{number}": 0 for number in range(9)}))
     assert detect_file(path).advice.count("to 'server_list'") == 6
+
+
+def test_a_table_whose_rank_id_is_misspelt_is_no_description_of_one_host(tmp_path):
+    path = tmp_path / "t.json"
+    device = {"device_id": "0", "rankId": "0"}
+    path.write_text(json.dumps({"version": "1.2", "server_list": [{"server_id": "a", "device": [device]}]}))
+    assert detect_file(path).dialect == "1.2"
+    del device["rankId"]
+    path.write_text(json.dumps({"version": "1.2", "server_list": [{"server_id": "a", "device": [device]}]}))
+    assert detect_file(path).dialect == "local-comm-res"

@@ -1,6 +1,7 @@
 """Mechanical faults are repaired and said; what a person must decide is left alone; good tables never change."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -318,23 +319,106 @@ def test_many_repairs_are_counted_unless_all_are_asked_for(run):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fix", "t.json"], "name the result with -o OUT, or give --in_place"),
-        (["fix", "t.json", "-o", "a", "--in_place"], "name the result"),
+        (["fix", "t.json", "-o", "a", "--in_place"], "leave one of them out"),
         (["fix", "t.json", "-o", "a", "--backup"], "--backup goes with --in_place"),
         (["fix", "-", "--in_place"], "not standard input"),
         (["fix", "none.json", "-o", "a"], "cannot read none.json"),
-        (["fix", "t.json", "-o", "no/a.json"], "create the folder no first"),
+        (["fix", "bad.json", "-o", "no/a.json"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):
     Path("t.json").write_text(encode_table(TABLE_2))
+    Path("bad.json").write_text(BAD)
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert says in err
 
 
+GROUP = (
+    '{"group_name": "01", "instance_list": [{"pod_name": "%s", "server_id": "10.0.0.%s", "devices": '
+    '[{"device_id": "0", "device_ip": "192.168.0.%s"}]}]}'
+)
+SERVICE = (
+    '{"group_id": "02", "server_count": "1", "server_list": [{"server_id": "10.0.0.%s", "server_ip": "10.0.0.%s", '
+    '"device": [{"device_id": "0", "device_ip": "192.168.0.%s", "rank_id": "0"}]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"status": "completed", "group_list": [{GROUP % ("a", 1, 1)}, {GROUP % ("b", 2, 2)}]}}',
+        (
+            '{"version": "1.0", "status": "completed", "server_group_list": '
+            f"[{SERVICE % (1, 1, 1)}, {SERVICE % (2, 2, 2)}]}}"
+        ),
+    ],
+)
+def test_an_id_that_stands_twice_is_for_a_person(run, text):
+    Path("t.json").write_text(text)
+    status, out, err = run("fix", "t.json", "-o", "u.json")
+    assert status == 1
+    assert "stands at" in out
+    assert "group_name" not in err
+    assert "group_id" not in err
+    fixed = json.loads(Path("u.json").read_text()) if Path("u.json").exists() else json.loads(text)
+    assert re.findall(r'"0[12]"', json.dumps(fixed)) == re.findall(r'"0[12]"', text)
+
+
+def test_a_preview_shows_what_would_change_and_writes_nothing(run):
+    Path("bad.json").write_text(BAD)
+    status, out, err = run("fix", "bad.json", "--device_target", "cpu")
+    assert status == 0
+    assert "--- bad.json\n+++ bad.json (repaired)\n" in out
+    assert '"server_id": "a"' in out
+    assert "nothing is written; give --in_place, or -o OUT" in err
+    assert [path.name for path in Path().iterdir()] == ["bad.json"]
+    assert Path("bad.json").read_text() == BAD
+
+
+def test_a_table_in_which_nothing_can_be_repaired_is_copied_only_if_it_is_valid(run):
+    Path("good.json").write_text(encode_table(build_table([("a", 8)])))
+    assert run("fix", "good.json", "-o", "copy.json", "--device_target", "cpu")[0] == 0
+    assert Path("copy.json").read_text() == Path("good.json").read_text()
+    Path("wrong.json").write_text(encode_table(build_table([("a", 8)])).replace('"a"', '"10.*.*.*"'))
+    status, _, err = run("fix", "wrong.json", "-o", "other.json")
+    assert status == 1
+    assert "other.json is not written: nothing in wrong.json can be repaired mechanically" in err
+    assert not Path("other.json").exists()
+
+
 def test_help_says_what_is_never_changed(run):
     status, out, err = run("fix", "--help")
     assert (status, err) == (0, "")
     assert "Ids and addresses are never made up" in " ".join(out.split())
+
+
+NAMED = re.compile(r".*(_id|_ip|_addr|_name)$|^(pod_name|server_id|rank_id)$")
+
+
+def named_values(value, is_list=False):
+    """Return every id, address, rank and name of an object: numbers as numbers, without blanks."""
+    if isinstance(value, list):
+        return [found for item in value for found in named_values(item)]
+    if not isinstance(value, dict):
+        return []
+    found = []
+    for key, item in value.items():
+        if NAMED.match(key) and isinstance(item, str | int | float) and not isinstance(item, bool):
+            text = re.sub(r"\s", "", str(item))
+            found.append(str(int(text)) if re.fullmatch(r"\+?[0-9]{1,10}", text) else text)
+        found += named_values(item)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", sorted(CATALOGUE.rglob("*.json")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_ids_addresses_and_ranks_of_no_table_change(path):
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        fixed = fix_table(path.read_bytes(), str(path)).value
+    except (ValueError, RankTableError):
+        return  # no plain JSON, or refused
+    missing = [text for text in named_values(before) if text not in named_values(fixed)]
+    assert missing == []
+    assert len(named_values(fixed)) >= len(named_values(before))

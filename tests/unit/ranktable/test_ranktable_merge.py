@@ -12,7 +12,6 @@ from ranktable import (
     ClusterPart,
     Device,
     EditError,
-    HostListError,
     NotReadyError,
     RankTable,
     RankTableError,
@@ -29,7 +28,7 @@ from ranktable import (
 )
 from ranktable.codec import encode_table
 from ranktable.edit.ordering import MERGE_ORDERS
-from ranktable.sources.host_order import read_host_order
+from ranktable.sources.hostfile import read_hostfile
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
 UNITS = st.sampled_from(["server", 1, 2, 3])
@@ -235,11 +234,25 @@ def test_every_order_is_tried_above():
     assert set(MERGE_ORDERS) == {"server_id", "numeric", "argument", "host_file", "rank"}
 
 
-def test_the_order_of_hosts_is_read_from_lists_of_any_tool(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("# head\nnode2 slots=8\n\nroot@10.0.0.9 slots=8 # x\n", ["node2", "10.0.0.9"]),
+        ("me@b slots=2\nme@b slots=2\nme@a slots=4\n", ["b", "a"]),
+        ("node9:8\nnode10:8\n", ["node9", "node10"]),
+        ("node[08-09]\nlogin\n", ["node08", "node09", "login"]),
+        ("fe80::1\n10.0.0.2\n", ["fe80::1", "10.0.0.2"]),
+    ],
+)
+def test_the_order_of_hosts_is_read_from_the_files_that_generate_takes(tmp_path, text, hosts):
     path = tmp_path / "hosts"
-    path.write_text("# head\nnode2 slots=8\n\nroot@10.0.0.9:8 # x\nnode[08-09]\nfe80::1\n")
-    assert read_host_order(str(path)) == ["node2", "10.0.0.9", "node08", "node09", "fe80::1"]
-    for data in (b"\xff\xfe", b"", b"a\na\n"):
-        path.write_bytes(data)
-        with pytest.raises(HostListError):
-            read_host_order(str(path))
+    path.write_text(text)
+    assert [host.name for host in read_hostfile(str(path))] == hosts
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"", b"a slots=x\n"])
+def test_files_without_hosts_are_refused(tmp_path, data):
+    path = tmp_path / "hosts"
+    path.write_bytes(data)
+    with pytest.raises(RankTableError):
+        read_hostfile(str(path))

@@ -76,3 +76,11 @@ def test_every_conflict_is_told_not_only_the_first():
     with pytest.raises(MergeError, match=r"\(and 2 more\)") as caught:
         merge_tables([IPS[0], clone])
     assert len(caught.value.conflicts) == 3
+
+
+def test_tables_of_hosts_with_many_cores_are_merged_for_their_target():
+    tables = [build_table([(name, 64)]) for name in ("a", "b")]
+    with pytest.raises(MergeError, match="highest device number is 31"):
+        merge_tables(tables)
+    merged = merge_tables(tables, device_target="cpu").table
+    assert merged.world_size == 128

@@ -95,6 +95,27 @@ def test_a_good_table_has_no_finding():
     assert findings(good()) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("collective_id",), "w" * 127),
+        (("mode",), "rdma"),
+        (("mode",), None),
+        (("node_list", 0, "ranks", 0, "port"), "65535"),
+        (("node_list", 0, "ranks", 0, "port"), "0"),
+    ],
+)
+def test_what_is_just_allowed_has_no_finding(path, value):
+    assert findings(change(path, value)) == []
+
+
+def test_a_port_that_there_is_not_is_not_compared_with_others():
+    table = change(("node_list", 0, "ranks", 0, "rank_ip"), "10.0.0.2")
+    for place in (0, 1):
+        table["node_list"][0]["ranks"][place]["port"] = "65536"
+    assert findings(table) == [("R33", "error", f"node_list[0].ranks[{place}].port") for place in (0, 1)]
+
+
 def test_a_rank_on_the_host_has_device_minus_one():
     table = parse_table(json.dumps(change(("node_list", 0, "ranks", 0, "device_id"), None)))
     assert [device.device_id for device in table.servers[0].devices] == [-1, 0, 1]
@@ -194,3 +215,9 @@ def test_a_file_larger_than_10_kib_is_refused_for_this_version_only():
 def test_what_this_version_has_no_key_for_is_not_written(table, says):
     with pytest.raises(BuildError, match=says):
         encode_table(table)
+
+
+def test_an_empty_rank_ip_is_written_back():
+    value = change(("node_list", 0, "ranks", 0), rank(0, rank_ip=""))
+    again = json.loads(encode_table(parse_table(json.dumps(value))))
+    assert again["node_list"][0]["ranks"][0]["rank_ip"] == ""

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from msrun.runtime import recompute
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.graph.partition import partition
-from msrun.runtime.graph.regions import find_regions
-from msrun.runtime.graph.replay import plan_replays
-from msrun.runtime.graph.segments import cut_segments
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.recomputation import recomputed_in
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
+from msrun.runtime.schedule.regions import find_regions
+from msrun.runtime.schedule.replay import plan_replays
+from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 FLOAT = 4
 ROWS, WIDE, NARROW = 4, 16, 8

@@ -14,15 +14,16 @@ from msrun.errors import CaptureError
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.buffers import BufferPlan, plan_buffers
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.segments import cut_segments
-from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.buffers import BufferPlan, plan_buffers
+from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 
 class Averaging(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -17,23 +18,23 @@ from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
     checkpoint_name,
-    choose_surplus,
+    complete_directory,
     find_checkpoints,
-    finish_writing,
+    give_name,
     read_manifest,
     recover,
     recover_all,
-    remove_checkpoint,
     start_writing,
-    sweep,
 )
+from msrun.runtime.checkpoint.retention import choose_surplus, remove_checkpoint, sweep
 
 
 def write(final: Path, content: bytes = b"x" * 100, position: Position | None = None) -> Path:
     """Write a small checkpoint as save_checkpoint does."""
-    temporary = start_writing(final)
+    temporary, serial = start_writing(final, is_file=False)
     (temporary / "data").write_bytes(content)
-    finish_writing(temporary, final, position or Position(), 4)
+    complete_directory(temporary, Manifest(position or Position(), 4, serial, time.time()))
+    give_name(temporary, final)
     return final
 
 
@@ -52,7 +53,7 @@ def test_written_checkpoint_says_what_it_is(tmp_path: Path) -> None:
 
 def test_checkpoint_has_no_name_before_it_is_finished(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    temporary = start_writing(tmp_path / "b")
+    temporary, _ = start_writing(tmp_path / "b", is_file=False)
     (temporary / "data").write_bytes(b"half")
     assert names(tmp_path) == ["a"]
     shutil.copy(tmp_path / "a" / MANIFEST, temporary)
@@ -112,10 +113,11 @@ def test_name_is_mindspores() -> None:
 
 def test_writing_again_replaces_the_whole_checkpoint(tmp_path: Path) -> None:
     write(tmp_path / "last", b"old")
-    temporary = start_writing(tmp_path / "last")
+    temporary, serial = start_writing(tmp_path / "last", is_file=False)
     assert (tmp_path / "last" / "data").read_bytes() == b"old", "until the new one is complete"
     (temporary / "other").write_bytes(b"new")
-    finish_writing(temporary, tmp_path / "last", Position(), 1)
+    complete_directory(temporary, Manifest(Position(), 1, serial, 0.0))
+    give_name(temporary, tmp_path / "last")
     assert sorted(path.name for path in (tmp_path / "last").iterdir()) == [MANIFEST, "other"]
     assert os.listdir(tmp_path) == ["last"]
 
@@ -129,7 +131,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -> Non
     else:
         taken.write_text("years")
     with pytest.raises(CheckpointError, match="home exists and is no checkpoint: it is left alone"):
-        start_writing(taken)
+        start_writing(taken, is_file=False)
     assert taken.exists()
 
 
@@ -140,7 +142,7 @@ def test_empty_directory_may_become_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_rest_of_an_interrupted_attempt_is_overwritten(tmp_path: Path) -> None:
-    temporary = start_writing(tmp_path / "a")
+    temporary, _ = start_writing(tmp_path / "a", is_file=False)
     (temporary / "__7_0.distcp").write_bytes(b"of a rank that is no more")
     write(tmp_path / "a")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [MANIFEST, "data"]
@@ -187,8 +189,8 @@ def test_sweep_removes_what_an_interrupted_job_left_and_nothing_else(tmp_path: P
 def test_checkpoint_of_a_later_format_is_refused_and_not_overlooked(tmp_path: Path) -> None:
     final = write(tmp_path / "a")
     text = (final / MANIFEST).read_text()
-    (final / MANIFEST).write_text(text.replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(CheckpointError, match="has format 2, this msrun reads up to 1"):
+    (final / MANIFEST).write_text(text.replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(CheckpointError, match="has format 3, this msrun reads up to 2"):
         find_checkpoints(tmp_path)
 
 

@@ -49,6 +49,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+FORMS: dict[str, dict[str, bool]] = {
+    "file": {},
+    "directory": {"integrated_save": False},
+    "file beside": {"async_save": True},
+    "directory beside": {"integrated_save": False, "async_save": True},
+}
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -82,12 +90,15 @@ def make(name: str = "adam", seed: int = 0) -> tuple[Network, torch.optim.Optimi
     return network, OPTIMIZERS[name](network.parameters())
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
+@pytest.mark.parametrize(
+    ("form", "deferred"),
+    [("file", False), ("directory", True), ("directory beside", False), ("file beside", True)],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, deferred: bool) -> None:
+def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, form: str, deferred: bool) -> None:
     network, optimizer = make(name)
     train(network, optimizer, 3)
-    save_checkpoint(network, tmp_path / "a", optimizer)
+    save_checkpoint(network, tmp_path / "a", optimizer, **FORMS[form])
     right = train(network, optimizer, 3, first=3)
     if deferred:
         with no_init_parameters():
@@ -307,7 +318,7 @@ def test_newest_checkpoint_of_a_directory_is_found(tmp_path: Path) -> None:
     network, _ = make()
     assert latest_checkpoint(tmp_path / "none") is None
     save_checkpoint(network, tmp_path / "b")
-    newest = save_checkpoint(network, tmp_path / "a")
+    newest = save_checkpoint(network, tmp_path / "a", integrated_save=False)
     assert latest_checkpoint(str(tmp_path)) == newest
     (newest / "state.pt").unlink()
     assert latest_checkpoint(tmp_path) == tmp_path / "b"
@@ -387,7 +398,7 @@ def test_missing_and_incomplete_checkpoints_are_refused_with_what_there_is(tmp_p
     save_checkpoint(network, tmp_path / "CKP-1_2.ckpt")
     with pytest.raises(CheckpointError, match=r"\(did you mean CKP-1_2.ckpt\?\): load one that .* has: CKP-1_2.ckpt"):
         load_checkpoint(tmp_path / "CKP-1_3.ckpt", network)
-    (save_checkpoint(network, tmp_path / "b") / ".metadata").unlink()
+    (save_checkpoint(network, tmp_path / "b", integrated_save=False) / ".metadata").unlink()
     with pytest.raises(CheckpointError, match=r"b is no complete checkpoint: load one that .* has: CKP-1_2.ckpt"):
         load_checkpoint(tmp_path / "b", network)
 
@@ -415,7 +426,7 @@ def test_what_is_no_network_is_refused(tmp_path: Path, thing: Any) -> None:
 def test_state_file_runs_no_code(tmp_path: Path) -> None:
     """A checkpoint from elsewhere: what is no tensor is read without unpickling objects."""
     network, _ = make()
-    path = save_checkpoint(network, tmp_path / "a")
+    path = save_checkpoint(network, tmp_path / "a", integrated_save=False)
 
     class Evil:
         def __reduce__(self) -> Any:

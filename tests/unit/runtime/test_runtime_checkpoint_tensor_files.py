@@ -14,19 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.catalogue import build_catalogue, list_held, pieces_of
 from msrun.runtime.checkpoint.parts import Box, Part, whole
-from msrun.runtime.checkpoint.tensor_files import (
-    NETWORK,
-    OPTIMIZER,
-    TensorKey,
-    TensorReader,
-    _SavePlanner,
-    write_tensors,
-)
-from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.checkpoint.reader import CheckpointReader
+from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_metadata, write_parts
+from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 KEY = (NETWORK, "weight")
 
@@ -65,22 +60,22 @@ def cut(tensor: Tensor, box: Box) -> Tensor:
     return tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))]
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
 def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Part]]) -> list[int]:
-    """Do what torch's driver does in a world of many ranks; return how many elements each rank wrote."""
-    planners = [_SavePlanner(parts) for parts in ranks]
-    for rank, planner in enumerate(planners):
-        planner.set_up_planner({}, is_coordinator=rank == 0)
-    writer = FileSystemWriter(path, sync_files=False)
-    writer.set_up_storage_writer(is_coordinator=True)
-    plans = [writer.prepare_local_plan(planner.create_local_plan()) for planner in planners]
-    plans, metadata = planners[0].create_global_plan(plans)
-    plans = writer.prepare_global_plan(plans)
-    results = [
-        writer.write_data(planner.finish_plan(plan), planner).value()
-        for planner, plan in zip(planners, plans, strict=True)
-    ]
-    writer.finish(metadata, results)
-    return [sum(math.prod(item.tensor_data.chunk.sizes) for item in plan.items) for plan in plans]
+    """Write as a world of many ranks does; return how many elements each rank wrote."""
+    path.mkdir(exist_ok=True)
+    catalogue = build_catalogue({rank: list_held(parts) for rank, parts in enumerate(ranks)})
+    pieces = [pieces_of(catalogue, parts, rank) for rank, parts in enumerate(ranks)]
+    write_metadata(path, catalogue, [write_parts(path, parts.items(), rank)[0] for rank, parts in enumerate(pieces)])
+    return [sum(math.prod(part.box.sizes) for part in parts.values()) for parts in pieces]
+
+
+def read(path: Path, key: TensorKey) -> Tensor:
+    return CheckpointReader([PartFilesReader(path)]).read(key)
 
 
 @settings(max_examples=30, deadline=None)
@@ -93,7 +88,7 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
     with tempfile.TemporaryDirectory() as folder:
         written = write_of_all_ranks(Path(folder), [{KEY: Part(cut(tensor, box), box)} for box in boxes])
         assert sum(written) == tensor.numel(), "every element once"
-        reader = TensorReader(Path(folder))
+        reader = CheckpointReader([PartFilesReader(Path(folder))])
         assert reader.shape(KEY) == tuple(tensor.shape)
         assert reader.dtype(KEY) == tensor.dtype
         for rank in range(other_mesh.size):
@@ -106,7 +101,7 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
 
 def test_copies_are_shared_out_among_the_ranks_that_hold_them(tmp_path: Path) -> None:
     tensors = {(NETWORK, f"layer{i}.weight"): torch.full((10,), float(i)) for i in range(8)}
-    written = write_of_all_ranks(tmp_path, [{k: Part(t, whole(t)) for k, t in tensors.items()} for _ in range(4)])
+    written = write_of_all_ranks(tmp_path, [{k: Part(t, whole(t.shape)) for k, t in tensors.items()} for _ in range(4)])
     assert written == [20, 20, 20, 20]
 
 
@@ -117,8 +112,8 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
         (NETWORK, "a.b.c"): torch.tensor(3.0),
         (OPTIMIZER, "a.b.c", "step"): torch.tensor(4.0),
     }
-    write_tensors(tmp_path, {key: Part(value, whole(value)) for key, value in values.items()})
-    reader = TensorReader(tmp_path)
+    write_of_all_ranks(tmp_path, [{key: Part(value, whole(value.shape)) for key, value in values.items()}])
+    reader = CheckpointReader([PartFilesReader(tmp_path)])
     assert sorted(reader.network_names) == ["a.b.c", "optimizer.weight"]
     assert all(torch.equal(reader.read(key), value) for key, value in values.items())
 
@@ -126,30 +121,30 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
 def test_parts_that_are_views_are_written_without_the_rest(tmp_path: Path) -> None:
     big = torch.arange(1_000_000, dtype=torch.float32)
     part = big[500:510]
-    write_tensors(tmp_path, {KEY: Part(part, whole(part))})
+    write_of_all_ranks(tmp_path, [{KEY: Part(part, whole(part.shape))}])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
-    assert torch.equal(TensorReader(tmp_path).read(KEY), part)
+    assert torch.equal(read(tmp_path, KEY), part)
 
 
 def test_value_that_is_not_contiguous_comes_back(tmp_path: Path) -> None:
     value = torch.arange(12.0).reshape(3, 4).t()
-    write_tensors(tmp_path, {KEY: Part(value, whole(value))})
+    write_of_all_ranks(tmp_path, [{KEY: Part(value, whole(value.shape))}])
     target = torch.zeros(3, 4).t()
-    TensorReader(tmp_path).fill({KEY: Part(target, whole(target))})
+    CheckpointReader([PartFilesReader(tmp_path)]).fill({KEY: Part(target, whole(target.shape))})
     assert torch.equal(target, value)
 
 
 def test_part_that_nobody_wrote_is_an_error(tmp_path: Path) -> None:
     half = torch.ones(2)
-    write_tensors(tmp_path, {KEY: Part(half, Box((4,), (0,), (2,)))})
+    write_of_all_ranks(tmp_path, [{KEY: Part(half, Box((4,), (0,), (2,)))}])
     with pytest.raises(CheckpointError, match=r"parts of model\.weight are missing; load another one"):
-        TensorReader(tmp_path).read(KEY)
+        read(tmp_path, KEY)
 
 
 @pytest.mark.parametrize("damage", ["metadata", "file gone", "file cut off", "file overwritten"])
 def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
     value = torch.ones(100)
-    write_tensors(tmp_path, {KEY: Part(value, whole(value))})
+    write_of_all_ranks(tmp_path, [{KEY: Part(value, whole(value.shape))}])
     (file,) = tmp_path.glob("*.distcp")
     if damage == "metadata":
         os.truncate(tmp_path / ".metadata", 10)
@@ -160,7 +155,7 @@ def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
     else:
         file.write_bytes(b"\0" * file.stat().st_size)
     with pytest.raises(CheckpointError, match=r"cannot be read: .*; load another one") as error:
-        TensorReader(tmp_path).read(KEY)
+        read(tmp_path, KEY)
     assert "\n" not in str(error.value)
 
 
@@ -197,7 +192,7 @@ def test_every_pair_of_layouts_of_four_ranks_in_two_dimensions(tmp_path: Path) -
         boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(4)]
         folder = tmp_path / str(number)
         write_of_all_ranks(folder, [{KEY: Part(cut(tensor, box), box)} for box in boxes])
-        reader = TensorReader(folder)
+        reader = CheckpointReader([PartFilesReader(folder)])
         for other, rank in itertools.product(layouts, range(4)):
             box = box_of(mesh, other, tensor.shape, rank)
             value = torch.zeros(box.sizes)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.operators.custom import apply_function
-from msrun.runtime.graph.operators.rule import STRATEGY
-from msrun.runtime.graph.partition import LocalProgram, apply_collective, partition
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.custom import apply_function
+from msrun.runtime.sharding.operators.rule import STRATEGY, apply_collective
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
 class Cubed(torch.autograd.Function):

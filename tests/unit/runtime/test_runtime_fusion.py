@@ -10,10 +10,10 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import set_comm_fusion
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.layout import Axes, TensorLayout
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of, group_parameters
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.sharding.layout import Axes, TensorLayout
 
 MB = 1024 * 1024
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.layout import Axes, TensorLayout
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.parameters.fusion import group_parameters
 from msrun.runtime.parallel.parameters.fusion_config import AUTO_BYTES, BUCKET_BYTES, MB, MessageRule, parse_comm_fusion
+from msrun.runtime.sharding.layout import Axes, TensorLayout
 
 
 def stored(megabytes: float, *, cut: bool = False, fusion_id: int | None = None) -> tuple[StoredParameter, Axes]:

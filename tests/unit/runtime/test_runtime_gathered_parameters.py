@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.parameters import GatheredGroup
-from msrun.runtime.graph.pending import Pending
+from msrun.runtime.execute.parameters import GatheredGroup
+from msrun.runtime.execute.pending import Pending
 
 
 class OnItsWay(Pending):

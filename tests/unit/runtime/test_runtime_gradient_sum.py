@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrun.runtime.graph.gradients import GradientGroup, GradientSum
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.execute.gradients import IN_FLIGHT, GradientGroup, GradientSum, LeavingGradients
+from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
 @pytest.fixture
@@ -50,3 +50,18 @@ def test_held_gradients_are_counted_in_bytes(total: GradientSum, leaves: dict[st
     leaves["p1"].grad = torch.zeros(2)
     assert total.kept_bytes(leaves.__getitem__) == 8
     assert not total.is_heavy
+
+
+def test_gradients_are_handed_out_in_the_order_in_which_they_left_with_so_many_on_their_way() -> None:
+    handed: list[str] = []
+    leaving = LeavingGradients(lambda gradients: handed.extend(gradients))
+    for number in range(IN_FLIGHT + 2):
+        leaf = torch.ones(2, requires_grad=True)
+        leaf.grad = torch.ones(2)
+        parameter = torch.nn.Parameter(torch.ones(2))
+        stored = StoredParameter(f"w{number}", parameter, (2,), TensorLayout.replicated(1), (), "")
+        group = GradientGroup([stored], ["p"], (), build_mesh(1), 0)
+        leaving.add(GradientSum(group).finish({"p": leaf}.__getitem__))
+        assert handed == [f"w{i}" for i in range(number + 1 - IN_FLIGHT)]
+    assert leaving.arrive() == {}
+    assert handed == [f"w{i}" for i in range(IN_FLIGHT + 2)]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.halo import (
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.halo import (
     Message,
     Window,
     add_gradients,

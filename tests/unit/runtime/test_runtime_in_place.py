@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.in_place import may_take_gradient, may_take_source
-from msrun.runtime.graph.operators.rule import apply_collective
+from msrun.runtime.schedule.in_place import may_take_gradient, may_take_source
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.operators.rule import apply_collective
 
 aten = torch.ops.aten
 SUM, ENTER = Collective("all_reduce", (0,)), Collective("enter", (0,))

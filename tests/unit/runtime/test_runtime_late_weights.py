@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from msrun.runtime.graph.late_weights import (
+from msrun.runtime.schedule.late_weights import (
     add_late_weights,
     compute_late_weights,
     forget_late_weights,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from msrun.errors import StrategyError
-from msrun.runtime.layout import Axes, Mesh, TensorLayout, assign_axes, build_mesh
-from msrun.runtime.redistribution import Move, Step, plan_redistribution
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes, build_mesh
+from msrun.runtime.sharding.redistribution import Move, Step, plan_redistribution
 
 Parts = list[NDArray[np.int64]]
 """One array per rank."""
@@ -23,15 +23,11 @@ def cut(whole: NDArray[np.int64], layout: TensorLayout, mesh: Mesh) -> Parts:
     return [whole[layout.slices(mesh, whole.shape, rank)] for rank in range(mesh.size)]
 
 
-def group_of(mesh: Mesh, axes: Axes, rank: int) -> tuple[int, ...]:
-    return next(ranks for ranks in mesh.groups(axes) if rank in ranks)
-
-
 def apply(step: Step, parts: Parts, mesh: Mesh) -> Parts:
     """Do one move on all ranks."""
     moved = []
     for rank in range(mesh.size):
-        ranks = group_of(mesh, step.axes, rank)
+        ranks = mesh.members(rank, step.axes)
         index = mesh.index(rank, step.axes)
         match step.kind:
             case "gather":
@@ -112,11 +108,16 @@ def test_groups_of_any_axes_partition_the_world(size: int) -> None:
     mesh = build_mesh(size)
     for count in range(len(mesh.axes) + 1):
         for axes in itertools.permutations(mesh.axes, count):
-            groups = mesh.groups(axes)
+            groups = {mesh.members(rank, axes) for rank in range(size)}
             assert sorted(itertools.chain.from_iterable(groups)) == list(range(size))
             assert {len(ranks) for ranks in groups} == {mesh.extent(axes)}
             for ranks in groups:
                 assert [mesh.index(rank, axes) for rank in ranks] == list(range(len(ranks)))
+
+
+def test_group_of_a_rank_among_very_many_is_found_without_a_list_of_all() -> None:
+    mesh = build_mesh(1 << 40, first_rank=5)
+    assert mesh.members(5 + (1 << 39) + 3, (0, 39)) == (5 + 2, 5 + 3, 5 + (1 << 39) + 2, 5 + (1 << 39) + 3)
 
 
 # -- layouts ------------------------------------------------------------------------------------------------------

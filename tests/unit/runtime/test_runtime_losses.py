@@ -13,9 +13,10 @@ from msrun.errors import StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 SCORES = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])

@@ -12,8 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msrun.errors import LayoutTypeError, ParallelError, StrategyError
 from msrun.runtime import Layout
-from msrun.runtime.layout import TensorLayout, build_mesh
-from msrun.runtime.named_layout import choose_mesh
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.named_layout import choose_mesh
 
 THREE = Layout((2, 2, 2), ("dp", "sp", "mp"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,10 @@ from torch import Tensor, fx, nn
 
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.operators.elementwise import Elementwise
-from msrun.runtime.graph.operators.registry import REPLICATED, find_rule
-from msrun.runtime.graph.operators.rule import Form, OperatorCall, operator_call, summed_axes
-from msrun.runtime.graph.operators.shape import dimension_groups
+from msrun.runtime.sharding.operators.elementwise import Elementwise
+from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
+from msrun.runtime.sharding.operators.rule import Form, OperatorCall, operator_call, summed_axes
+from msrun.runtime.sharding.operators.shape import dimension_groups
 
 
 class Calls(nn.Module):
@@ -41,7 +42,8 @@ def operators(call: Callable[..., Any], *shapes: tuple[int, ...], integers: tupl
 
 
 def form_of(call: Callable[..., Any], *shapes: tuple[int, ...], integers: tuple[int, ...] = ()) -> Form:
-    (found,) = operators(call, *shapes, integers=integers)
+    found, *items = operators(call, *shapes, integers=integers)
+    assert all(item.node.target is operator.getitem for item in items)
     return (find_rule(found.node.target) or REPLICATED).form(found)
 
 
@@ -92,6 +94,18 @@ def text(form: Form) -> str:
         (lambda x, y: F.l1_loss(x, y, reduction="none"), ((4, 8), (4, 8)), "d0 d1, d0 d1 -> d0 d1", ""),
         (lambda x: x.flip(0), ((4, 8),), ". d1 -> . d1", ""),
         (lambda x: x.diagonal(), ((4, 8),), ". . -> .", ""),
+        (lambda x, y: torch.stack([x, y], 1), ((4, 8), (4, 8)), "d0 d1, d0 d1 -> d0 . d1", ""),
+        (lambda x, y: torch.stack([x, y], -1), ((4, 8), (4, 8)), "d0 d1, d0 d1 -> d0 d1 .", ""),
+        (lambda x, y: torch.cat([x, y], -1), ((4, 8), (4, 2)), "d0 ., d0 . -> d0 .", ""),
+        (lambda x: x.max(0), ((4, 8),), ". d1 -> d1", ""),
+        (lambda x: x.max(-1, keepdim=True), ((4, 8),), "d0 . -> d0 .", ""),
+        (lambda x: x.argmax(), ((4, 8),), ". . ->", ""),
+        (lambda x: x.topk(2), ((4, 8),), "d0 . -> d0 .", ""),
+        (lambda x: x.sort(0), ((4, 8),), ". d1 -> . d1", ""),
+        (lambda x: torch.var_mean(x, 0), ((4, 8),), ". d1 -> d1", ""),
+        (lambda x: torch.std_mean(x, (0, 2)), ((4, 8, 2),), ". d1 . -> d1", ""),
+        (lambda x: torch.var_mean(x, -1, keepdim=True), ((4, 8),), "d0 . -> d0 .", ""),
+        (lambda x: torch.var_mean(x), ((4, 8),), ". . ->", ""),
     ],
 )
 def test_form_of_an_operator(call: Callable[..., Any], shapes: Any, form: str, whole: str) -> None:
@@ -120,6 +134,13 @@ def test_label_may_be_cut_when_its_size_allows() -> None:
     assert not form.can_split("d0", 3)
     assert not form.can_split("d1", 2)
     assert not form.can_split(None, 2)
+
+
+@pytest.mark.parametrize(("groups", "parts"), [(1, {2, 4, 8}), (2, {2}), (4, {2, 4}), (8, {2, 4, 8})])
+def test_channels_are_cut_between_groups_and_anywhere_where_all_or_none_are_apart(groups: int, parts: set[int]) -> None:
+    form = form_of(lambda x: F.group_norm(x, groups), (3, 8, 5))
+    assert text(form) == "b c s0 -> b c s0"
+    assert {count for count in (2, 4, 8) if form.can_split("c", count)} == parts
 
 
 def test_size_of_a_reshaped_run_is_what_both_sides_can_be_cut_into() -> None:

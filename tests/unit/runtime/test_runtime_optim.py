@@ -11,6 +11,7 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import optim
+from msrun.runtime.parallel.parameters import optimizers
 
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "SGD": (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -92,4 +93,17 @@ def test_gradient_of_another_shape_is_refused_and_nothing_moves() -> None:
 
 
 def test_exported_names() -> None:
-    assert sorted(optim.__all__) == ["Adam", "AdamW", "Momentum", "SGD"]
+    own = {"AdamWeightDecay", "FTRL", "LARS", "Lamb", "LazyAdam", "Momentum", "Optimizer"}
+    assert set(optim.__all__) == {"SGD", "Adam", "AdamW", *own}
+
+
+def test_steps_in_the_backward_pass_wait_for_what_is_being_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass torch's hooks by, so that a checkpoint written beside the training is told in another way."""
+    told: list[str] = []
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    monkeypatch.setattr(optimizers, "before_steps_in_backward", [lambda: told.append(str(weight.tolist()))])
+    with torch.no_grad():
+        optimizers.step_parameters(torch.optim.SGD([weight], 0.5), [weight])
+    assert told == ["[1.0, 1.0]"]
+    assert weight.tolist() == [0.5, 0.5]

@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph import execute, late_weights
-from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import partition
-from msrun.runtime.graph.pending import Pending
-from msrun.runtime.graph.segments import Segment
-from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.execute import executor
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.pending import Pending
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.schedule import late_weights
+from msrun.runtime.schedule.segments import Segment
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 DEPTH, WIDTH, BATCH, RANKS = 8, 8, 4, 2
 
@@ -126,25 +127,25 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             clock.compute(len(late_weights._left) / copies)
             late_weights.compute_late_weights()
 
-        def start_forward(self: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
-            if self.kind == "slice":
+        def start_forward(collective: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
+            if collective.kind == "slice":
                 return Pending(value[: value.shape[0] // RANKS])
-            if self.kind == "reduce_scatter":
+            if collective.kind == "reduce_scatter":
                 return clock.send(value[: value.shape[0] // RANKS], 1 / copies)
-            is_big = self.kind == "all_reduce" and value.dim() > 0
+            is_big = collective.kind == "all_reduce" and value.dim() > 0
             return clock.send(value, 1 / copies) if is_big else Pending(value)
 
-        def start_backward(self: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
-            if self.kind in ("slice", "reduce_scatter"):
+        def start_backward(collective: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
+            if collective.kind in ("slice", "reduce_scatter"):
                 return Pending(torch.cat([grad] * RANKS))
-            return clock.send(grad, 1 / copies) if self.kind == "enter" else Pending(grad)
+            return clock.send(grad, 1 / copies) if collective.kind == "enter" else Pending(grad)
 
         with monkeypatch.context() as patch:
             patch.setattr(Executor, "_run", forward)
             patch.setattr(Executor, "_run_backward", backward)
-            patch.setattr(Collective, "start_forward", start_forward)
-            patch.setattr(Collective, "start_backward", start_backward)
-            patch.setattr(execute, "compute_late_weights", compute_late)
+            patch.setattr(executor, "start_forward", start_forward)
+            patch.setattr(executor, "start_backward", start_backward)
+            patch.setattr(executor, "compute_late_weights", compute_late)
             compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)])[0].backward()
         return clock
 

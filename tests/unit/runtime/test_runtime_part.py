@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from msrun.errors import ParallelError
-from msrun.runtime.graph.plain_tensors import plain, plain_tensors
-from msrun.runtime.layout import Mesh, TensorLayout
+from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, become_part
 from msrun.runtime.parallel.parameters.placement import Placement, find_placement
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
 
 
 def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:

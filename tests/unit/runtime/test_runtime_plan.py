@@ -11,7 +11,8 @@ import torch
 
 from msrun.errors import StrategyError
 from msrun.runtime import ParallelPlan
-from msrun.runtime.graph.collective_messages import (
+from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
+from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
     Message,
     Totals,
@@ -19,10 +20,9 @@ from msrun.runtime.graph.collective_messages import (
     forward_message,
     result_shape,
 )
-from msrun.runtime.graph.collectives import Collective, Kind
-from msrun.runtime.graph.program import OperatorPlan
-from msrun.runtime.layout import build_mesh
-from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
+from msrun.runtime.partition.program import OperatorPlan
+from msrun.runtime.sharding.collective import Collective, Kind
+from msrun.runtime.sharding.layout import build_mesh
 
 GATHER = CollectiveTraffic("gather dim 0 over axes 0", Message("all_gather", 64, 2), None)
 PLAN = ParallelPlan(

@@ -17,10 +17,10 @@ from msrun.runtime import (
     optim,
     value_and_grad,
 )
+from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.autocast import apply_autocast
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
 
 

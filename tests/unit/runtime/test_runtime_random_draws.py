@@ -11,21 +11,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
+from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.operators.dropout import BATCH_DIM, CALL, LOST, Part
-from msrun.runtime.graph.operators.random_draws import CAPTURED, draw_part
-from msrun.runtime.graph.partition import partition
-from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.random_bits import Box, DrawKey
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.nn.random_values import Source
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, Part
+from msrun.runtime.sharding.operators.random_draws import CAPTURED, draw_part
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -437,16 +438,19 @@ def test_torchs_own_numbers_on_several_ranks_are_announced_once(caplog: pytest.L
 # -- captured graphs ----------------------------------------------------------------------------------------------
 
 
-def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | None]:
+def captured_draws(call: Callable[[Tensor], Tensor], rows: int = 4) -> fx.Graph:
     shape = (rows, 6)
-    graph = capture(
+    return capture(
         find_target(Network(call)),
         [torch.ones(shape, dtype=torch.float64)],
         {},
         input_shapes=[shape],
         parameter_shapes={},
     ).graph
-    return [node.meta[BATCH_DIM] for node in graph.nodes if CALL in node.meta]
+
+
+def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | None]:
+    return [node.meta[BATCH_DIM] for node in captured_draws(call, rows).nodes if CALL in node.meta]
 
 
 @pytest.mark.parametrize(
@@ -467,6 +471,27 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
 )
 def test_rows_of_the_batch_are_found_in_what_is_drawn(call: Callable[[Tensor], Tensor], expected: int | None) -> None:
     assert rows_found(call) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: x + torch.rand(12).sum(), r"aten.rand in module \(top\) draws .* of shape \(12,\)"),
+        (lambda x: F.dropout(x.t().reshape(-1)), r"aten.dropout in module \(top\) draws .* of shape \(24,\)"),
+    ],
+)
+def test_network_whose_random_numbers_nobody_can_find_the_rows_of_runs_in_one_part(
+    call: Callable[[Tensor], Tensor], name: str
+) -> None:
+    graph = captured_draws(call)
+    refuse_lost_rows(graph, 1)
+    with pytest.raises(StrategyError, match=rf"{name} whose rows of the batch are not known, so 2 parts"):
+        refuse_lost_rows(graph, 2)
+
+
+@pytest.mark.parametrize("call", [lambda x: x + torch.rand(4, 1), F.dropout, lambda x: x + torch.rand(6)])
+def test_network_whose_random_numbers_have_known_rows_runs_in_several_parts(call: Callable[[Tensor], Tensor]) -> None:
+    refuse_lost_rows(captured_draws(call), 2)
 
 
 def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:

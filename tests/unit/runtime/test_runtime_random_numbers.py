@@ -19,8 +19,6 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.operators.dropout import LOST, Part, part_mask
-from msrun.runtime.layout import Mesh, TensorLayout
 from msrun.runtime.nn.dropout import drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
 from msrun.runtime.nn.random_stream import (
@@ -31,6 +29,8 @@ from msrun.runtime.nn.random_stream import (
     slices_of_batch,
     take_stream_state,
 )
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.operators.dropout import LOST, Part, part_mask
 
 CPU = torch.device("cpu")
 

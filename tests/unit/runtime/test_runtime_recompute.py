@@ -12,14 +12,15 @@ from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.regions import RecomputeSpec, find_regions, find_spec, parameters_of
-from msrun.runtime.graph.replay import Replay, forgetting, plan_replays
-from msrun.runtime.graph.segments import Segment, cut_segments
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, find_spec, parameters_of
+from msrun.runtime.schedule.replay import Replay, forgetting, plan_replays
+from msrun.runtime.schedule.segments import Segment, cut_segments
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
 class Block(nn.Module):

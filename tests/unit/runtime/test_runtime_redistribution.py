@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.runtime.layout import Axes, Mesh, TensorLayout, build_mesh
-from msrun.runtime.redistribution import Move, Step, plan_redistribution
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.redistribution import Move, Step, plan_redistribution
 
 Split = tuple[Axes, ...]
 

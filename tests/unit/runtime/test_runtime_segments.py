@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.local_values import parameter_memory
-from msrun.runtime.graph.operators.rule import apply_collective
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.prediction import local_values
-from msrun.runtime.graph.segments import Segment, cut_segments, render_segments
-from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.local_values import parameter_memory
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.segments import Segment, cut_segments, render_segments
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.rule import apply_collective
 
 
 class Network(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,13 @@ from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.prediction import local_values, nodes_with_gradient
-from msrun.runtime.layout import TensorLayout
-from msrun.runtime.named_layout import choose_mesh
+from msrun.runtime.parallel.compilation.prediction import local_values, nodes_with_gradient
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.plan_traffic import operator_traffic
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout
+from msrun.runtime.sharding.named_layout import choose_mesh
 
 LAYOUT = Layout((2, 2), ("dp", "mp"))
 
@@ -306,6 +309,73 @@ def test_strict_allows_cuts_that_move_nothing() -> None:
     local_program(nn.Linear(8, 8), is_strict=True)
 
 
+# -- what follows an operator with a strategy ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "strategies"),
+    [
+        (F.relu, [((1, 4),)]),
+        (lambda y: y + y, [((1, 4), (1, 4))]),
+        (lambda y: y.expand(2, 8, 8), [((1, 4),)]),
+        (lambda y: torch.stack([y, y]), [((1, 4), (1, 4))]),
+        (lambda y: torch.cat([y, y]), [((1, 4), (1, 4))]),
+        (lambda y: torch.hstack([y.t(), y.t()]), [((1, 4),), ((1, 4),), ((4, 1), (4, 1))]),
+        (lambda y: y.movedim(0, 1), [((1, 4),)]),
+        (lambda y: y.reshape(2, 4, 8), [((1, 4),)]),
+        (lambda y: y.split(4), [((1, 4),)]),
+        (lambda y: F.glu(y, 0), [((1, 4),)]),
+        (lambda y: y.unbind(0), [((1, 4),)]),
+        (lambda y: y.sum(0), [((1, 4),)]),
+        (lambda y: y.amax(0), [((1, 4),)]),
+        (lambda y: y.logsumexp(0), [((1, 4),)]),
+        (lambda y: y.softmax(0), [((1, 4),)]),
+        (lambda y: y.cumsum(0), [((1, 4),)]),
+        (lambda y: y.roll(1, 0), [((1, 4),)]),
+        (lambda y: y[2:], [((1, 4),)]),
+        (lambda y: y[0], [((1, 4),)]),
+        (lambda y: y.tril(), [((1, 4),)]),
+        (lambda y: y.repeat(2, 1), [((1, 4),)]),
+        (lambda y: y.repeat_interleave(2, 0), [((1, 4),)]),
+        (lambda y: y.new_zeros(8, 8), [((1, 4),)]),
+        (lambda y: y.topk(2, 0), [((1, 4),)]),
+        (lambda y: y.max(0), [((1, 4),)]),
+        (lambda y: torch.var_mean(y, 0), [((1, 4),)]),
+        (lambda y: F.pad(y, (0, 0, 1, 1)), [((1, 4),)]),
+        (lambda y: F.layer_norm(y.t(), (8,)), [((1, 4),), ((4, 1),)]),
+        (lambda y: F.batch_norm(y, None, None, training=True), [((1, 4),)]),
+        (lambda y: F.max_pool1d(y, 2), [((1, 4),)]),
+        (lambda y: F.one_hot(y.argmax(0), 8), [((1, 4),), ((4,),)]),
+        (lambda y: F.mse_loss(y, y), [((1, 4), (1, 4))]),
+        (lambda y: F.cross_entropy(y.t(), y.argmax(0)), [((1, 4),), ((1, 4),), ((4, 1), (4,))]),
+        (lambda y: y.slice_scatter(y[:2], 0, 0, 2), [((1, 4),), ((1, 4), (1, 4))]),
+        (lambda y: y.scatter(0, y.argmax(0, keepdim=True), 1.0), [((1, 4),), ((1, 4), (1, 4))]),
+    ],
+)
+def test_operator_without_a_strategy_leaves_columns_where_they_are(
+    call: Callable[[Tensor], Any], strategies: list[Any]
+) -> None:
+    columns = shard(torch.matmul, ((1, 1), (1, 4)))
+    program = local_program(Calls(lambda x, w: call(columns(x, w))))
+    assert sorted(strategy for _, _, strategy in rows(program)[1:]) == sorted(strategies)
+
+
+def test_bags_are_cut_unless_what_is_about_all_of_them_is_read_too() -> None:
+    def sums(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.embedding_bag(weight, x.argmax(0), torch.arange(0, 8, 2))
+        return found
+
+    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+        bags, _, sizes, _ = sums(x, weight)
+        return bags * sizes[:, None]
+
+    for call, cut in ((lambda x, weight: sums(x, weight)[0], 4), (scaled, 1)):
+        program = local_program(Calls(call))
+        assert ("embedding_bag", "data parallel", ((1, 1), (cut,), (1,))) in rows(program)
+        taken = [node.args[0] for node in program.graph.nodes if node.target is operator.getitem]
+        assert {str(getattr(source, "target", None)) for source in taken} == {"aten.embedding_bag.default"}
+
+
 # -- parameters in several layouts --------------------------------------------------------------------------------
 
 
@@ -344,3 +414,28 @@ def test_gradients_are_told_only_where_they_come_back() -> None:
     multiplied = [node for node in program.graph.nodes if node.target is torch.ops.aten.matmul.default]
     assert [node in reached for node in multiplied] == [True, False]
     assert tuple(values[multiplied[0]].shape) == (2, 8)
+
+
+@pytest.mark.parametrize("wanted", [frozenset({0}), frozenset()])
+def test_gradient_comes_back_to_an_input_that_wants_one(wanted: frozenset[int]) -> None:
+    program = local_program(nn.Tanh(), differentiable_inputs=wanted)
+    (tanh,) = (node for node in program.graph.nodes if node.target is torch.ops.aten.tanh.default)
+    assert (tanh in nodes_with_gradient(program, local_values(program))) is bool(wanted)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_collectives_of_a_step_are_told_with_their_bytes_and_their_way_back(is_trained: bool) -> None:
+    """The whole matrix has 256 bytes, a rank's part 64."""
+    inner = shard(torch.matmul, ((1, 4), (4, 1)))
+    network = Calls(lambda x, w: inner(x @ w, w).sum() if is_trained else inner(x @ w, w).detach().sum())
+    program = local_program(network)
+    told = [each for moved in operator_traffic(program, local_values(program), 0) for each in moved]
+    assert [each.text.split()[0] for each in told] == [
+        *("slice", "enter", "exchange", "slice", "reduce_scatter", "all_reduce")
+    ]
+    forward = [(each.forward.operation, each.forward.bytes) for each in told if each.forward is not None]
+    assert forward == [("all_to_all", 64), ("reduce_scatter", 256), ("all_reduce", 4)]
+    back = [(each.backward.operation, each.backward.bytes) for each in told if each.backward is not None]
+    way_back = [("all_reduce", 256), ("all_to_all", 64), ("all_gather", 64), ("all_gather", 64)]
+    assert back == (way_back if is_trained else [])
+    assert {message.ranks for each in told for message in (each.forward, each.backward) if message} == {4}

@@ -18,14 +18,15 @@ from msrun.runtime import Pipeline, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.local_values import LocalValue, infer_local_values
-from msrun.runtime.graph.operator_cost import OPERATIONS_PER_BYTE, operator_cost
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.stage_assignment import SLACK, StageAssignment, assign_stages, divide
-from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
+from msrun.runtime.partition.local_values import LocalValue, infer_local_values
+from msrun.runtime.partition.operator_cost import OPERATIONS_PER_BYTE, operator_cost
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.stage_assignment import SLACK, StageAssignment, assign_stages, divide
+from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
 class Network(nn.Module):

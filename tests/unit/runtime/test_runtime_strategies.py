@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from asked_cases import every_third_fast
 from operator_cases import BINARY, OperatorCase, OperatorNetwork
 from torch import nn
 
@@ -16,10 +17,13 @@ from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 WITH_RULES = [case for case in BINARY if case.labels.strip(".,")]
 MANY = 700
@@ -54,7 +58,7 @@ def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_siz
         assert strategy in [operator.strategy for operator in operators if operator.origin == "user"]
 
 
-@pytest.mark.parametrize("case", BINARY, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every_third_fast(BINARY), ids=lambda case: case.name)
 def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case: OperatorCase) -> None:
     candidates = list(case.candidates((1, 2, 4, 3)))
     tried = candidates[:: max(1, len(candidates) // MANY)]
@@ -199,3 +203,42 @@ def test_batch_that_the_world_does_not_divide_is_cut_as_far_as_it_goes() -> None
         graph, build_mesh(4), input_layouts=[TensorLayout.replicated(2)], strategies={}, output_batch_axes=()
     )
     assert program.operators[0].strategy[0] == (2, 1)
+
+
+class OneWeightTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.b(torch.tanh(self.a(x)))
+        return x
+
+
+def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that_sums_over_that_cut() -> None:
+    network = OneWeightTwice()
+    shard(network.b, ((1, 4), (1, 4)))
+    shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
+    graph = capture(find_target(network), [torch.ones(4, 8)], {}, input_shapes=[(4, 8)], parameter_shapes=shapes)
+    program = partition(
+        graph,
+        build_mesh(4),
+        input_layouts=[TensorLayout.replicated(2)],
+        strategies=strategies_of(network),
+        output_batch_axes=(),
+    )
+    assert [operator.strategy for operator in program.operators if operator.origin == "user"] == [((1, 4), (1, 4))] * 2
+
+
+@pytest.mark.parametrize("case", every_third_fast(WITH_RULES), ids=lambda case: case.name)
+def test_decisions_are_lowered_to_the_same_graph_every_time(case: OperatorCase) -> None:
+    graph, mesh = captured(case.name), build_mesh(4)
+    given = [shape for index, shape in enumerate(case.shapes) if index not in case.parameters]
+    layouts = [TensorLayout.replicated(len(shape)) for shape in given]
+    for strategy in list(case.legal(4))[::5]:
+        decisions = decide(graph, mesh, Constraints(layouts, {"op": OperatorStrategy(strategy)}))
+        one, other = (lower(graph, decisions) for _ in range(2))
+        assert str(one.graph) == str(other.graph)
+        assert one.operators == other.operators

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from asked_cases import every_third_fast
 from operator_cases import OperatorCase, OperatorNetwork
 from operator_cases_conv import BINARY
 
@@ -14,9 +15,10 @@ from msrun.errors import StrategyError
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 MANY = 250
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -54,7 +56,7 @@ def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_siz
         assert strategy in [operator.strategy for operator in operators if operator.origin == "user"]
 
 
-@pytest.mark.parametrize("case", BINARY, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every_third_fast(BINARY), ids=lambda case: case.name)
 def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case: OperatorCase) -> None:
     candidates = list(case.candidates((1, 2, 4, 3)))
     refused = 0
@@ -172,3 +174,17 @@ def test_only_what_a_cut_needs_is_sent(name: str, strategy: Any, expected: list[
 def test_statistics_of_a_batch_travel_in_one_message_along_what_cuts_it(strategy: Any, gathers: list[str]) -> None:
     (operator,) = [o for o in partitioned("batch-norm-2d", strategy).operators if o.origin == "user"]
     assert [text for text in operator.collectives if text.startswith("gather_enter")] == gathers
+
+
+@pytest.mark.parametrize("case", [case for case in BINARY if "transpose" in case.name], ids=lambda case: case.name)
+def test_part_of_a_transposed_convolution_reads_its_own_rows_and_keeps_its_own_outputs(case: OperatorCase) -> None:
+    for strategy in case.legal(4):
+        cuts = [dim for dim, parts in enumerate(strategy[0]) if dim >= 2 and parts > 1]
+        nodes = list(partitioned(case.name, strategy).graph.nodes)
+        (whole,) = (n.meta["val"].shape for n in captured(case.name).graph.nodes if n.op == "call_function")
+        kept = {node.args[1]: node.args[3] for node in nodes if node.target is torch.ops.aten.narrow.default}
+        assert kept == {dim: whole[dim] // strategy[0][dim] for dim in cuts}
+        halos = [node.kwargs["collective"] for node in nodes if "collective" in node.kwargs]
+        for halo in (halo for halo in halos if halo.window is not None):
+            assert halo.window.size == case.shapes[0][halo.dim]
+            assert halo.window.step == case.shapes[0][halo.dim] // strategy[0][halo.dim]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from torch import fx, nn
 
-from msrun.runtime.graph.collectives import Collective, Kind
-from msrun.runtime.graph.segments import Crossing, Segment
-from msrun.runtime.graph.turns import backward_turns, forward_turns, join_turns
+from msrun.runtime.schedule.segments import Crossing, Segment
+from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns
+from msrun.runtime.sharding.collective import Collective, Kind
 
 AXES = (0,)
 

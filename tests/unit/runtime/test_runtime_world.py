@@ -5,8 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 
+import pytest
+import torch
 from job_runner import REPOSITORY
+
+from msrun.errors import WorldError
+from msrun.runtime import world
+from msrun.runtime.joining.spec import WorldSpec
 
 
 def run_python(program: str, environ: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
@@ -48,3 +55,30 @@ def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit() -> Non
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = run_python(program, environ)
     assert "rank 1 of 2 could not join at env:// with shm" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("shm", "cpu"), ("gloo", "cpu"), ("nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda")],
+)
+def test_device_of_a_rank_is_that_of_its_backend(backend: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(world.dist, "get_backend", lambda: backend)
+    monkeypatch.setenv("DEVICE_ID", "3")
+    assert world.device() == torch.device(kind, *([3] if kind != "cpu" else []))
+
+
+def test_rank_makes_its_device_the_current_one_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    devices = SimpleNamespace(device_count=lambda: 4, set_device=chosen.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: devices if kind == "cuda" else None)
+    place = WorldSpec("msrun", 5, 8, 1, 4, "")
+    world._set_device(place, "gloo")
+    assert chosen == []
+    world._set_device(place, "cpu:gloo,cuda:nccl")
+    monkeypatch.setenv("DEVICE_ID", "3")
+    world._set_device(place, "nccl")
+    assert chosen == [1, 3]
+    monkeypatch.setenv("DEVICE_ID", "4")
+    with pytest.raises(WorldError, match="rank 5 is to use cuda device 4, and this host has 4: start at most one"):
+        world._set_device(place, "nccl")

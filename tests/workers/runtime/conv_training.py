@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from conv_networks import BATCH, CLASSES, NETWORKS, SCENARIOS, WORLD_SIZE
 from local_parts import local
+from only_cases import is_asked
 
 from msrun.runtime import (
     AutoParallel,

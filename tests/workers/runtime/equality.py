@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from equality_scenarios import GLOBAL_BATCH, SCENARIOS, SIZES, WORLD_SIZE
 from local_parts import local
+from only_cases import is_asked
 from torch import nn
 
 from msrun.runtime import (
@@ -29,7 +29,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.pending import traffic
+from msrun.runtime.execute.pending import traffic
 
 OPTIMIZERS = {
     "momentum": lambda p: optim.Momentum(p, 0.05, 0.9),
@@ -217,8 +217,9 @@ def main():
                 "plan": step.plan.to_json() if scenario.mode == "semi_auto" else None,
                 "explain": step.plan.explain() if scenario.mode == "semi_auto" else None,
             }
-    losses, plan = published_losses()
-    results["published"] = {"losses": losses, "plan": plan}
+    if is_asked("published"):
+        losses, plan = published_losses()
+        results["published"] = {"losses": losses, "plan": plan}
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     release()

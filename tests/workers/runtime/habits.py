@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
+from only_cases import is_asked
 from runtime_habits import HABITS, STEPS, WORLD_SIZE, Habit
 from torch import Tensor, nn
 

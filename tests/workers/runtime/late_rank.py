@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, WithLoss, get_rank, init, release
-from msrun.runtime.graph.execute import Executor
+from msrun.runtime.execute.executor import Executor
 
 DEADLINE_S = 60.0
 result = Path(sys.argv[1])

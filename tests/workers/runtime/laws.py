@@ -12,18 +12,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
 from law_graphs import graph_of, runs_of
+from only_cases import is_asked
 
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.graph.collectives import Collective
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import partition
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.execute.collectives import start_backward, start_forward
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
-from msrun.runtime.redistribution import Move, plan_redistribution
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -157,12 +158,12 @@ def redistributions(mesh, rank):
         moves = [Collective(s.kind, s.axes, s.dim, s.from_dim) for s in steps]
         value = whole[source.slices(mesh, whole.shape, rank)]
         for move in moves:
-            value = move.start_forward(value, mesh, rank).wait()
+            value = start_forward(move, value, mesh, rank).wait()
         if not torch.equal(value, whole[target.slices(mesh, whole.shape, rank)]):
             wrong.append(f"rank {rank}: {source.split} -> {target.split}")
         back = gradient[target.slices(mesh, whole.shape, rank)]
         for move in reversed(moves):
-            back = move.start_backward(back, mesh, rank).wait()
+            back = start_backward(move, back, mesh, rank).wait()
         if not torch.equal(back, gradient[source.slices(mesh, whole.shape, rank)]):
             wrong.append(f"rank {rank}: gradient of {source.split} -> {target.split}")
     return {"runs": len(pairs), "wrong": wrong}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
+from only_cases import is_asked
 
 from msrun.runtime import get_group_size, get_rank, init, release
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
 from call_patterns import PATTERNS, WORLD_SIZE
+from only_cases import is_asked
 
 from msrun.runtime import get_rank, init, release
 

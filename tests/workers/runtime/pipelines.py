@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from pipeline_scenarios import BLOCKS, CLASSES, GLOBAL_BATCH, SCENARIOS, STEPS, WIDTH
 from torch import nn
 
@@ -31,7 +31,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.pending import traffic
+from msrun.runtime.execute.pending import traffic
 
 OPTIMIZERS = {"momentum": lambda p: optim.Momentum(p, 0.05, 0.9), "adam": lambda p: optim.Adam(p, lr=3e-3)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
+from only_cases import is_asked
 from random_scenarios import NETWORKS, SCENARIOS, WORLD_SIZE, losses_of
 
 from msrun.runtime import AutoParallel, Pipeline, get_rank, init, release

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts, scattered_linear
 from torch import nn
 
@@ -30,18 +30,18 @@ from msrun.runtime import (
     release,
     shard,
 )
+from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.graph.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import partition
-from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.strategies import OperatorStrategy
-from msrun.runtime.layout import TensorLayout, build_mesh
+from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.pending import traffic
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.parameters.placement import find_placement
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 STEPS = 3
 
@@ -277,7 +277,8 @@ def main():
                 mine = {"error": f"{type(error).__name__}: {error}"}
             dist.all_gather_object(everyone, mine)
             results[f"{case.name}/{name}"] = everyone
-    results["refusals"] = refusals()
+    if is_asked("refusals"):
+        results["refusals"] = refusals()
     if is_asked("other-strategies"):
         results["other-strategies"] = other_strategies()
     if is_asked("out-strategies"):

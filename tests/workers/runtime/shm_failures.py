@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from msrun.runtime import init
-from msrun.runtime.graph.transfers import start_all_reduce
+from msrun.runtime.execute.transfers import start_all_reduce
 
 FOLDER, WHAT, SIZE = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 LAST = SIZE - 1

@@ -2,8 +2,8 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from step_cases import BLOCKS, HIDDEN
 
 from msrun.errors import StrategyError
@@ -18,10 +18,10 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.gradients import GradientGroup
-from msrun.runtime.graph.parameters import GatheredGroup
-from msrun.runtime.graph.pending import traffic
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.gradients import GradientGroup
+from msrun.runtime.execute.parameters import GatheredGroup
+from msrun.runtime.execute.pending import traffic
 
 LEVELS = ("level1", "level2", "level3")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from torch import nn
 
 from msrun.runtime import AutoParallel, WithLoss, get_group_size, no_init_parameters, shard

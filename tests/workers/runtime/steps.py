@@ -12,8 +12,8 @@ import step_memory
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from step_cases import BLOCKS, CASES, CLASSES, FEATURES, GLOBAL_BATCH, HIDDEN, WIDTH, WORLD_SIZE
 from torch import nn
 
@@ -32,7 +32,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.graph.pending import traffic
+from msrun.runtime.execute.pending import traffic
 from msrun.runtime.parallel.parameters.placement import find_placement
 
 

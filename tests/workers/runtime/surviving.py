@@ -2,7 +2,8 @@
 
 usage: surviving.py DIRECTORY [in-write RANK STEP | before-rename RANK STEP | after-step RANK STEP]
 Dies by SIGKILL on that rank at that step, in its first attempt only: while its tensors are written, when everything is
-written but the checkpoint has no name yet, or between two steps.
+written but the checkpoint has no name yet, or between two steps. FORM is file or directory; with BESIDE a thread
+writes.
 """
 
 import os
@@ -31,7 +32,7 @@ from msrun.runtime import (
     optim,
     release,
 )
-from msrun.runtime.checkpoint import directory, save, tensor_files
+from msrun.runtime.checkpoint import writing
 from msrun.runtime.data import NumpySlicesDataset
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 3
@@ -50,23 +51,21 @@ class DieAfterStep(Callback):
 
 
 def plan_death():
-    write, rename = tensor_files._FileWriter.write_data, directory.finish_writing
+    write, rename = writing.write_parts, writing.give_name
 
-    def write_then_die(self, plan, planner):
-        result = write(self, plan, planner)
+    def write_then_die(*args):
+        result = write(*args)
         if how == "in-write" and place["step"] == when:
             die()
         return result
 
-    def die_before_rename(temporary, final, position, world_size):
-        if how == "before-rename" and position.step == when:
-            rename(temporary, final.with_name("complete but for its name"), position, world_size)
-            final.with_name("complete but for its name").rename(temporary)
+    def die_before_rename(temporary, final):
+        if how == "before-rename" and place["step"] == when:
             die()
-        rename(temporary, final, position, world_size)
+        rename(temporary, final)
 
-    tensor_files._FileWriter.write_data = write_then_die
-    save.finish_writing = die_before_rename
+    writing.write_parts = write_then_die
+    writing.give_name = die_before_rename
 
 
 place = {"step": 0}
@@ -91,7 +90,12 @@ if get_rank() == rank and not died.exists():
     plan_death()
 else:
     how = ""
-config = CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=int(os.environ.get("KEEP", "2")))
+config = CheckpointConfig(
+    save_checkpoint_steps=4,
+    keep_checkpoint_max=int(os.environ.get("KEEP", "2")),
+    integrated_save=os.environ.get("FORM", "file") == "file",
+    async_save=bool(os.environ.get("BESIDE")),
+)
 callbacks = [DieAfterStep(), LossMonitor(), ModelCheckpoint("net", folder, config)]
 Model(step, optimizer=optimizer).train(EPOCHS, data, callbacks, resume_from=latest_checkpoint(folder, "net"))
 release()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
 from local_parts import local
+from only_cases import is_asked
 from training_cases import CASES, STEPS, batches, built
 
 from msrun.runtime import AutoParallel, get_group_size, get_rank, init, release

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from asked_cases import is_asked
+from only_cases import is_asked
 from transformer_scenarios import RESUMED, SAVED_AFTER, SCENARIOS, WORLD_SIZE, build, train, wrap
 
 from msrun.runtime import get_rank, init, load_checkpoint, release, save_checkpoint

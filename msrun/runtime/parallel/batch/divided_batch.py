@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph import marked_calls
+from msrun.runtime.capture import marked_calls
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind, split_batch
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from msrun.errors import CaptureError
 from msrun.runtime import progress
 from msrun.runtime.checkpoint.agreement import decide
-from msrun.runtime.graph.pending import on_long_wait
+from msrun.runtime.execute.pending import on_long_wait
 from msrun.runtime.groups import get_group_size
 from msrun.runtime.world import at_release
 
@@ -56,7 +56,7 @@ class Agreement:
             CaptureError: another rank runs this call with what it has captured before, or does not come.
         """
         self._captures = True
-        store = _store()
+        store = job_store()
         store.set(self._announced_by(), f"rank {rank} got {what}")
         store.set(self._key(rank), "")
         keys = [self._key(other) for other in range(world_size)]
@@ -77,7 +77,7 @@ class Agreement:
         """
         if not dist.is_initialized():
             return
-        store = _store()
+        store = job_store()
         _raise_if_refused(store)
         if not self._captures and store.check([self._announced_by()]):
             other = store.get(self._announced_by()).decode()
@@ -95,7 +95,7 @@ class Agreement:
         return f"{_PREFIX}/{self._world}/{self._call}/{what}"
 
 
-def _store() -> Any:
+def job_store() -> Any:
     """Return the store that the job's processes have in common; torch has no public name for it."""
     return dist.distributed_c10d._get_default_store()
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.gradients import GradientGroup
-from msrun.runtime.graph.late_weights import delay_weights
-from msrun.runtime.graph.local_values import parameter_memory
-from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
-from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.prediction import local_values
-from msrun.runtime.graph.regions import find_regions, parameters_of
-from msrun.runtime.graph.segments import cut_segments
-from msrun.runtime.layout import Axes, Mesh
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.gradients import GradientGroup
+from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
+from msrun.runtime.partition.local_values import parameter_memory
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.late_weights import delay_weights
+from msrun.runtime.schedule.regions import find_regions, parameters_of
+from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.sharding.layout import Axes, Mesh
 
 
 def build_compiled_call(

@@ -14,17 +14,11 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
+from msrun.runtime.capture.autocast import apply_autocast
+from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
-from msrun.runtime.graph.autocast import apply_autocast
-from msrun.runtime.graph.batch_rows import refuse_lost_rows
-from msrun.runtime.graph.partition import LocalProgram, partition
-from msrun.runtime.graph.regions import RecomputeSpec
-from msrun.runtime.graph.strategies import entry_numbers
-from msrun.runtime.graph.wanted import entry_layout
-from msrun.runtime.layout import Mesh, TensorLayout
-from msrun.runtime.named_layout import Layout, choose_mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
@@ -39,6 +33,13 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.wanted import entry_layout
+from msrun.runtime.schedule.regions import RecomputeSpec
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.named_layout import Layout, choose_mesh
+from msrun.runtime.sharding.strategies import entry_numbers
 
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.graph.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.late_weights import count_delayed
-from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
-from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.regions import Region
-from msrun.runtime.graph.segments import Segment
-from msrun.runtime.graph.step import ValueOnItsWay, arrived, full_like
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
+from msrun.runtime.parallel.step_in_backward import StepsInBackward
+from msrun.runtime.parallel.verification.entry import is_verifying
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
+from msrun.runtime.schedule.late_weights import count_delayed
+from msrun.runtime.schedule.regions import Region
+from msrun.runtime.schedule.segments import Segment
 
 
 @dataclass
@@ -43,6 +45,8 @@ class CompiledCall:
     """What is recomputed."""
     captured: CapturedGraph
     """What the program was made of."""
+    steps: StepsInBackward | None = None
+    """Takes the gradients as they arrive."""
 
     @property
     def copies(self) -> int:
@@ -76,8 +80,34 @@ class CompiledCall:
         Returns what the captured graph gives back.
         """
         parameters = [stored.parameter for stored in self.stored]
+        if self.steps is not None and self.parts.micro_batches > 1:
+            raise StrategyError(
+                f"step_in_backward with {self.parts.micro_batches} micro batches: their gradients are added up before "
+                "the step; leave one of both out"
+            )
         way = _RunMicroBatches if self.parts.micro_batches > 1 else _RunProgram
         return list(way.apply(self, torch.is_grad_enabled(), len(tensors), *tensors, *parameters))
+
+    def backward(self, step: Step, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return parameter name -> gradient of its stored part, of those that were not trained with it already."""
+        if self.steps is None or is_verifying.get():
+            return self.executor.backward(step, gradients)
+        left: dict[str, Tensor] = {}
+        parameters = {stored.name: stored.parameter for stored in self.stored}
+
+        steps, trained = self.steps, self.steps.trained()
+
+        def hand_out(arrived: dict[str, Tensor]) -> None:
+            mine = []
+            for name, gradient in arrived.items():
+                if id(parameters[name]) in trained:
+                    mine.append((parameters[name], gradient))
+                else:
+                    left[name] = gradient
+            steps.take(mine)
+
+        self.executor.backward(step, gradients, hand_out=hand_out)
+        return left
 
     def merge(self, results: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:
         """Join the results of micro batches and copies: scalars are added up with their factor, others joined along
@@ -149,7 +179,7 @@ class _RunProgram(torch.autograd.Function):
             raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
         step, ctx.step = ctx.step, None
         with torch.enable_grad():
-            by_name = compiled.executor.backward(step, compiled.gradients_of_copies(gradients))
+            by_name = compiled.backward(step, compiled.gradients_of_copies(gradients))
         inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])
         return (None, None, None, *inputs, *(by_name.get(stored.name) for stored in compiled.stored))
 

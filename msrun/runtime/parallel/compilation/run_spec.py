@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from msrun.runtime.graph.regions import RecomputeSpec
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
 from msrun.runtime.parallel.parameters.hsdp import Level
 from msrun.runtime.parallel.scaling import Scales, scales
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.schedule.regions import RecomputeSpec
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.graph.transfers import start_all_reduce
+from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
@@ -72,7 +72,7 @@ class Replicas:
 
         Scalar results are means over all ranks, others are this rank's own.
         """
-        self._prepare(target)
+        self.place(target)
         is_module = isinstance(target.call, nn.Module)
         reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
         wrapped = self._wrapped.get(id(target.call)) if reduces else None
@@ -98,7 +98,8 @@ class Replicas:
             return mean
         return scale_gradient(value, self._scales.start)
 
-    def _prepare(self, target: Target) -> None:
+    def place(self, target: Target) -> None:
+        """Give each rank its parameters, unless it has them."""
         root = target.root
         key = tuple(map(id, called_modules(target)))
         if key in self._networks:

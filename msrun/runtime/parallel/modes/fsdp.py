@@ -1,6 +1,6 @@
 """hsdp without capture: torch's FSDP2 (`fully_shard`) under MindSpore's rule and words.
 
-Which parameters are cut is decided as for captured networks (`parallel/hsdp.py`). shard_size below the number of ranks
+Which parameters are cut is decided as for captured networks (`parameters/hsdp.py`). shard_size below the ranks
 is FSDP2's two-dimensional mesh (HSDP). A parameter that is left whole is cut over a mesh of (ranks, 1), so that FSDP2
 reduces its gradient (its `ignored_params` get none). level3 is `reshard_after_forward=True`; level1 keeps whole
 gradients while `no_sync()` adds them up, level2 and level3 reduce them in every backward pass.
@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.layout import Mesh, TensorLayout, build_mesh
 from msrun.runtime.nn.replaced import replace_parameter, replaced_for_now
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult

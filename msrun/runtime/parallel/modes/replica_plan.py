@@ -8,7 +8,6 @@ from dataclasses import replace
 from torch import nn
 
 from msrun.runtime import world
-from msrun.runtime.graph.collective_messages import Totals
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
@@ -16,6 +15,7 @@ from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, Parame
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.collective_messages import Totals
 
 
 def build_replica_plan(

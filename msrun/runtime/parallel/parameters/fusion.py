@@ -14,9 +14,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.parameters import NEVER_FUSE, StoredParameter
-from msrun.runtime.layout import Axes
+from msrun.runtime.execute.parameters import NEVER_FUSE, StoredParameter
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig, MessageRule
+from msrun.runtime.sharding.layout import Axes
 
 Way = Literal["gather", "reduce"]
 """To the use of parameters, or their gradients back from it."""

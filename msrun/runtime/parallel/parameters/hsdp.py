@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msrun.errors import StrategyError
-from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 
 Level = Literal["level1", "level2", "level3"]
 KB = 1024

@@ -1,23 +1,28 @@
-"""Optimizers of cut parameters: their state is cut too, and those that look at whole tensors are refused."""
+"""Optimizers of cut parameters: their state is cut too, and those that look at all of them as one are refused."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.optim.optimizer import _foreach_supported_types as _types_of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _types_of_foreach
 
 from msrun.errors import StrategyError
-from msrun.runtime.graph.plain_tensors import plain_tensors
+from msrun.runtime.execute.plain_tensors import plain_tensors
+from msrun.runtime.nn.replaced import follow
+from msrun.runtime.optim import FTRL, AdamWeightDecay
 from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, describe
+from msrun.runtime.parallel.parameters.state_dicts import part_of, state_tensor
+from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -31,22 +36,59 @@ _ELEMENTWISE = (
     torch.optim.ASGD,
     torch.optim.Adagrad,
     torch.optim.Adadelta,
+    AdamWeightDecay,
+    FTRL,
 )
 """Their steps are right on parts, so they run without asking `Part` about every operation."""
-_OF_WHOLES = tuple(
-    getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam") if hasattr(torch.optim, name)
-)
+_OF_ALL_AT_ONCE = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 """optimizer -> how many parts it trained when its state was last looked at; _LOADED: its state came in since"""
 _LOADED = -1
+before_steps_in_backward: list[Callable[[], None]] = []
+"""Called before steps that pass the hooks of optimizers by."""
 
 
 @functools.cache
 def watch_optimizers() -> None:
     """Look at every optimizer before its steps from now on; once in a process."""
-    register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: settle(optimizer))
+    register_optimizer_step_pre_hook(_before_step)
     for known in (_types_of_optimizers, _types_of_foreach):
         known += [Part, PartParameter]  # else torch leaves its fast ways for many tensors at once
+
+
+def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Step some of an optimizer's parameters, past the hooks that users and schedulers have put around its step."""
+    for call in before_steps_in_backward:
+        call()
+    settle(optimizer)
+    chosen = {id(parameter) for parameter in parameters}
+    groups = (
+        {**group, "params": [parameter for parameter in group["params"] if id(parameter) in chosen]}
+        for group in optimizer.param_groups
+    )
+    some: Optimizer = object.__new__(type(optimizer))
+    vars(some).update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
+    step = inspect.unwrap(type(optimizer).step)
+    if isinstance(optimizer, LOOK_AT_WHOLES):
+        step(stand_in_with_wholes(some))
+    elif step in _elementwise_steps():
+        with plain_tensors():
+            step(some)
+    else:
+        step(some)
+
+
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    follow(optimizer)
+    settle(optimizer)
+    if isinstance(optimizer, LOOK_AT_WHOLES):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        may_be_cut = len(args) > 1 or kwargs  # by a closure whose call is AutoParallel's first
+        if may_be_cut or any(isinstance(parameter, Part | DTensor) for parameter in parameters):
+            return (stand_in_with_wholes(optimizer), *args[1:]), kwargs
+    return None
 
 
 def settle(optimizer: Optimizer) -> None:
@@ -63,20 +105,24 @@ def settle(optimizer: Optimizer) -> None:
     if not parts:
         _settled[optimizer] = 0
         return
-    if isinstance(optimizer, _OF_WHOLES):
+    if isinstance(optimizer, _OF_ALL_AT_ONCE):
         raise StrategyError(
-            f"torch.optim.{type(optimizer).__name__} looks at whole tensors, and of {describe(parts[0].placement)}: "
-            "use an element-wise optimizer such as AdamW, or keep its parameters whole (parallel_optimizer = False)"
+            f"torch.optim.{type(optimizer).__name__} looks at all parameters as one whole, and of "
+            f"{describe(parts[0].placement)}: use an element-wise optimizer such as AdamW, or keep its parameters "
+            "whole (parallel_optimizer = False)"
         )
     for part in parts:
         state = optimizer.state.get(part, {})
         placed = part.placement
         for key, value in state.items():
             is_whole = isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == placed.shape
-            if is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:
-                state[key] = as_part(placed.cut(value).clone(), placed)
+            if isinstance(value, DTensor):
+                state[key] = as_part(part_of(value, placed), placed)
+            elif is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:
+                state[key] = as_part(part_of(value, placed).clone(), placed)
     if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)
+        optimizer.register_state_dict_post_hook(_hand_out)
         optimizer.register_load_state_dict_post_hook(_forget)
         if inspect.unwrap(type(optimizer).step) in _elementwise_steps():
             _step_plainly(optimizer)
@@ -106,6 +152,18 @@ def _know_parts(optimizer: Optimizer) -> None:
         for value in optimizer.state.get(part, {}).values():
             if type(value) is Tensor and value.dim() > 0 and tuple(value.shape) == part.placement.local_shape:
                 as_part(value, part.placement)
+
+
+def _hand_out(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Put DTensors in the place of parts in an optimizer's state dict, whose values are the live state's own."""
+    state = {
+        number: {
+            key: state_tensor(value, is_everywhere=False) if isinstance(value, Part) else value
+            for key, value in values.items()
+        }
+        for number, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
 
 
 def _forget(optimizer: Optimizer) -> None:

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from msrun.errors import ParallelError
-from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.transfers import start_gather
+from msrun.runtime.groups import axes_group
 from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.progress import waiting_in
 
@@ -63,6 +65,20 @@ class Part(Tensor):
         with waiting_in(lambda: f"the parts of {placed.name}"):
             dist.all_reduce(flat)
         return whole
+
+    def gather_in_stage(self) -> Tensor:
+        """Return the whole tensor on the ranks of one stage that hold parts of it; they call it together."""
+        placed, local = self.placement, plain(self)
+        axes = tuple(sorted(placed.stored.used))
+        if not axes:
+            return local
+        placed.check_world("to make it whole")
+        flat = start_gather(local.reshape(-1), axes_group(placed.mesh, axes)).wait()
+        order: list[int] = []
+        for dim, split in enumerate(placed.stored.split):
+            order += [*map(axes.index, split), len(axes) + dim]
+        extents = (placed.mesh.shape[axis] for axis in axes)
+        return flat.view(*extents, *local.shape).permute(order).reshape(placed.shape)
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the gradient; it gets this rank's part of it."""

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.parallel.parameters.part import Part, as_part, describe
 from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.progress import waiting_in
@@ -301,6 +302,34 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     for index, total in zip(cut, totals, strict=True):
         norms[index] = total.to(norms[index].dtype)
     return norms
+
+
+def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the norm of each tensor, of parts that of its whole, in a pipeline too. All ranks call it together.
+
+    Args:
+        owners: the parameters, the same ones on every rank.
+        tensors: what lies as its parameter does; None where this rank has nothing. One all-reduce for all of them.
+    """
+    wide = torch.float32 if world.device().type == "npu" else torch.float64
+    zero = torch.zeros((), dtype=wide, device=world.device())
+    norms = [zero if tensor is None else _full(torch.linalg.vector_norm(plain(tensor))).to(zero) for tensor in tensors]
+    cut = [index for index, owner in enumerate(owners) if isinstance(owner, Part)]
+    if cut:
+        parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
+        shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts]).to(zero)
+        totals = torch.stack([norms[index] for index in cut]) ** 2 * shares
+        parts[0].check_world("norms")
+        traffic.add("all_reduce", totals)
+        with waiting_in(lambda: "the all_reduce of norms of parts"):
+            dist.all_reduce(totals)
+        for index, total in zip(cut, totals.sqrt(), strict=True):
+            norms[index] = total
+    return norms
+
+
+def _full(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 # -- gradients, refusals --------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.graph.parameters import layout_at_rest
-from msrun.runtime.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.execute.parameters import layout_at_rest
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 
 
 @dataclass(frozen=True)

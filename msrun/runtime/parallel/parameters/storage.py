@@ -12,21 +12,20 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import LocalProgram, ParameterUse
-from msrun.runtime.graph.plain_tensors import plain
-from msrun.runtime.layout import Mesh, TensorLayout
-from msrun.runtime.named_layout import Layout
+from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
-from msrun.runtime.parallel.parameters.incoming import take_wholes
-from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.part import become_part
 from msrun.runtime.parallel.parameters.placement import Placement, placement_of, placements
+from msrun.runtime.parallel.parameters.state_dicts import exchange_state
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.sharding.named_layout import Layout
 
 after_placement: ContextVar[Callable[[], None] | None] = ContextVar("after_placement", default=None)
 """Called when a network's parameters and buffers have been put in place, before its first run."""
@@ -136,8 +135,7 @@ class ParameterStorage:
                 become_part(stored[name].parameter, placement)
             else:
                 placements[stored[name].parameter] = placement
-        take_wholes(self._root)
-        watch_optimizers()
+        exchange_state(self._root)
         note_placed()
         return notes
 

@@ -13,14 +13,8 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.graph.local_values import LocalValue, infer_local_values, parameter_memory
-from msrun.runtime.graph.parameters import StoredParameter
-from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.regions import RecomputeSpec
-from msrun.runtime.graph.stage_assignment import StageAssignment, assign_stages
-from msrun.runtime.graph.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.groups import axes_group
-from msrun.runtime.layout import Mesh
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
@@ -37,6 +31,12 @@ from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.stage_assignment import StageAssignment, assign_stages
+from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.schedule.regions import RecomputeSpec
+from msrun.runtime.sharding.layout import Mesh
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.graph.local_values import LocalValue, gradient_reaches
-from msrun.runtime.graph.operators.rule import DRAW
-from msrun.runtime.graph.parameters import ParameterGroup, StoredParameter
-from msrun.runtime.graph.partition import LocalProgram
-from msrun.runtime.graph.pending import traffic
-from msrun.runtime.graph.segments import Segment
-from msrun.runtime.graph.stages import StageProgram
-from msrun.runtime.graph.step import arrived
-from msrun.runtime.graph.transfers import start_all_reduce
+from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.step import arrived
+from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
@@ -32,7 +27,12 @@ from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
+from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.stages import StageProgram
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.schedule.segments import Segment
+from msrun.runtime.sharding.operators.rule import DRAW
 
 
 @dataclass

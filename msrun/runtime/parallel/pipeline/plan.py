@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msrun.runtime.graph.collective_messages import Totals
-from msrun.runtime.graph.stage_assignment import StageAssignment
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import describe_schedule
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.collective_messages import Totals
+from msrun.runtime.partition.stage_assignment import StageAssignment
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall

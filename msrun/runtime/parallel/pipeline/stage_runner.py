@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.graph.execute import Executor
-from msrun.runtime.graph.late_weights import LateWeight, add_late_weights
-from msrun.runtime.graph.messages import start_receive, start_send
-from msrun.runtime.graph.pending import Pending
-from msrun.runtime.graph.stages import BorderValue, StageProgram
-from msrun.runtime.graph.step import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.messages import start_receive, start_send
+from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
+from msrun.runtime.partition.stages import BorderValue, StageProgram
+from msrun.runtime.schedule.late_weights import LateWeight, add_late_weights
 
 Direction = Literal["F", "B"]
 Place = tuple[int, int]

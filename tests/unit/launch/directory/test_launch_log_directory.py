@@ -51,6 +51,13 @@ def test_whole_file_is_moved_into_place_over_a_link_and_leaves_no_temporary_one(
     assert sorted(os.listdir(tmp_path)) == ["plan.json", "target"]
 
 
+def test_file_that_cannot_be_moved_into_place_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_private(tmp_path / "plan.json", "{}")
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
 def test_events_are_lines_of_json_with_both_clocks(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.note("started", {"global_rank": 0, "pid": 5})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_net import HostNet, HostNetError
+from host_net import HostNet
 
 from msrun.launch.preflight.reach import ReachResult, try_reach
 
@@ -64,32 +64,29 @@ def test_answer_comes_as_it_went_and_is_printable() -> None:
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
     """Two hosts; the first listens on all its addresses, the second has two interfaces."""
-    try:
-        with HostNet(2) as net:
-            _ip(net, 1, "link", "add", "eth1", "type", "veth", "peer", "name", "nobody")
-            _ip(net, 1, "link", "set", "nobody", "up")
-            _ip(net, 1, "address", "add", "192.168.77.5/24", "dev", "eth1")
-            _ip(net, 1, "link", "set", "eth1", "up")
-            _ip(net, 1, "route", "add", "10.99.0.0/16", "dev", "eth1")
-            _ip(net, 1, "route", "add", "blackhole", "10.98.0.1/32")
-            _ip(net, 1, "route", "add", "unreachable", "10.97.0.1/32")
-            _ip(net, 0, "address", "add", "10.77.1.1/32", "dev", "eth0")
-            _ip(net, 1, "route", "add", "10.77.1.1/32", "dev", "eth0", "src", "192.168.77.5")
-            _ip(net, 0, "route", "add", "blackhole", "192.168.77.0/24")  # the answers are dropped, as by a firewall
-            addresses = [net.address(0), "10.77.1.1", *([net.address6(0)] if net.has_ipv6 else [])]
-            listener = subprocess.Popen(
-                [*net.prefix(0), sys.executable, "-c", LISTEN, *addresses],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            try:
-                assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
-                yield net
-            finally:
-                listener.kill()
-                listener.communicate()
-    except HostNetError as error:
-        pytest.skip(str(error))
+    with HostNet(2) as net:
+        _ip(net, 1, "link", "add", "eth1", "type", "veth", "peer", "name", "nobody")
+        _ip(net, 1, "link", "set", "nobody", "up")
+        _ip(net, 1, "address", "add", "192.168.77.5/24", "dev", "eth1")
+        _ip(net, 1, "link", "set", "eth1", "up")
+        _ip(net, 1, "route", "add", "10.99.0.0/16", "dev", "eth1")
+        _ip(net, 1, "route", "add", "blackhole", "10.98.0.1/32")
+        _ip(net, 1, "route", "add", "unreachable", "10.97.0.1/32")
+        _ip(net, 0, "address", "add", "10.77.1.1/32", "dev", "eth0")
+        _ip(net, 1, "route", "add", "10.77.1.1/32", "dev", "eth0", "src", "192.168.77.5")
+        _ip(net, 0, "route", "add", "blackhole", "192.168.77.0/24")  # the answers are dropped, as by a firewall
+        addresses = [net.address(0), "10.77.1.1", *([net.address6(0)] if net.has_ipv6 else [])]
+        listener = subprocess.Popen(
+            [*net.prefix(0), sys.executable, "-c", LISTEN, *addresses],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
+            yield net
+        finally:
+            listener.kill()
+            listener.communicate()
 
 
 def _ip(net: HostNet, host: int, *words: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,16 @@ def test_socket_is_reached_in_a_folder_that_is_deeper_than_its_address_is_long(t
             assert theirs.recv(4) == b"here"
     with spool.listen_in(folder):
         assert (folder / spool.SOCKET).is_socket(), "what an earlier one has left is no hindrance"
+
+
+def test_folder_is_its_owner_s_alone_and_names_this_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = spool.make_spool("f00d", 3)
+    assert folder == spool.spool_path("f00d", 3) and folder.parent == tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / spool.AGENT).read_text().split() == [str(os.getpid()), str(start_time(os.getpid()))]
+    with pytest.raises(ClusterError, match=r"cannot make .*f00d-3 .File exists.; set TMPDIR"):
+        spool.make_spool("f00d", 3)
 
 
 def test_folder_that_has_gone_is_named(tmp_path: Path) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+import threading
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import ANY
+
+import pytest
+from rich.console import Console
+from running_status import RUNNING
 
 from msrun import contract
 from msrun.agent.watch.progress_board import Progress
@@ -12,24 +20,10 @@ from msrun.agent.watch.usage import Usage
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
 from msrun.launch.status.live_table import HOST_HEADINGS, MAX_RANKS, LiveTable
 from msrun.launch.status.status_json import render_json
+from msrun.launch.status.status_text import head_lines
+from msrun.launch.status.watch import PlainRows, RichTable
 
-STATUS = JobStatus(
-    job_id="f00d",
-    state=JobState.RUNNING,
-    reason="",
-    exit_code=None,
-    hosts=("a", "b"),
-    launcher_host="a",
-    launcher_pid=7,
-    run_time_s=75.0,
-    restarts=0,
-    log_dir=Path("/logs"),
-    grace_s=10.0,
-    rows=(),
-    notes=(),
-    now=1000.0,
-    clock=50.0,
-)
+STATUS = replace(RUNNING, clock=50.0)
 IN_STEP_41 = Progress(contract.PHASE_JOINED, 41, 49.0, 0.25, total=100)
 WAITING = replace(IN_STEP_41, is_waiting=True, waiting_since=38.0, name="all_reduce of 8 ranks")
 
@@ -73,6 +67,106 @@ def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
 def test_what_a_worker_writes_cannot_move_the_cursor() -> None:
     [cells] = LiveTable().read(replace(STATUS, rows=(replace(row(0), last_line="a\x1b[2Jb\rc"),)))[1]
     assert cells[-1] == "ab\\rc"
+
+
+def drawn(status: JobStatus, width: int) -> list[str]:
+    """Return the lines of the table on a terminal of so many columns."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(RichTable(1.0)._draw(status))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_terminal_has_the_lines_about_the_job_above_the_table() -> None:
+    assert drawn(replace(STATUS, rows=(row(0), row(10, "b", "planned"))), 100) == [
+        *head_lines(STATUS),
+        "rank  host  state       step  steps/s       loss    CPU    memory  last line",
+        "0     a     running   41/100      2.5       0.25      -     1 MiB  line of 0",
+        "10    b     planned   41/100      2.5       0.25      -         -  line of 10",
+    ]
+
+
+def test_table_without_a_row_is_left_out() -> None:
+    assert drawn(STATUS, 100) == head_lines(STATUS)
+
+
+def test_lines_that_are_too_long_for_the_terminal_are_cut() -> None:
+    long = replace(row(0), last_line="x" * 200)
+    lines = drawn(replace(STATUS, rows=(long,), notes=("n" * 200,)), 100)
+    assert len(lines) == 6
+    assert [len(line) for line in (lines[3], lines[5])] == [100, 100]
+    assert lines[3].endswith("n…") and lines[5].endswith("x…")
+
+
+def test_narrow_terminal_shortens_the_last_lines_of_logs_first() -> None:
+    long = replace(row(0, progress=WAITING), last_line="xx " * 20)
+    lines = drawn(replace(STATUS, rows=(long,)), 80)
+    assert len(lines) == 5
+    assert lines[4].startswith("0     a     waits 12 s  41/100      2.5       0.25      -     1 MiB  xx xx")
+    assert lines[4].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("state", "progress", "colour"),
+    [
+        ("failed: exit code 1", IN_STEP_41, 31),
+        ("lost", IN_STEP_41, 31),
+        ("running", WAITING, 33),
+        ("stopped", IN_STEP_41, 33),
+        ("running", IN_STEP_41, 32),
+        ("done", IN_STEP_41, 32),
+        ("planned", IN_STEP_41, None),
+    ],
+)
+def test_state_of_a_worker_has_a_colour(state: str, progress: Progress, colour: int | None) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
+    console.print(RichTable(1.0)._draw(replace(STATUS, rows=(row(0, state=state, progress=progress),))))
+    last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    word = "waits" if progress is WAITING else state.partition(":")[0]
+    assert re.findall(r"\x1b\[(\d+)m([a-z]+)", last) == ([(str(colour), word)] if colour else [])
+
+
+def test_table_on_a_terminal_is_drawn_at_once_with_the_cursor_in_sight_and_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    threads = threading.active_count()
+    table = RichTable(1.0)
+    with table as view:
+        assert view is table
+        begin = capsys.readouterr().out
+        assert begin.rindex("\x1b[?25h") > begin.rindex("\x1b[?25l")
+        view.show(replace(STATUS, rows=(row(0),)))
+        assert "line of 0" in capsys.readouterr().out
+        assert threading.active_count() == threads
+        print("said by others")
+        print("and their errors", file=sys.stderr)
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("said by others\n", "and their errors\n")
+    assert "line of 0" in capsys.readouterr().out, "the last one stays"
+    assert not table._live.is_started
+
+
+def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainRows(10.0)
+    first = replace(STATUS, rows=(row(0), row(1)))
+    view.show(first)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "job",
+        "launcher",
+        "logs",
+        "time",
+        *[ANY] * 2,
+    ]
+    view.show(replace(first, clock=52.0, rows=(replace(row(0), usage=Usage(13.0, 3 << 30)), row(1))))
+    assert capsys.readouterr().out == ""
+    view.show(replace(first, rows=(row(0), replace(row(1), last_line="another line"))))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "1" and line.endswith("another line")
+    view.show(replace(first, state=JobState.ENDED, rows=(row(0), replace(row(1), last_line="another line"))))
+    assert capsys.readouterr().out.splitlines() == [head_lines(replace(first, state=JobState.ENDED))[0]]
 
 
 def test_json_holds_numbers_or_null_and_the_same_keys_for_every_worker() -> None:

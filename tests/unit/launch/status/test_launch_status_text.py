@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running_status import RUNNING
 
-from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
+from msrun.launch.status.job_status import JobState, WorkerRow
 from msrun.launch.status.status_text import MAX_ROWS, describe_span, render_status
 
 ROWS = (
     WorkerRow(0, "a", 10, "running", 995.0, 41, 0.25),
     WorkerRow(1, "b", 0, "planned", None, None, None),
 )
-STATUS = JobStatus(
-    job_id="f00d",
-    state=JobState.RUNNING,
-    reason="",
-    exit_code=None,
-    hosts=("a", "b"),
-    launcher_host="a",
-    launcher_pid=7,
-    run_time_s=75.0,
-    restarts=0,
-    log_dir=Path("/logs"),
-    grace_s=10.0,
-    rows=ROWS,
-    notes=(),
-    now=1000.0,
-)
+STATUS = replace(RUNNING, rows=ROWS)
 
 
 def test_running_job_in_plain_columns() -> None:
@@ -82,6 +68,39 @@ def test_many_hosts_are_groups_of_equal_state() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (("a", "b", "a"), "launcher pid 7 on a, hosts a, b, up"),
+        (("b",), "launcher pid 7 on a, host b, up"),
+        (("a", "a"), "launcher pid 7 on a, up"),
+        ((), "launcher pid 7 on a, up"),
+    ],
+)
+def test_hosts_are_named_once_unless_it_is_the_launcher_s_alone(hosts: tuple[str, ...], words: str) -> None:
+    assert render_status(replace(STATUS, hosts=hosts)).splitlines()[1].startswith(words)
+
+
+@pytest.mark.parametrize(("hosts", "groups"), [(MAX_ROWS, MAX_ROWS), (MAX_ROWS + 1, 1)])
+def test_as_many_hosts_as_rows_fit_are_shown_one_by_one(hosts: int, groups: int) -> None:
+    rows = tuple(WorkerRow(rank, f"h{rank // 2}", rank, "running", None, None, None) for rank in range(2 * hosts))
+    assert len(render_status(replace(STATUS, rows=rows)).splitlines()) == 4 + groups
+
+
+def test_group_that_has_just_logged_is_no_older_than_that() -> None:
+    rows = tuple(WorkerRow(rank, "h", rank, "running", STATUS.now - rank % 2 / 2, 1, 0.5) for rank in range(100))
+    assert "0.0 s to 0.5 s ago" in render_status(replace(STATUS, rows=rows))
+
+
+@pytest.mark.parametrize(("runs", "words"), [(6, "0, 2, 4, 6, 8, 10"), (7, "0, 2, 4, 6, 8, ..., 12")])
+def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> None:
+    rows = tuple(
+        WorkerRow(rank, "h", 1, "a" if rank % 2 == 0 and rank < 2 * runs else "b", None, None, None)
+        for rank in range(100)
+    )
+    assert render_status(replace(STATUS, rows=rows)).splitlines()[4].split("  ")[0] == words
+
+
 def test_ranks_of_a_scattered_group_are_cut_short() -> None:
     rows = tuple(WorkerRow(rank, "h", 1, "ab"[rank % 2], None, None, None) for rank in range(1000))
     cells = render_status(replace(STATUS, rows=rows)).splitlines()[4:]
@@ -94,11 +113,20 @@ def test_number_of_lines_is_that_of_workers_up_to_a_limit(count: int) -> None:
     assert len(render_status(replace(STATUS, rows=rows)).splitlines()) == 4 + (count if count <= MAX_ROWS else 1)
 
 
-def test_terminal_gets_the_same_words_in_colour() -> None:
-    text = render_status(STATUS, 120)
+def _without_colours(text: str) -> list[str]:
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).split("\n")]
+
+
+def test_terminal_gets_the_same_lines_in_colour_once_the_columns_fit() -> None:
+    lines = render_status(replace(STATUS, notes=("plan.json is damaged",))).split("\n")
+    text = render_status(replace(STATUS, notes=("plan.json is damaged",)), max(map(len, lines[4:])))
     assert "\x1b[" in text
-    for word in ("job f00d: running", "last log", "5.0 s ago", "0.25", "planned"):
-        assert word in text
+    assert _without_colours(text) == lines
+
+
+def test_narrow_terminal_gets_each_line_about_the_job_whole() -> None:
+    long = replace(STATUS, rows=(), reason="a reason of many words", notes=("a note that is wide",))
+    assert _without_colours(render_status(long, 12)) == render_status(long).split("\n")
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
@@ -116,11 +144,14 @@ def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason: str, host: s
     ("seconds", "words"),
     [
         (0.0, "0.0 s"),
-        (9.96, "10 s"),
+        (9.94, "9.9 s"),
+        (9.95, "10 s"),
         (59.9, "59 s"),
         (60.0, "1 min 0 s"),
         (3599.0, "59 min 59 s"),
+        (3600.0, "1 h 0 min"),
         (7260.0, "2 h 1 min"),
+        (86400.0, "1 d 0 h"),
         (90000.0, "1 d 1 h"),
     ],
 )

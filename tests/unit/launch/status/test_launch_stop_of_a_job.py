@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from msrun.launch.status import stop
 from msrun.launch.status.stop import Launcher
 
 
@@ -46,3 +50,51 @@ def test_wait_ends_with_the_launcher_or_with_the_time(process: subprocess.Popen[
     assert launcher.wait(30)
     launcher.close()
     launcher.close()
+
+
+def held_by(pids: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each look at the lock find the next of these processes; the last one stays."""
+    monkeypatch.setattr(
+        stop, "read_lock", lambda _: SimpleNamespace(holder_pid=pids.pop(0) if len(pids) > 1 else pids[0], record=None)
+    )
+
+
+def test_launcher_that_holds_the_lock_is_opened(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_by([process.pid], monkeypatch)
+    launcher = stop._open_launcher(Path("/logs"))
+    assert launcher is not None
+    process.kill()
+    assert launcher.wait(30)
+    launcher.close()
+
+
+@pytest.mark.parametrize("pids", [[None], [os.getpid(), None]])
+def test_lock_that_nobody_holds_any_more_has_no_launcher(
+    pids: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptors = os.listdir("/proc/self/fd")
+    held_by(pids, monkeypatch)
+    assert stop._open_launcher(Path("/logs")) is None
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_kernel_without_pidfd_is_no_hindrance_and_another_error_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_by([os.getpid()], monkeypatch)
+
+    def fail(error: int) -> None:
+        def open_pidfd(pid: int) -> int:
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(stop, "HAS_PIDFD", True)
+        monkeypatch.setattr(os, "pidfd_open", open_pidfd, raising=False)
+
+    fail(errno.ESRCH)
+    assert stop._open_launcher(Path("/logs")) is None
+    fail(errno.ENOSYS)
+    launcher = stop._open_launcher(Path("/logs"))
+    assert launcher is not None and not launcher.wait(0.0)
+    fail(errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        stop._open_launcher(Path("/logs"))

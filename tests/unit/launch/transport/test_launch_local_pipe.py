@@ -53,6 +53,17 @@ def test_status_is_that_of_the_agent(start: Callable[[str], LocalPipe], code: st
     assert pipe.exit_status == status
 
 
+def test_pipe_that_another_thread_has_closed_has_nothing_to_read_and_takes_nothing(
+    start: Callable[[str], LocalPipe],
+) -> None:
+    pipe = start("")
+    pipe._stdout.close()
+    assert pipe.read() == b""
+    pipe.close()
+    with pytest.raises(BrokenPipeError):
+        pipe.write(b"hello\n")
+
+
 def test_agent_that_runs_has_no_status(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "END_S", 0.05)
     pipe = start(ECHO + WAIT)

@@ -42,6 +42,7 @@ def test_without_any_config_a_host_is_what_its_name_says(home: Path) -> None:
     assert target.named_identity_files == frozenset()
     assert target.known_hosts_files[0] == home / ".ssh" / "known_hosts"
     assert (target.host_keys, target.via, target.proxy_command, target.agent_socket) == ("strict", None, "", "")
+    assert target.min_rsa_bits == 1024
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,18 @@ def test_list_of_jump_hosts_is_the_whole_way(home: Path) -> None:
     target = resolve(home, "Host h1\n ProxyJump a,b@[fd77::1]:7\nHost fd77*\n ProxyJump never")
     assert target.via is not None and (target.via.name, target.via.user, target.via.port) == ("fd77::1", "b", 7)
     assert target.via.via is not None and target.via.via.name == "a" and target.via.via.via is None
+
+
+def test_way_may_lead_over_eight_jump_hosts_and_not_over_nine(home: Path) -> None:
+    hops = "\n".join(f"Host h{number}\n ProxyJump h{number + 1}" for number in range(2, 9))
+    target = resolve(home, f"Host h1\n ProxyJump h2\n{hops}")
+    names = []
+    while target.via is not None:
+        target = target.via
+        names.append(target.name)
+    assert names == [f"h{number}" for number in range(2, 10)]
+    with pytest.raises(UsageError, match="h10: more than 8 jump hosts"):
+        resolve(home, f"Host h1\n ProxyJump h2\n{hops}\nHost h9\n ProxyJump h10")
 
 
 def test_given_user_port_and_key_policy_are_for_hosts_the_policy_for_jump_hosts_too(home: Path) -> None:

@@ -363,6 +363,18 @@ def test_closing_calls_off_what_is_being_made(serve: Callable[..., SshServer], c
         assert waiting.result(DEADLINE_S).endswith(": called off")
 
 
+def test_closing_ends_the_logins_that_were_made(serve: Callable[..., SshServer], client: Client) -> None:
+    server = serve()
+    pipe = client.open(server.port, "wait")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(pipe.read)
+        client.connectors[0].close()
+        try:
+            assert reading.result(DEADLINE_S) == b""
+        finally:
+            server.hang_up()
+
+
 def test_passphrases_are_asked_for_before_anything_is_connected(client: Client, tmp_path: Path) -> None:
     """One question for two hosts with the same key; see the tests of keys for when there is none."""
     key = paramiko.PKey.from_path(tmp_path / "id")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from ssh_server import add_key, running_agent
 
+from msrun.launch.transport.ssh import key_ring, paramiko_names
 from msrun.launch.transport.ssh.key_file import parse_public_key, read_key_file
 from msrun.launch.transport.ssh.key_ring import KeyRing
 from msrun.launch.transport.ssh.paramiko_names import paramiko
@@ -122,6 +125,45 @@ def test_agent_signs_for_a_file_that_is_locked_or_has_the_public_key_only(folder
         [],
         [f"{folder}/plain.pub: is a public key that ssh-agent does not have"],
     )
+
+
+def test_agent_is_left_after_the_login_also_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[str] = []
+
+    class Agent:
+        def __init__(self, path: str) -> None:
+            held.append(path)
+
+        def get_keys(self) -> tuple[()]:
+            return ()
+
+        def close(self) -> None:
+            held.clear()
+
+    monkeypatch.setattr(key_ring, "Agent", Agent)
+    with KeyRing().identities(target(agent="/agent")):
+        assert held == ["/agent"]
+    assert held == []
+    with pytest.raises(ValueError, match="refused"), KeyRing().identities(target(agent="/agent")):
+        assert held == ["/agent"]
+        raise ValueError("refused")
+    assert held == []
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_agent_that_is_silent_or_absent_is_given_up_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    monkeypatch.setattr(paramiko_names, "AGENT_TIME_OUT_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        if is_silent:
+            listener.listen()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with pytest.raises((OSError, paramiko.SSHException)) as raised:
+            paramiko_names.Agent(str(tmp_path / "s"))
+        del raised
+        assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_absent_agent_is_none(folder: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
 
 class FakeWorld(ModuleType):
@@ -24,6 +25,9 @@ class FakeWorld(ModuleType):
 
     def get_group_size(self) -> int:
         return self.size
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -170,7 +170,10 @@ def test_iterators_give_numpy_and_dictionaries_on_request():
         (lambda d: d.map(3, "image"), "3 is not callable"),
         (lambda d: d.map(vision.HWC2CHW, "image"), "HWC2CHW is a class; pass an object, HWC2CHW(...)"),
         (lambda d: d.map(transforms.OneHot(3), ["image", "label"]), "OneHot works on one column, not 2"),
-        (lambda d: list(d.map(lambda i, b: i, ["image", "label"])), "must return a tuple of 2 values, not uint8"),
+        (
+            lambda d: list(d.map(lambda i, b: i, ["image", "label"])),
+            "returned 1 value, not 2; return one value for each output column",
+        ),
         (lambda d: list(d.map(lambda i: np.zeros(i), "image").batch(2)), "samples of different shapes"),
         (lambda d: list(d.batch(2).map(lambda i: i[:1], "image")), "made shape (1,) of a batch of 2 samples"),
         (lambda d: list(d.batch(2).map(lambda i: i.sum(), "image")), "made shape () of a batch of 2 samples"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import interpolate
 
 from msrun.errors import UsageError
 from msrun.runtime.data import vision
@@ -63,6 +65,82 @@ def test_resize_is_bilinear_with_half_pixel_centres():
     assert vision.Resize((1, 1)).apply_batch(row).ravel().tolist() == [50]
 
 
+def torch_resize(images, size):
+    planes = torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32))
+    return interpolate(planes, size, mode="bilinear", align_corners=False).numpy().transpose(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(("source", "size"), [((32, 32), (224, 224)), ((9, 7), (5, 20)), ((40, 60), (32, 21))])
+def test_resize_has_the_numbers_of_torch(source, size):
+    images = np.random.RandomState(1).randint(0, 256, (2, *source, 3)).astype(np.uint8)
+    right = torch_resize(images, size)
+    np.testing.assert_allclose(vision.Resize(size).apply_batch(images.astype(np.float32)), right, rtol=0, atol=6e-4)
+    rounded = vision.Resize(size).apply_batch(images)
+    is_tie = np.abs(right % 1 - 0.5) < 6e-4
+    np.testing.assert_array_equal(rounded[~is_tie], np.rint(right)[~is_tie])
+    assert is_tie.mean() < 0.02
+
+
+def test_nearest_takes_pixels_as_torch_does():
+    images = np.random.RandomState(1).randint(0, 256, (2, 9, 7, 3)).astype(np.uint8)
+    planes = torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32))
+    right = interpolate(planes, (5, 20), mode="nearest").numpy().transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(vision.Resize((5, 20), vision.Inter.NEAREST).apply_batch(images), right)
+    assert vision.Inter.BILINEAR is vision.Inter.LINEAR
+
+
+def test_to_tensor_is_rescale_and_channels_first():
+    np.testing.assert_allclose(vision.ToTensor()(BATCH[0]), BATCH[0].transpose(2, 0, 1) / 255, rtol=1e-6)
+
+
+def test_center_crop_cuts_the_middle():
+    np.testing.assert_array_equal(vision.CenterCrop((2, 3)).apply_batch(BATCH), BATCH[:, 1:3, 1:4])
+    np.testing.assert_array_equal(vision.CenterCrop(4)(BATCH[0]), BATCH[0][:, 1:5])
+
+
+def gradient(num_samples, height, width):
+    """Return images whose first channel is the row and whose second is the column of each pixel."""
+    places = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1).astype(np.float32)
+    return np.repeat(places[None], num_samples, axis=0)
+
+
+def test_a_resized_crop_is_a_window_of_the_asked_area_and_ratio():
+    images = vision.RandomResizedCrop(16, (0.2, 0.5), (0.5, 2)).apply_random_batch(gradient(300, 60, 80), draws_of(300))
+    assert images.shape == (300, 16, 16, 2)
+    heights = (images[:, -1, 0, 0] - images[:, 0, 0, 0]) * 16 / 15
+    widths = (images[:, 0, -1, 1] - images[:, 0, 0, 1]) * 16 / 15
+    areas, ratios = heights * widths / 4800, widths / heights
+    assert (areas.min() > 0.17, areas.max() < 0.55) == (True, True)
+    assert (ratios.min() > 0.45, ratios.max() < 2.2) == (True, True)
+    assert areas.std() > 0.05
+    assert ratios.std() > 0.2
+    assert images[:, 0, 0, 0].min() < 4
+    assert images[:, -1, 0, 0].max() > 55
+
+
+def test_a_crop_that_never_fits_is_the_largest_one_in_the_middle():
+    images = vision.RandomResizedCrop((4, 4), (1, 1), (1, 1)).apply_random_batch(gradient(3, 8, 16), draws_of(3))
+    right = vision.Resize((4, 4)).apply_batch(gradient(3, 8, 16)[:, :, 4:12])
+    np.testing.assert_array_equal(images, right)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("RandomHorizontalFlip", (1,)), ("RandomVerticalFlip", (1,)), ("RandomVerticalFlip", (0,))]
+)
+def test_flips_mirror_their_axis(name, arguments):
+    result = getattr(vision, name)(*arguments).apply_random_batch(BATCH, draws_of(3))
+    right = BATCH if arguments == (0,) else BATCH[:, :, ::-1] if "Horizontal" in name else BATCH[:, ::-1]
+    np.testing.assert_array_equal(result, right)
+
+
+def test_transforms_leave_their_input_as_it_was():
+    images = BATCH.astype(np.float32)
+    for transform in (vision.Rescale(2, 1), vision.Normalize((1,), (2,)), vision.Resize(3), vision.HWC2CHW()):
+        before = images.copy()
+        transform.apply_batch(images)
+        np.testing.assert_array_equal(images, before)
+
+
 def test_random_crop_cuts_windows_of_the_padded_image():
     transform = vision.RandomCrop((3, 4), (1, 2, 3, 4))
     padded = np.pad(BATCH, ((0, 0), (2, 4), (1, 3), (0, 0)))
@@ -74,13 +152,6 @@ def test_random_crop_cuts_windows_of_the_padded_image():
 def test_random_crop_reaches_every_place():
     pixels = np.tile(np.arange(4, dtype=np.uint8).reshape(1, 2, 2, 1), (200, 1, 1, 1))
     assert set(vision.RandomCrop(1).apply_random_batch(pixels, draws_of(200)).ravel()) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(("prob", "expected"), [(0, BATCH), (1, BATCH[:, :, ::-1])])
-def test_flip_probability_zero_and_one_are_certain(prob, expected):
-    np.testing.assert_array_equal(
-        vision.RandomHorizontalFlip(prob).apply_random_batch(BATCH, SampleDraws(1, 2, KEYS)), expected
-    )
 
 
 def test_draws_belong_to_the_sample_whatever_the_batch():
@@ -113,6 +184,11 @@ def test_draws_are_uniform():
         (lambda: vision.RandomCrop(3, (1, 2, 3)), "RandomCrop: padding=(1, 2, 3)"),
         (lambda: vision.RandomCrop(9).apply_random_batch(BATCH, draws_of(3)), "(9, 9) does not fit"),
         (lambda: vision.RandomHorizontalFlip(1.5), "prob=1.5; it must be in 0..1"),
+        (lambda: vision.RandomVerticalFlip(-1), "RandomVerticalFlip: prob=-1"),
+        (lambda: vision.Resize(3, "linear"), "Resize: interpolation='linear'; give Inter.LINEAR or Inter.NEAREST"),
+        (lambda: vision.CenterCrop(5)(BATCH[0]), "CenterCrop: a window of (5, 5) does not fit an image of (4, 6)"),
+        (lambda: vision.RandomResizedCrop(5, (0.5, 0.1)), "scale=(0.5, 0.1); give the smallest and the largest"),
+        (lambda: vision.RandomResizedCrop(5, ratio=(0, 1)), "ratio=(0, 1)"),
     ],
 )
 def test_misuse_names_the_transform_and_the_value(misuse, words):

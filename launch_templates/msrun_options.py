@@ -1,0 +1,53 @@
+"""The options of the msrun command, as a manifest may give them. Pure.
+
+A test holds them against the command itself, which this package does not import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_VALUE_MAY_BE_LEFT_OUT = """
+bind_core bind_numa check debug discover dry_run install_completion join json progress quiet raw ship ssh trace watch
+"""
+_VALUE = """
+chdir cluster_time_out config device_target env env_file exclude forward_env grace hang_time_out heartbeat_time_out
+hostfile hosts include local_worker_num log_dir log_keep log_max_bytes master_addr master_port max_restarts metrics_file
+node_rank preload python rank_table_file signals ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port
+ssh_user ssh_window start_method status stop tail_worker_log tls_config token_file worker_log_name worker_num
+"""
+VALUE_MAY_BE_LEFT_OUT = frozenset(_VALUE_MAY_BE_LEFT_OUT.split())
+"""Options that take a value after `=` only."""
+FLAGS = frozenset({"help", "version"})
+NAMES = VALUE_MAY_BE_LEFT_OUT | FLAGS | frozenset(_VALUE.split())
+"""Every option, with underscores; each may also be written with hyphens."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What stands before the script."""
+
+    options: dict[str, str]
+    """Names with underscores to values; the last one wins."""
+    words: dict[str, str]
+    """Names to the words that gave them, as they were written."""
+    rest: list[str]
+    """The script and what follows it."""
+
+
+def read_options(words: Sequence[str]) -> CommandLine:
+    """Read the words after `msrun` as the command does: its options end at the script, at `-m` and at `--`."""
+    options: dict[str, str] = {}
+    written: dict[str, str] = {}
+    position = 0
+    while position < len(words) and words[position].startswith("--") and words[position] != "--":
+        text, equals, value = words[position].removeprefix("--").partition("=")
+        name = text.replace("-", "_")
+        position += 1
+        if not equals and name not in VALUE_MAY_BE_LEFT_OUT | FLAGS:
+            value = words[position] if position < len(words) else ""
+            position += 1
+        options[name] = value
+        written[name] = f"--{text}"
+    return CommandLine(options, written, list(words[position:]))

@@ -1,0 +1,92 @@
+"""Cells, layers, losses and optimizers under MindSpore's names: torch modules all of them."""
+
+from __future__ import annotations
+
+from msrun.mindspore.nn.cell import Cell, CellList, SequentialCell
+from msrun.mindspore.nn.layers import (
+    GELU,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    Identity,
+    LayerNorm,
+    MaxPool2d,
+    ReLU,
+    Sigmoid,
+    Softmax,
+    Tanh,
+)
+from msrun.mindspore.nn.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SoftmaxCrossEntropyWithLogits,
+    TrainOneStepCell,
+    WithEvalCell,
+    WithLossCell,
+)
+from msrun.mindspore.nn.optimizers import FTRL, SGD, Adam, AdamWeightDecay, Lamb, LazyAdam, Momentum
+from msrun.mindspore.train import (
+    Accuracy,
+    Loss,
+    Metric,
+    Top1CategoricalAccuracy,
+    Top5CategoricalAccuracy,
+    TopKCategoricalAccuracy,
+)
+from msrun.runtime import no_init_parameters
+from msrun.runtime.optim import LARS, Optimizer
+
+__all__ = [
+    "FTRL",
+    "GELU",
+    "LARS",
+    "SGD",
+    "Accuracy",
+    "Adam",
+    "AdamWeightDecay",
+    "AvgPool2d",
+    "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Cell",
+    "CellList",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "Identity",
+    "L1Loss",
+    "Lamb",
+    "LayerNorm",
+    "LazyAdam",
+    "Loss",
+    "MSELoss",
+    "MaxPool2d",
+    "Metric",
+    "Momentum",
+    "NLLLoss",
+    "Optimizer",
+    "ReLU",
+    "SequentialCell",
+    "Sigmoid",
+    "Softmax",
+    "SoftmaxCrossEntropyWithLogits",
+    "Tanh",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
+    "TrainOneStepCell",
+    "WithEvalCell",
+    "WithLossCell",
+    "no_init_parameters",
+]

@@ -1,0 +1,228 @@
+"""Marks: where calls of interest begin and end in a captured graph.
+
+Every tensor that enters such a call, and every tensor that leaves it, passes a mark: an operator that computes
+nothing. Calls of modules and functions that the user gave a strategy are marked (regions), and calls of wrappers that
+divide the batch. A graph keeps no note of plain function calls, but it keeps operators and their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from msrun.runtime.sharding.strategies import OperatorStrategy
+
+TOP = "(top)"
+"""Name of the module that is captured."""
+MSRUN_CAPTURING = False
+"""True while a network is captured."""
+
+
+@dataclass
+class Region:
+    """One call that has a strategy."""
+
+    name: str
+    """What the user calls it: the module's path, or the function's name."""
+    strategy: OperatorStrategy
+    inputs: int = 0
+    """Tensors that enter."""
+    outputs: int = 0
+    """Tensors that leave."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A mark of the captured graph: tensor `index` of the `count` that enter or leave a call."""
+
+    number: int
+    """While capturing, that of the marked module or function; afterwards of the call."""
+    index: int
+    count: int
+    leaves: bool
+
+
+@torch.library.custom_op("msrun::mark", mutates_args=())
+def _mark_operator(x: Tensor, number: int, index: int, count: int, leaves: bool) -> Tensor:  # noqa: ARG001
+    return x.clone()
+
+
+@_mark_operator.register_fake
+def _(x: Tensor, number: int, index: int, count: int, leaves: bool) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ARG001
+    return gradient, None, None, None, None
+
+
+_mark_operator.register_autograd(_backward)
+_MARK = torch.ops.msrun.mark.default
+_numbers = itertools.count()
+_functions: weakref.WeakValueDictionary[int, MarkedFunction] = weakref.WeakValueDictionary()
+
+
+def new_number() -> int:
+    """Return a number for a module or function whose calls are marked."""
+    return next(_numbers)
+
+
+def read_mark(node: fx.Node) -> Mark | None:
+    """Return the mark that a captured node is, if it is one."""
+    if node.target is not _MARK:
+        return None
+    return Mark(*node.args[1:])  # type: ignore[arg-type]
+
+
+def mark(values: Any, number: int, *, leaves: bool) -> Any:
+    """Return the same structure with every tensor marked, in order."""
+    if isinstance(values, Tensor):  # as most are: dynamo follows every line of tree_flatten
+        return _MARK(values, number, 0, 1, leaves)
+    flat, spec = pytree.tree_flatten(values)
+    count = sum(isinstance(value, Tensor) for value in flat)
+    index = 0
+    for place, value in enumerate(flat):
+        if isinstance(value, Tensor):
+            flat[place] = _MARK(value, number, index, count, leaves)
+            index += 1
+    return pytree.tree_unflatten(flat, spec)
+
+
+def _mark_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> tuple[Any, dict[str, Any]]:
+    if len(args) == 1 and not kwargs:
+        return (mark(args[0], number, leaves=False),), kwargs
+    marked: tuple[Any, dict[str, Any]] = mark((args, kwargs), number, leaves=False)
+    return marked
+
+
+class MarkedFunction:
+    """A function that the user gave a strategy."""
+
+    def __init__(self, name: str, strategy: OperatorStrategy, function: Callable[..., Any]) -> None:
+        self.name, self.strategy, self.function = name, strategy, function
+        self.number = new_number()
+        _functions[self.number] = self
+
+
+def call_marked(marked: MarkedFunction, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function; while a network is captured, mark what enters and what leaves."""
+    if not MSRUN_CAPTURING:
+        return marked.function(*args, **kwargs)
+    args, kwargs = _mark_arguments(args, kwargs, number)
+    return mark(marked.function(*args, **kwargs), number, leaves=True)
+
+
+@dataclass
+class Marking:
+    """A capture that marks calls."""
+
+    names: dict[int, tuple[str, OperatorStrategy]]
+    """number -> path and strategy of every marked module"""
+    hooks: list[Any]
+    """the tables of hooks of these modules"""
+
+
+@contextlib.contextmanager
+def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iterator[Marking]:
+    """Mark the calls of functions, and of the modules of `root` at these paths, that have a strategy."""
+    global MSRUN_CAPTURING
+
+    def hooks(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return (
+            lambda _, args, kwargs: _mark_arguments(args, kwargs, number),
+            lambda _module, _args, result: mark(result, number, leaves=True),
+        )
+
+    found = Marking({}, [])
+    handles = []
+    for name, strategy in strategies.items():
+        number = new_number()
+        found.names[number] = name or TOP, strategy
+        before, after = hooks(number)
+        module = root.get_submodule(name)
+        # around those of the user: what enters and leaves the module as its callers see it
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_hook(after))
+        found.hooks += [table for key, table in vars(module).items() if "_hooks" in key]
+    MSRUN_CAPTURING = True
+    try:
+        yield found
+    finally:
+        MSRUN_CAPTURING = False
+        for handle in handles:
+            handle.remove()
+
+
+def number_calls(graph: fx.Graph, names: Mapping[int, tuple[str, OperatorStrategy]]) -> list[Region]:
+    """Return the calls that have a strategy, in order, and write the number of its call on every mark of one.
+
+    Args:
+        names: number -> path and strategy of every marked module; functions are known.
+    """
+    regions: list[Region] = []
+    open_: dict[int, tuple[int, bool]] = {}
+    """number -> its newest call, and whether something has left it"""
+    for node in graph.nodes:
+        found = read_mark(node)
+        if found is None:
+            continue
+        function = _functions.get(found.number)
+        if function is None and found.number not in names:
+            continue
+        call, has_left = open_.get(found.number, (-1, True))
+        if call < 0 or (has_left and not found.leaves):
+            call = len(regions)
+            name, strategy = (function.name, function.strategy) if function is not None else names[found.number]
+            regions.append(Region(name, strategy))
+        open_[found.number] = call, found.leaves
+        if found.leaves:
+            regions[call].outputs = found.count
+        else:
+            regions[call].inputs = found.count
+        node.args = (node.args[0], call, *node.args[2:])
+        node.meta[IS_REGION] = True
+    return regions
+
+
+IS_REGION = "msrun_region"
+"""Key of a mark's meta: it belongs to a region."""
+
+
+def read_region_mark(node: fx.Node) -> Mark | None:
+    """Return the mark of a region that a captured node is, if it is one."""
+    return read_mark(node) if IS_REGION in node.meta else None
+
+
+def skip_marks(node: fx.Node) -> fx.Node:
+    """Return what a value is apart from marks."""
+    while node.target is _MARK:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def calls_of(graph: fx.Graph, number: int) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """Return the marks that enter and that leave every call with this number, in order: of calls without a strategy."""
+    calls: list[tuple[list[fx.Node], list[fx.Node]]] = []
+    for node in graph.nodes:
+        found = read_mark(node)
+        if found is None or IS_REGION in node.meta or found.number != number:
+            continue
+        if not calls or (calls[-1][1] and not found.leaves):
+            calls.append(([], []))
+        calls[-1][found.leaves].append(node)
+    return calls
+
+
+def erase_marks(nodes: Sequence[fx.Node]) -> None:
+    """Take marks out of a graph."""
+    for node in nodes:
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        node.graph.erase_node(node)

@@ -1,0 +1,75 @@
+"""Which tensors a checkpoint holds, of which parts, and which rank writes each part: every rank knows all of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from msrun.runtime.checkpoint.parts import Box, Part
+from msrun.runtime.checkpoint.tensor_key import TensorKey
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    dtype: torch.dtype
+    pieces: tuple[tuple[Box, int], ...]
+    """Parts that make the whole, and the rank that writes each."""
+
+
+Catalogue = dict[TensorKey, Entry]
+Held = list[tuple[TensorKey, Box, torch.dtype]]
+"""What one rank holds."""
+
+
+def list_held(parts: Mapping[TensorKey, Part]) -> Held:
+    """Return what a rank tells the others of its parts."""
+    return [(key, part.box, part.tensor.dtype) for key, part in parts.items()]
+
+
+def build_catalogue(held: Mapping[int, Held], first: int | None = None) -> Catalogue:
+    """Share the parts out: what several ranks hold is written by the one with the fewest bytes so far.
+
+    Args:
+        held: rank -> what it holds, only of ranks that write.
+        first: a rank that takes every part that it has.
+    """
+    shapes: dict[TensorKey, tuple[tuple[int, ...], torch.dtype]] = {}
+    holders: dict[TensorKey, dict[Box, list[int]]] = {}
+    for rank, parts in held.items():
+        for key, box, dtype in parts:
+            shapes.setdefault(key, (box.shape, dtype))
+            if math.prod(box.sizes) or not math.prod(box.shape):
+                holders.setdefault(key, {}).setdefault(box, []).append(rank)
+    bytes_of = dict.fromkeys(held, 0)
+    writers: dict[tuple[TensorKey, Box], int] = {}
+    pieces = [(key, box, ranks) for key, boxes in holders.items() for box, ranks in boxes.items()]
+    # the large ones first, so that the small ones even them out
+    for key, box, ranks in sorted(pieces, key=lambda piece: -math.prod(piece[1].sizes)):
+        writer = first if first in ranks else min(ranks, key=lambda rank: (bytes_of[rank], rank))
+        assert writer is not None
+        bytes_of[writer] += math.prod(box.sizes) * shapes[key][1].itemsize
+        writers[key, box] = writer
+    return {
+        key: Entry(*shapes[key], tuple((box, writers[key, box]) for box in boxes)) for key, boxes in holders.items()
+    }
+
+
+def pieces_of(catalogue: Catalogue, parts: Mapping[TensorKey, Part], rank: int) -> dict[TensorKey, Part]:
+    """Return the parts that a rank writes, in the catalogue's order."""
+    return {
+        key: parts[key]
+        for key, entry in catalogue.items()
+        if key in parts and any(writer == rank and box == parts[key].box for box, writer in entry.pieces)
+    }
+
+
+def covers(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
+    """Return whether parts that do not overlap make the whole."""
+    return sum(math.prod(box.sizes) for box in boxes) == math.prod(shape)

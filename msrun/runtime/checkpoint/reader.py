@@ -1,0 +1,242 @@
+"""One checkpoint to read from: a file, a directory, or the directories that the ranks of one save wrote apart."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.directory import DAMAGED, Manifest, Position, read_manifest, read_record
+from msrun.runtime.checkpoint.foreign import is_foreign, open_foreign
+from msrun.runtime.checkpoint.parts import Box, Part, whole
+from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
+from msrun.runtime.checkpoint.tensor_files import PartFilesReader
+from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
+
+
+class PartReader(Protocol):
+    """Reads parts of tensors from one file or directory."""
+
+    path: Path
+    keys: list[TensorKey]
+
+    def shape(self, key: TensorKey) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+
+    def dtype(self, key: TensorKey) -> torch.dtype:
+        """Return the type of a tensor's elements."""
+
+    def boxes(self, key: TensorKey) -> list[Box]:
+        """Return the parts that are there; they do not overlap."""
+
+    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+        """Fill tensors with the values of their boxes, all of which is there."""
+
+
+class TensorSource(Protocol):
+    """Where the values of tensors come from: a checkpoint or a dict."""
+
+    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+        """Fill tensors with the values of their boxes; another type of element is converted."""
+
+
+class CheckpointReader:
+    """Reads parts of the tensors of one checkpoint; each rank for itself.
+
+    Args:
+        sources: its files and directories; of a part that several have, the first one's is read.
+        is_foreign: msrun has not written them.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; also from the methods.
+    """
+
+    def __init__(self, sources: Sequence[PartReader], *, is_foreign: bool = False) -> None:
+        self.sources = list(sources)
+        self._is_foreign = is_foreign
+        self._of_key: dict[TensorKey, list[PartReader]] = {}
+        for source in self.sources:
+            for key in source.keys:
+                self._of_key.setdefault(key, []).append(source)
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+        return self.sources[0].path
+
+    @property
+    def keys(self) -> list[TensorKey]:
+        """All tensors."""
+        return list(self._of_key)
+
+    @property
+    def network_names(self) -> list[str]:
+        """Names of the network's tensors."""
+        return [key[1] for key in self._of_key if key[0] == NETWORK]
+
+    def __contains__(self, key: TensorKey) -> bool:
+        return key in self._of_key
+
+    def shape(self, key: TensorKey) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._of_key[key][0].shape(key)
+
+    def dtype(self, key: TensorKey) -> torch.dtype:
+        """Return the type of a tensor's elements."""
+        return self._of_key[key][0].dtype(key)
+
+    def boxes(self, key: TensorKey) -> list[Box]:
+        """Return the different parts that are there."""
+        return list(dict.fromkeys(box for source in self._of_key[key] for box in source.boxes(key)))
+
+    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+        """Fill tensors with the values of their boxes; another type of element is converted."""
+        direct: dict[int, dict[TensorKey, Part]] = {}
+        for key, part in parts.items():
+            if not math.prod(part.box.sizes):
+                continue
+            source = next((s for s in self._of_key[key] if _has_all(s.boxes(key), part.box)), None)
+            if source is not None:
+                direct.setdefault(self.sources.index(source), {})[key] = part
+            else:
+                self._fill_from_many(key, part)
+        for number, wanted in direct.items():
+            self.sources[number].fill(wanted)
+
+    def _fill_from_many(self, key: TensorKey, part: Part) -> None:
+        done: set[Box] = set()
+        count = 0
+        for source in self._of_key[key]:
+            for box in source.boxes(key):
+                common = box.intersect(part.box)
+                if box in done or common is None:
+                    continue
+                done.add(box)
+                source.fill({key: Part(part.tensor[common.slices_in(part.box)], common)})
+                count += math.prod(common.sizes)
+        if count != math.prod(part.box.sizes):
+            raise CheckpointError(f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one")
+
+    def read(self, key: TensorKey) -> Tensor:
+        """Return a whole tensor."""
+        shape = self.shape(key)
+        value = torch.empty(shape, dtype=self.dtype(key))
+        self.fill({key: Part(value, whole(shape))})
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """Return what is no tensor of a layout; of a file that msrun has not written, that there is nothing.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        if self._is_foreign:
+            return {"extra": {}, "appended": {}, "optimizer": None, "random": {"now": [None], "epoch": [None]}}
+        try:
+            content = io.BytesIO(read_record(self.path, STATE))
+            state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
+        except (*DAMAGED, pickle.UnpicklingError) as error:
+            reason = (str(error).splitlines() or [repr(error)])[0]
+            raise CheckpointError(f"checkpoint {self.path} cannot be read: {reason}; load another one") from None
+        return state
+
+
+def _has_all(boxes: Sequence[Box], wanted: Box) -> bool:
+    common = (box.intersect(wanted) for box in boxes)
+    return sum(math.prod(box.sizes) for box in common if box is not None) == math.prod(wanted.sizes)
+
+
+def open_parts(paths: Sequence[Path]) -> CheckpointReader:
+    """Return a reader of what of a checkpoint is here.
+
+    Args:
+        paths: of a complete checkpoint, or directories of one save.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    manifest = read_manifest(paths[0])
+    if manifest is None:
+        return CheckpointReader(open_foreign(paths[0]), is_foreign=True)
+    is_plain = manifest.format_version > 1
+    return CheckpointReader(
+        [PartFilesReader(path, is_plain=is_plain) if path.is_dir() else open_plain_file(path) for path in paths]
+    )
+
+
+def look_at(path: Path) -> Manifest | None:
+    """Return what a checkpoint says of itself, or could say if msrun had written it; None when it is not complete."""
+    manifest = read_manifest(path)
+    if manifest is None and is_foreign(path):
+        return Manifest(Position(), world_size=0, serial=0, saved_at=path.stat().st_mtime)
+    return manifest
+
+
+def find_set(paths: Sequence[Path]) -> tuple[dict[int, Path], Manifest]:
+    """Return the directories that one save wrote, by their number, as far as they are here.
+
+    Args:
+        paths: some of them, or all; those that the manifest names are looked for beside them.
+
+    Raises:
+        CheckpointError: one of `paths` is no complete checkpoint, or of another save than the first.
+    """
+    found: dict[int, Path] = {}
+    first: Manifest | None = None
+    for path in paths:
+        manifest = look_at(path)
+        if manifest is None:
+            what = f"{path} is no complete checkpoint" if path.exists() else f"there is no checkpoint {path}"
+            raise CheckpointError(f"{what}: give another one")
+        first = first or manifest
+        if manifest.save_id != first.save_id:
+            raise CheckpointError(f"{paths[0]} and {path} are of different saves: give those of one")
+        found.setdefault(manifest.place, path)
+    assert first is not None, "at least one path is given"
+    for number, place in enumerate(first.places):
+        path = Path(os.path.normpath(paths[0].parent / place.path))
+        if number not in found:
+            other = read_manifest(path)
+            if other is not None and (other.save_id, other.place) == (first.save_id, number):
+                found[number] = path
+    return found, first
+
+
+def check_set(path: Path, manifest: Manifest, found: Collection[int]) -> None:
+    """Refuse a set of directories that is not complete.
+
+    Raises:
+        CheckpointError: it names those that are missing.
+    """
+    missing = [place for number, place in enumerate(manifest.places) if number not in found]
+    if missing:
+        ranks = ", ".join(str(rank) for rank in missing[0].ranks[:8])
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"checkpoint {path} is one of {len(manifest.places)} directories of one save, and that of rank {ranks} "
+            f"({missing[0].path} beside it){more} is missing: copy all of them to where they were, or give them all to "
+            "load_distributed_checkpoint"
+        )
+
+
+def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[CheckpointReader, Manifest]:
+    """Return a reader of a checkpoint, of which one path is enough, and what it says of itself.
+
+    Args:
+        needs_all: False: of several directories some may be missing.
+
+    Raises:
+        CheckpointError: it is not there, or not complete.
+    """
+    found, manifest = find_set(paths)
+    if needs_all:
+        check_set(paths[0], manifest, found)
+    return open_parts(list(found.values())), manifest

@@ -1,0 +1,209 @@
+"""Strategy files: how every parameter of a network is cut, as JSON, with MindSpore's names of the entries.
+
+    {"current_stage": 0, "pipeline_stages": 1, "parallel_layout_item": {"layer1.weight": {"dev_matrix": [4], ...}}}
+
+With several pipeline stages the names of the items begin with their stage, `1-layer2.weight`, as in the file that
+MindSpore's merge_pipeline_strategys writes. A checkpoint says for itself how it was cut and needs none; they tell
+`transform_checkpoints` what to cut for, and describe the slices of plain torch.save files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.layouts import ParameterLayout, find_layouts
+from msrun.runtime.parallel.context import LayoutFiles
+from msrun.runtime.world import get_rank
+
+_STAGE = re.compile(r"(\d+)-(.+)", re.DOTALL)
+Strategy = dict[str, ParameterLayout]
+
+
+def write_strategy(path: str | os.PathLike[str], layouts: Mapping[str, ParameterLayout]) -> None:
+    """Write a strategy file, in one rename.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    items: dict[str, Any] = {}
+    count = max((layout.pipeline_stages for layout in layouts.values()), default=1)
+    for name, layout in layouts.items():
+        for stage in layout.stages or range(count):
+            items[f"{stage}-{name}" if count > 1 else name] = layout.to_json()
+    content = {"current_stage": 0, "pipeline_stages": count, "parallel_layout_item": items}
+    _replace(Path(path), json.dumps(content, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"strategy file {path} was not written: {error.strerror}; give another path") from None
+
+
+def read_strategy(path: str | os.PathLike[str]) -> Strategy:
+    """Return what a strategy file says.
+
+    Raises:
+        CheckpointError: it is missing, or no strategy file.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        items = content["parallel_layout_item"]
+        matches = {name: _STAGE.fullmatch(name) for name in items}
+        count = content.get("pipeline_stages")
+        if count is None:  # MindSpore's: of several stages when all names begin with one
+            is_staged = bool(items) and all(matches.values())
+            count = 1 + max(int(found[1]) for found in matches.values() if found) if is_staged else 1
+        return _gather_stages(items, matches if count > 1 else {}, count)
+    except OSError as error:
+        raise CheckpointError(f"strategy file {path} cannot be read: {error.strerror}; give another one") from None
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is no strategy file in JSON ({type(error).__name__}: {error}): write one with "
+            "set_auto_parallel_context(strategy_ckpt_save_file=...)"
+        ) from None
+
+
+def _gather_stages(items: Mapping[str, Any], matches: Mapping[str, Any], count: int) -> Strategy:
+    found: Strategy = {}
+    for name, item in items.items():
+        match = matches.get(name)
+        own, stages = (match[2], (int(match[1]),)) if match else (name, ())
+        layout = ParameterLayout.from_json(item, count, stages)
+        before = found.get(own)
+        found[own] = layout if before is None else replace(layout, stages=(*before.stages, *stages))
+    everywhere = tuple(range(count))
+    return {name: replace(x, stages=() if x.stages == everywhere else x.stages) for name, x in found.items()}
+
+
+def merge_pipeline_strategys(
+    src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
+) -> None:
+    """Merge the strategy files of the stages of a pipeline, one of each stage, into one.
+
+    A file that msrun wrote holds all stages already: of several that say the same one is enough.
+
+    Args:
+        src_strategy_dirs: the folder with the files, all its `*.json` and `*.ckpt`.
+        dst_strategy_file: the file to be written.
+
+    Raises:
+        CheckpointError: the folder has none, or they contradict each other.
+    """
+    folder = Path(src_strategy_dirs)
+    paths = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".ckpt") and path.is_file())
+    if not paths:
+        raise CheckpointError(f"{folder} has no strategy files (*.json, *.ckpt): give the folder that they are in")
+    read = [(path, json.loads(path.read_text()).get("current_stage", 0), read_strategy(path)) for path in paths]
+    count = max([1 + stage for _, stage, _ in read] + [x.pipeline_stages for _, _, s in read for x in s.values()])
+    merged: Strategy = {}
+    for path, stage, strategy in read:
+        for name, layout in strategy.items():
+            is_whole = layout.pipeline_stages == count
+            stages = (layout.stages if is_whole else (stage,)) or tuple(range(count))
+            before = merged.get(name)
+            layout = replace(layout, pipeline_stages=count, stages=stages)
+            if before is not None and replace(before, stages=()) != replace(layout, stages=()):
+                raise CheckpointError(
+                    f"{path}: {name} is cut otherwise than in another file: give the files of one job"
+                )
+            merged[name] = replace(layout, stages=tuple(sorted({*stages, *(before.stages if before else ())})))
+    write_strategy(dst_strategy_file, merged)
+
+
+def write_layout_files(files: LayoutFiles, network: Any) -> None:
+    """Write what `set_auto_parallel_context(strategy_ckpt_save_file=, group_ckpt_save_file=)` asks for.
+
+    Every rank writes: to the same path the same content, in one rename.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
+    layouts = find_layouts(network)
+    if files.strategy:
+        write_strategy(files.strategy, layouts)
+    if files.group:
+        _replace(Path(files.group), json.dumps({"rank_list": find_equal_ranks(layouts, get_rank())}))
+
+
+def find_equal_ranks(layouts: Mapping[str, ParameterLayout], global_rank: int) -> list[int]:
+    """Return the ranks that hold the same parts of all parameters as a rank, itself among them."""
+    world_size = max((layout.world_size for layout in layouts.values()), default=1)
+
+    def boxes(rank: int) -> list[Any]:
+        return [layout.box(rank) for layout in layouts.values()]
+
+    own = boxes(global_rank)
+    return [rank for rank in range(world_size) if boxes(rank) == own]
+
+
+def restore_group_info_list(group_info_file_name: str | os.PathLike[str]) -> list[int]:
+    """Return the ranks whose checkpoints hold the same parts as those of the rank that wrote the file.
+
+    The file is one of `set_auto_parallel_context(group_ckpt_save_file=...)`: give every rank a name of its own there.
+
+    Raises:
+        CheckpointError: it is missing, or no such file.
+    """
+    try:
+        return [int(rank) for rank in json.loads(Path(group_info_file_name).read_text())["rank_list"]]
+    except OSError as error:
+        raise CheckpointError(f"{group_info_file_name} cannot be read: {error.strerror}; give another file") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(
+            f"{group_info_file_name} holds no rank_list: write one with "
+            "set_auto_parallel_context(group_ckpt_save_file=...)"
+        ) from None
+
+
+def rank_list_for_transform(
+    rank_id: int,
+    src_strategy_file: str | os.PathLike[str] | None = None,
+    dst_strategy_file: str | os.PathLike[str] | None = None,
+) -> list[int]:
+    """Return the source ranks whose checkpoints one target rank needs; of ranks with equal parts the lowest.
+
+    Args:
+        rank_id: the target rank.
+        src_strategy_file: how the source was cut; None is one rank with whole tensors.
+        dst_strategy_file: how the target is cut; None is one rank with whole tensors.
+
+    Raises:
+        CheckpointError: a file is no strategy file, or of fewer ranks.
+    """
+    if src_strategy_file is None:
+        return [0]
+    source = read_strategy(src_strategy_file)
+    target = read_strategy(dst_strategy_file) if dst_strategy_file is not None else None
+    if target is None and rank_id != 0:
+        raise CheckpointError(f"rank_id={rank_id}: without dst_strategy_file there is rank 0 alone")
+    needed: set[int] = set()
+    for name, layout in source.items():
+        if target is not None and name not in target:
+            continue
+        wanted = target[name].box(rank_id) if target is not None else None
+        if target is not None and wanted is None:  # in another stage
+            continue
+        seen: set[Any] = set()
+        for rank in range(layout.world_size):
+            box = layout.box(rank)
+            if box is not None and box not in seen and (wanted is None or box.intersect(wanted)):
+                seen.add(box)
+                needed.add(rank)
+    return sorted(needed)
+
+
+def shared_ranks(strategies: Sequence[Strategy]) -> int:
+    """Return the number of ranks that strategies speak of."""
+    return max((layout.world_size for strategy in strategies for layout in strategy.values()), default=1)

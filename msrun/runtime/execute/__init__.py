@@ -1,0 +1,1 @@
+"""Running a program: segments, collectives, parameters on their way to their use, gradients on their way back."""

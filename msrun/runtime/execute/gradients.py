@@ -1,0 +1,282 @@
+"""Gradients on their way from the parts that operators read to the parts that a rank stores.
+
+A gradient is summed over the axes along which it is partial and cut back to the stored part; parameters of one group
+travel in one message. Over the micro batches of a step gradients are added up: whole (level1), and sent once at the
+end; or of the stored part only (level2 and level3), and sent after every micro batch.
+
+A parameter that no gradient flows to has none, as in one process: an optimizer leaves it alone, weight decay included.
+Every rank runs the same graph, so that is the same on all of them; beside others in one message it counts as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
+from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.plain_tensors import plain_tensors
+from msrun.runtime.execute.transfers import start_all_reduce, start_reduce_scatter
+from msrun.runtime.groups import axes_group
+from msrun.runtime.schedule.segments import Segment
+from msrun.runtime.sharding.layout import Axes, Mesh
+
+
+@dataclass
+class GradientGroup:
+    """Parameters whose gradients are summed in one message. One per program."""
+
+    members: list[StoredParameter]
+    placeholders: list[str]
+    """Names of the members in the local graph."""
+    partial_axes: Axes
+    mesh: Mesh
+    rank: int
+    scatters_each: bool = False
+    """level2 and level3: only the gradient of the stored part is kept between micro batches."""
+    sum_dtype: torch.dtype | None = None
+    """The type in which gradients travel and are added up; None: their own."""
+
+    @staticmethod
+    def of(group: ParameterGroup) -> GradientGroup:
+        """Return the group whose members are gathered together too."""
+        return GradientGroup(group.members, group.placeholders, group.partial_axes, group.mesh, group.rank)
+
+    @property
+    def shard_axes(self) -> Axes:
+        """The shard axes of all members."""
+        return self.members[0].shard_axes
+
+    @property
+    def is_sent(self) -> bool:
+        """True when its sum is a message; False when every rank has the whole gradient already."""
+        return bool(self.shard_axes or self.partial_axes)
+
+    def start(self, grads: list[Tensor]) -> Pending:
+        """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row."""
+        if self.shard_axes:
+            return _start_sharded(self, grads)
+        if self.partial_axes:
+            return start_all_reduce(flatten(grads), axes_group(self.mesh, self.partial_axes), in_place=True)
+        return Pending(flatten(grads))
+
+
+def plan_departures(segments: Sequence[Segment], groups: Sequence[GradientGroup]) -> dict[int, list[int]]:
+    """Return segment -> the groups whose gradients are complete once its backward pass is done."""
+    first: dict[str, int] = {}
+    for index, segment in enumerate(segments):
+        for name in [*segment.reads, *(crossing.source for crossing in segment.crossings)]:
+            first.setdefault(name, index)
+    departures: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        departures.setdefault(min(first[name] for name in group.placeholders), []).append(number)
+    return departures
+
+
+class GradientSum:
+    """The gradients of one group during one training step."""
+
+    def __init__(self, group: GradientGroup) -> None:
+        self.group = group
+        self._total: Tensor | None = None
+        self._pending: Pending | None = None
+        self._reached: set[str] = set()
+        """Placeholders of the parameters that have a gradient."""
+
+    def add(self, leaf_of: Callable[[str], Tensor]) -> None:
+        """Between micro batches: send off what must not be kept whole; the rest stays with the leaves."""
+        if self.group.scatters_each and self.group.shard_axes:
+            self.settle()
+            if self._has_new(leaf_of):
+                self._pending = self.group.start(self._take(leaf_of))
+
+    def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
+        """Send off what the leaves hold and return the whole sum, which may still be on its way."""
+        self.settle()
+        if not self._has_new(leaf_of):
+            return PendingGradients(self.group, self._reached, None if self._total is None else Pending(self._total))
+        grads = self._take(leaf_of)
+        if not self.group.is_sent:
+            return PendingGradients(self.group, self._reached, None, grads)
+        return PendingGradients(self.group, self._reached, self.group.start(grads), before=self._total)
+
+    def _has_new(self, leaf_of: Callable[[str], Tensor]) -> bool:
+        """Return whether a backward pass has left gradients."""
+        return any(leaf_of(name).grad is not None for name in self.group.placeholders)
+
+    def kept_bytes(self, leaf_of: Callable[[str], Tensor]) -> int:
+        """Return the bytes of gradients that are held now."""
+        grads = [leaf_of(name).grad for name in self.group.placeholders]
+        kept = [*grads, self._total, self._pending.wait() if self._pending is not None else None]
+        return sum(grad.numel() * grad.element_size() for grad in kept if grad is not None)
+
+    @property
+    def is_heavy(self) -> bool:
+        """True while a message takes more memory than what comes of it."""
+        return self._pending is not None
+
+    def settle(self) -> None:
+        """Wait for what was sent off, add it and let go of the message."""
+        if self._pending is not None:
+            part = self._pending.wait()
+            self._total = part if self._total is None else self._total.add_(part)
+            self._pending = None
+
+    def _take(self, leaf_of: Callable[[str], Tensor]) -> list[Tensor]:
+        grads = []
+        for name in self.group.placeholders:
+            leaf = leaf_of(name)
+            grad = leaf.grad
+            if grad is None:
+                grad = leaf.new_zeros(leaf.shape)
+            else:
+                self._reached.add(name)
+            grads.append(_as_type(grad, self.group.sum_dtype or grad.dtype))
+            leaf.grad = None
+        return grads
+
+
+class PendingGradients:
+    """Gradients of one group on their way to the stored parts."""
+
+    def __init__(
+        self,
+        group: GradientGroup,
+        reached: Set[str],
+        pending: Pending | None,
+        ready: list[Tensor] | None = None,
+        before: Tensor | None = None,
+    ) -> None:
+        self._group = group
+        self._reached = reached
+        """Placeholders of the parameters that have a gradient; without any, nothing is on its way."""
+        self._pending = pending
+        self._ready = ready
+        self._before = before
+        """Sum of earlier micro batches, in one row."""
+
+    @property
+    def is_heavy(self) -> bool:
+        """True while the message takes more memory than what comes of it."""
+        return self._pending is not None and bool(self._group.shard_axes)
+
+    def settle(self) -> None:
+        """Wait for the message and let go of it."""
+        if self._pending is not None:
+            flat = self._pending.wait()
+            flat = (flat if self._before is None else flat + self._before).reshape(-1)
+            members = self._group.members
+            self._ready = split_like(flat, [m.part for m in members])
+            self._pending = None
+
+    def wait(self) -> dict[str, Tensor]:
+        """Return parameter name -> gradient of its stored part, of those that have one."""
+        self.settle()
+        if not self._reached:
+            return {}
+        assert self._ready is not None
+        members = zip(self._group.members, self._group.placeholders, self._ready, strict=True)
+        with plain_tensors():
+            return {m.name: _as_type(grad, m.parameter.dtype) for m, name, grad in members if name in self._reached}
+
+
+IN_FLIGHT = 2
+"""Messages that are on their way while gradients are handed out as they arrive."""
+
+
+class LeavingGradients:
+    """The messages of one backward pass, in the order in which they leave, which is the same on all ranks."""
+
+    def __init__(self, hand_out: Callable[[dict[str, Tensor]], None] | None = None) -> None:
+        """
+        Args:
+            hand_out: gets the gradients of one message after the other, {parameter name: gradient of its stored part},
+                while the backward pass goes on; None: all of them come at its end. It may communicate.
+        """
+        self._messages: list[PendingGradients] = []
+        self._hand_out = hand_out
+
+    def make_room(self, sums: Sequence[GradientSum]) -> None:
+        """Wait for messages that hold whole parameters' worth of memory: the next one shall have their room."""
+        in_flight: list[PendingGradients | GradientSum] = [*self._messages, *sums]
+        for message in in_flight:
+            if message.is_heavy:
+                message.settle()
+
+    def add(self, message: PendingGradients) -> None:
+        """Take a message; hands out what has been on its way for the time of two others."""
+        self._messages.append(message)
+        while self._hand_out is not None and len(self._messages) > IN_FLIGHT:
+            self._hand_out(self._messages.pop(0).wait())
+
+    def arrive(self) -> dict[str, Tensor]:
+        """Wait for all, and return what was not handed out."""
+        found: dict[str, Tensor] = {}
+        for message in self._messages:
+            if self._hand_out is None:
+                found.update(message.wait())
+            else:
+                self._hand_out(message.wait())
+        self._messages.clear()
+        return found
+
+
+class StepParameters:
+    """The parameters of one training step, shared by its micro batches: gathered parts, and sums of gradients."""
+
+    def __init__(self, groups: Sequence[ParameterGroup], gradient_groups: Sequence[GradientGroup]) -> None:
+        self.gathered = [GatheredGroup(group) for group in groups]
+        self.sums = [GradientSum(group) for group in gradient_groups]
+        self._of = {name: gathered for gathered in self.gathered for name in gathered.group.placeholders}
+
+    def leaf(self, name: str) -> Tensor:
+        """Return the part that operators read, by its placeholder."""
+        return self._of[name].leaves[name]
+
+    def gathered_bytes(self) -> int:
+        """Return the bytes of gathered parts that are held now, without parameters that are used as they are stored."""
+        return sum(gathered.held_bytes() for gathered in self.gathered)
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of gradients that are held now."""
+        return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
+
+
+def _as_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value if value.dtype == dtype else value.to(dtype)  # once per parameter and step: `to` takes longer to ask
+
+
+def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:
+    """Return (count, elements of one part); without a copy where there is one gradient."""
+    if len(grads) == 1:
+        return grads[0].reshape(count, -1)
+    return torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+
+
+def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> Pending:
+    """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
+
+    Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
+    one slice and one reduce-scatter do.
+    """
+    count = group.mesh.extent(group.shard_axes)
+    rows = _join_rows(grads, count)
+    grads.clear()  # copied, or held by the rows: the message needs the memory
+    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
+    summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
+    rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
+    if group.shard_axes != same + summed:  # stored for another program: sum everything, then cut
+        pending = start_all_reduce(rows, axes_group(group.mesh, tuple(sorted(summed + rest))))
+        index = group.mesh.index(group.rank, group.shard_axes)
+        return Pending(rows, None, lambda _: pending.wait()[index : index + 1])
+    if same:
+        length = group.mesh.extent(summed)
+        rows = rows.narrow(0, group.mesh.index(group.rank, same) * length, length)
+    pending = start_reduce_scatter(rows, axes_group(group.mesh, summed)) if summed else Pending(rows)
+    if not rest:
+        return pending
+    others = axes_group(group.mesh, rest)
+    return Pending(rows, None, lambda _: start_all_reduce(pending.wait(), others, in_place=True).wait())

@@ -1,1 +1,0 @@
-"""One graph, a few passes: capture, operator rules, partition, segments, execution."""

@@ -1,0 +1,92 @@
+"""AdamWeightDecay: Adam without bias correction, with decoupled decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.runtime.optim.base import Optimizer
+from msrun.runtime.optim.settings import check_adam, check_number
+
+
+class AdamWeightDecay(Optimizer):
+    """MindSpore's AdamWeightDecay, the optimizer of its BERT and GPT.
+
+        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g g;  w = w - lr (m / (sqrt(v) + eps) + decay w)
+
+    Unlike AdamW the moments are not corrected for their start at 0. The state is called adam_m and adam_v, in float32
+    for weights of 16 bits too.
+
+    Args:
+        decay_filter: whether a parameter decays; None: all do. `lambda p: p.dim() > 1` spares biases and norms.
+
+    Raises:
+        StrategyError: a value out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        decay_filter: Callable[[Tensor], bool] | None = None,
+    ) -> None:
+        check_adam("AdamWeightDecay", lr, betas, eps)
+        check_number("AdamWeightDecay", "weight_decay", weight_decay, least=0.0)
+        self._decay_filter = decay_filter
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step once with the gradients in `.grad`."""
+        loss = self.run_closure(closure)
+        for group in self.param_groups:
+            for decays, parameters in self._by_decay(group):
+                self._update(parameters, group, group["weight_decay"] if decays else 0.0)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state; torch would narrow the moments to the type of the weights."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for key, value in state_dict["state"].get(number, {}).items():
+                self.state[parameter][key] = value.to(parameter.device, _wide(parameter), copy=True)
+
+    def _by_decay(self, group: dict[str, Any]) -> list[tuple[bool, list[Tensor]]]:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if self._decay_filter is None or not group["weight_decay"]:
+            return [(True, parameters)] if parameters else []
+        found = [(decays, [p for p in parameters if bool(self._decay_filter(p)) == decays]) for decays in (True, False)]
+        return [(decays, some) for decays, some in found if some]
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], decay: float) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                for key in ("adam_m", "adam_v"):
+                    self.state[parameter][key] = torch.zeros_like(parameter, dtype=_wide(parameter))
+        first, second = ([self.state[p][key] for p in parameters] for key in ("adam_m", "adam_v"))
+        gradients = [p.grad.to(m.dtype) for p, m in zip(parameters, first, strict=True)]  # type: ignore[union-attr]
+        one, two = group["betas"]
+        torch._foreach_lerp_(first, gradients, 1 - one)
+        torch._foreach_mul_(second, two)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - two)
+        below = torch._foreach_sqrt(second)
+        torch._foreach_add_(below, group["eps"])
+        updates = list(torch._foreach_div(first, below))
+        if decay:
+            wide = [p.to(m.dtype) for p, m in zip(parameters, first, strict=True)]
+            torch._foreach_add_(updates, wide, alpha=decay)
+        updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+
+
+def _wide(parameter: Tensor) -> torch.dtype:
+    return torch.promote_types(parameter.dtype, torch.float32)

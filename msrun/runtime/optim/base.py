@@ -1,0 +1,60 @@
+"""Optimizer: the base of optimizers that can also be called with gradients, as MindSpore's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.errors import StrategyError
+from msrun.runtime.nn.replaced import follow
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Base of optimizers that can be called: `optimizer(gradients)` gives every parameter its gradient and steps.
+
+    Write your own as with torch's base: `super().__init__(params, defaults)` and `step()`, which reads `.grad`.
+    """
+
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Step once with these gradients, one per parameter in the order given to the constructor.
+
+        Raises:
+            StrategyError: another number of gradients, or one of another shape than its parameter.
+        """
+        follow(self)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for parameter, gradient in zip(parameters, check_gradients(parameters, gradients), strict=True):
+            parameter.grad = gradient
+        self.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def run_closure(self, closure: Callable[[], Any] | None) -> Any:
+        """Return what the closure of a step computes, with gradients switched on; None without one."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+
+def check_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of an optimizer that is called.
+
+    Raises:
+        StrategyError: another number of gradients, or one of another shape than its parameter.
+    """
+    gradients = list(gradients)
+    if len(gradients) != len(parameters):
+        raise StrategyError(
+            f"optimizer: {len(gradients)} gradients for {len(parameters)} parameters; give one for each, in order"
+        )
+    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient.shape != parameter.shape:
+            raise StrategyError(
+                f"optimizer: gradient {index} has shape {tuple(gradient.shape)} but its parameter "
+                f"{tuple(parameter.shape)}; give the gradients that value_and_grad returned"
+            )
+    return gradients

@@ -1,0 +1,85 @@
+"""A warning when every rank passes the same batch where each should pass a part of its own.
+
+Then N ranks do the work of one: the loss falls as if there was one, and nothing fails. In its first two steps every
+rank writes a digest of its batch into the job's store, and rank 0 compares them once all are there. So no rank waits,
+and the steps exchange nothing more than they would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.runtime import world
+from msrun.runtime.parallel.batch.parts import find_tensors
+from msrun.runtime.parallel.compilation.agreement import job_store
+from msrun.runtime.parallel.compilation.announcement import log
+from msrun.runtime.parallel.settings import ParallelSettings
+
+_STEPS = 2
+"""Steps that are compared: one may be equal by chance, such as a first batch of zeros."""
+_LAST_LOOK = 100
+_DIGEST_BYTES = 1 << 20
+"""Of each tensor: enough of its first rows to tell batches apart."""
+_ALTERNATIVE = ', or say that each passes the whole batch: dataset_strategy("full_batch")'
+_numbers = itertools.count()
+
+
+class SameBatch:
+    """Looks at the batches of one AutoParallel's training steps."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+        self._calls = 0
+
+    def look(self, settings: ParallelSettings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look at the arguments of the next training step."""
+        self._calls += 1
+        if self._calls > _LAST_LOOK or not _is_divided(settings):
+            return
+        rank, size = world.get_rank(), world.get_group_size()
+        if self._calls <= _STEPS:
+            tensors = find_tensors(args, kwargs)
+            if tensors:
+                job_store().set(self._key(self._calls, rank), str(_digest(tensors)))
+        elif rank == 0:
+            self._compare(settings, size)
+
+    def _compare(self, settings: ParallelSettings, size: int) -> None:
+        store = job_store()
+        keys = [[self._key(step, rank) for rank in range(size)] for step in range(1, _STEPS + 1)]
+        if not store.check(list(itertools.chain(*keys))):
+            return
+        self._calls = _LAST_LOOK
+        if all(len({store.get(key) for key in of_step}) == 1 for of_step in keys):
+            log.warning(
+                f"all {size} ranks got the same batch in each of the first {_STEPS} steps, so they do the work of one: "
+                "let each read its own part (datasets of msrun do without num_shards, a DataLoader with "
+                f"sampler=DistributedSampler(...)){_ALTERNATIVE if settings.parallel_mode == 'semi_auto' else ''}"
+            )
+
+    def _key(self, step: int, rank: int) -> str:
+        return f"msrun_batch/{self._number}/{step}/{rank}"
+
+
+def _is_divided(settings: ParallelSettings) -> bool:
+    """Return whether the ranks should pass different batches; those of a hybrid network may need the same."""
+    ranks = world.get_group_size()
+    if ranks > 1 and settings.parallel_mode == "semi_auto":
+        return settings.dataset_strategy == "data_parallel" and settings.pipeline.ranks_per_stage(ranks) > 1
+    return ranks > 1 and settings.parallel_mode == "data_parallel"
+
+
+@torch.no_grad()
+def _digest(tensors: Sequence[Tensor]) -> int:
+    digest = 0
+    for tensor in tensors:
+        rows = max(1, _DIGEST_BYTES * len(tensor) // max(tensor.nbytes, 1)) if tensor.dim() else 1
+        part = (tensor[:rows] if tensor.dim() else tensor).detach().cpu().contiguous()
+        digest = zlib.crc32(part.reshape(-1).view(torch.uint8).numpy().data, digest)
+    return digest

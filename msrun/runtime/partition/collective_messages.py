@@ -1,0 +1,148 @@
+"""Messages: what a collective of a partitioned graph puts on the wire, told from shapes alone.
+
+The figures are those that the run-time counter (`pending.traffic`) will show: number of operations, and bytes of
+their input on this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import torch
+
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import Mesh
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One operation of one rank."""
+
+    operation: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all or halo: the counter's words."""
+    bytes: int
+    """Of the input on this rank."""
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.bytes} B by {self.ranks} ranks"
+
+
+@dataclass(frozen=True)
+class CollectiveTraffic:
+    """One collective of the program, with what it moves for one copy of the batch."""
+
+    text: str
+    forward: Message | None
+    backward: Message | None
+    """Of the gradient; None too where no gradient comes back."""
+
+    def __str__(self) -> str:
+        moved = {"forward": self.forward, "backward": self.backward}
+        return f"{self.text}: {', '.join(f'{way} {m}' for way, m in moved.items() if m is not None) or 'moves nothing'}"
+
+    @property
+    def messages(self) -> list[Message]:
+        """What it moves in one training step."""
+        return [message for message in (self.forward, self.backward) if message is not None]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Operations added up."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Totals:
+        """Add up messages by operation."""
+        calls: dict[str, int] = {}
+        total: dict[str, int] = {}
+        for message in messages:
+            calls[message.operation] = calls.get(message.operation, 0) + 1
+            total[message.operation] = total.get(message.operation, 0) + message.bytes
+        return cls(calls, total)
+
+    def __str__(self) -> str:
+        parts = [f"{count} {name} with {self.bytes[name]} B" for name, count in sorted(self.calls.items())]
+        return ", ".join(parts) or "nothing"
+
+
+def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
+    """Return the local shape that a collective makes of a local shape."""
+    parts = mesh.extent(collective.axes)
+    result = list(shape)
+    match collective.kind:
+        case "gather" | "gather_enter":
+            result[collective.dim] *= parts
+        case "slice" | "reduce_scatter":
+            result[collective.dim] //= parts
+        case "exchange":
+            result[collective.dim] //= parts
+            result[collective.from_dim] *= parts
+        case "halo":
+            assert collective.window is not None
+            result[collective.dim] = collective.window.length
+        case "all_reduce" | "enter":
+            pass
+        case _:
+            assert_never(collective.kind)
+    return tuple(result)
+
+
+def forward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, rank: int) -> Message | None:
+    """Return what moves on the way forward for a value of this local shape."""
+    match collective.kind:
+        case "enter" | "slice":
+            return None
+        case "gather" | "gather_enter":
+            operation = "all_gather"
+        case "all_reduce" | "reduce_scatter":
+            operation = collective.kind
+        case "exchange":
+            operation = "all_to_all"
+        case "halo":
+            return _halo(collective, shape, dtype, mesh, rank, is_gradient=False)
+        case _:
+            assert_never(collective.kind)
+    return Message(operation, math.prod(shape) * dtype.itemsize, mesh.extent(collective.axes))
+
+
+def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, rank: int) -> Message | None:
+    """Return what moves on the way back, for the gradient of the collective's result; `shape` is its input's."""
+    match collective.kind:
+        case "all_reduce" | "gather":
+            return None
+        case "enter":
+            operation = "all_reduce"
+        case "gather_enter":
+            operation = "reduce_scatter"
+        case "slice" | "reduce_scatter":
+            operation = "all_gather"
+        case "exchange":
+            operation = "all_to_all"
+        case "halo":
+            return _halo(collective, shape, dtype, mesh, rank, is_gradient=True)
+        case _:
+            assert_never(collective.kind)
+    gradient = result_shape(collective, shape, mesh)
+    return Message(operation, math.prod(gradient) * dtype.itemsize, mesh.extent(collective.axes))
+
+
+def _halo(
+    collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, rank: int, *, is_gradient: bool
+) -> Message:
+    """Return what this rank sends of its part, or of its window's gradient, to the others."""
+    window, count, own = collective.window, mesh.extent(collective.axes), mesh.index(rank, collective.axes)
+    assert window is not None
+    others = [other for other in range(count) if other != own]
+    spans = [window.overlap(own, o, count) if is_gradient else window.overlap(o, own, count) for o in others]
+    rows = sum(end - begin for begin, end in spans)
+    row = math.prod(size for dim, size in enumerate(shape) if dim != collective.dim)
+    return Message("halo", rows * row * dtype.itemsize, count)

@@ -1,0 +1,74 @@
+"""Decisions: which strategy every operator gets, and how every value comes to where it is read.
+
+`decide` makes them of a captured graph, a mesh and what the user wants; `lower` makes a local program of them. They
+name nodes of the captured graph and hold no rank and no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from msrun.runtime.partition.strictness import Redistribution
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.operators.rule import LabelSplit
+
+
+@dataclass(frozen=True)
+class Use:
+    """How one operator reads a parameter, or how it is stored."""
+
+    layout: TensorLayout
+    partial_axes: Axes
+    """Axes along which its gradient is a partial sum."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """One value as one operator reads it."""
+
+    source: str
+    """The captured node; of a parameter with several placeholders the first."""
+    layout: TensorLayout
+    """In which it is taken: as its operator leaves it, or as an earlier read has brought it."""
+    steps: tuple[tuple[Collective, TensorLayout | None], ...] = ()
+    """What it passes on its way, with the layout after each; None where only this reader can use the result."""
+
+
+@dataclass(frozen=True)
+class OperatorDecision:
+    """What was decided for one captured node."""
+
+    reads: tuple[Read, ...]
+    """One for each tensor input."""
+    layouts: tuple[TensorLayout, ...]
+    """Of its results."""
+    split: LabelSplit = field(default_factory=dict)
+    """The axes that cut each label of its form."""
+    origin: str = ""
+    """user, follows, data parallel, or no rule."""
+    scatter: tuple[int, Axes] | None = None
+    """Dimension and axes that its sums are left cut by, instead of whole: all readers cut them so."""
+
+
+@dataclass
+class Decisions:
+    """What was decided for one call of a network."""
+
+    mesh: Mesh
+    input_layouts: list[TensorLayout]
+    differentiable_inputs: frozenset[int] = frozenset()
+    """Indexes of the user's tensors whose gradient is wanted."""
+    operators: dict[str, OperatorDecision] = field(default_factory=dict)
+    """captured node -> its decision, in the order of the graph"""
+    parameters: dict[str, Use] = field(default_factory=dict)
+    """parameter -> how it is stored, before optimizer parallel cuts it further"""
+    placeholders: dict[str, str] = field(default_factory=dict)
+    """placeholder of a parameter -> the first placeholder of that parameter"""
+    outputs: list[Any] = field(default_factory=list)
+    """`Read` of every result that is a value; others as they are."""
+    buffer_updates: dict[str, Read] = field(default_factory=dict)
+    """buffer -> its value after the forward pass"""
+    redistributions: list[Redistribution] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

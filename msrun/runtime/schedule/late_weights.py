@@ -1,0 +1,170 @@
+"""Late weights: gradients of linear layers' weights, computed apart from those of their inputs.
+
+A linear layer's backward pass is two matrix products: the gradient of its input, which other ranks wait for, and that
+of its weight, which only this rank's sum needs. Autograd does both at once; here the first alone happens in autograd.
+The second is done while a collective that the first feeds is on its way, or in the pauses of a zero-bubble pipeline
+(Qi et al. 2023, "Zero Bubble Pipeline Parallelism"). It adds in place to what copies and micro batches before left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from msrun.runtime.schedule.regions import Region
+from msrun.runtime.schedule.segments import Name, Segment
+
+aten = torch.ops.aten
+Lies = Literal["(out, in)", "(in, out)"]
+"""How a weight lies; `x @ weight` reads the second."""
+
+
+@dataclass(frozen=True)
+class LateWeight:
+    """What the gradients of one call's weight and bias are computed from; rows by features, both."""
+
+    weight: Tensor
+    lies: Lies
+    bias: Tensor | None
+    rows: Tensor
+    gradient: Tensor
+
+    def compute(self) -> None:
+        """Add to the gradients of the weight and the bias."""
+        rows = self.rows.to(self.gradient.dtype)
+        if self.weight.requires_grad:
+            left, right = (rows.t(), self.gradient) if self.lies == "(in, out)" else (self.gradient.t(), rows)
+            if self.weight.grad is None:
+                self.weight.grad = left.mm(right).to(self.weight.dtype)
+            elif rows.dtype == self.weight.dtype:
+                self.weight.grad.addmm_(left, right)
+            else:  # the user's own autocast is around the call
+                self.weight.grad.add_(left.mm(right))
+        if self.bias is not None and self.bias.requires_grad:
+            total = self.gradient.sum(0).to(self.bias.dtype)
+            self.bias.grad = total if self.bias.grad is None else self.bias.grad.add_(total)
+
+
+_left: list[LateWeight] = []
+"""Of the segment whose backward pass ran last; autograd may run it in a thread of its own."""
+
+
+class _LateLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lies: Lies) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.lies = weight, bias, lies  # the leaves themselves: they hold the sums of gradients
+        return F.linear(x, weight.t() if lies == "(in, out)" else weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (x,) = ctx.saved_tensors
+        rows, flat = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        _left.append(LateWeight(ctx.weight, ctx.lies, ctx.bias, rows, flat))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        weight = ctx.weight.to(flat.dtype)
+        back = flat.mm(weight.t() if ctx.lies == "(in, out)" else weight)
+        return back.view(x.shape).to(x.dtype), None, None, None
+
+
+def late_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `aten.linear`, (.., in) -> (.., out), of leaves whose gradients are added later."""
+    result: Tensor = _LateLinear.apply(x, weight, bias, "(out, in)")
+    return result
+
+
+def late_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """Return `aten.matmul` of (.., in) and a leaf (in, out) whose gradient is added later."""
+    result: Tensor = _LateLinear.apply(x, weight, None, "(in, out)")
+    return result
+
+
+def late_addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return `aten.addmm` of a leaf (out,), (rows, in) and a leaf (in, out), whose gradients are added later."""
+    result: Tensor = _LateLinear.apply(x, weight, bias, "(in, out)")
+    return result
+
+
+_LATE: dict[Any, tuple[Callable[..., Tensor], dict[int, int]]] = {
+    aten.linear.default: (late_linear, {1: 2, 2: 1}),
+    aten.matmul.default: (late_matmul, {1: 2}),
+    aten.mm.default: (late_matmul, {1: 2}),
+    aten.addmm.default: (late_addmm, {2: 2, 0: 1}),
+}
+"""operator -> its late form, and argument -> dimensions of those that must be parameters (or None)"""
+_FORMS = tuple(form for form, _ in _LATE.values())
+
+
+def compute_late_weights() -> None:
+    """Add what the backward pass of the last segment has left undone to its weights' gradients."""
+    add_late_weights(take_late_weights())
+
+
+def take_late_weights() -> list[LateWeight]:
+    """Return what the backward pass of the last segment has left undone: the caller's to add later."""
+    taken = _left[:]
+    _left.clear()
+    return taken
+
+
+@torch.no_grad()
+def add_late_weights(late: Sequence[LateWeight]) -> None:
+    """Add what was left undone to its weights' gradients."""
+    for one in late:
+        one.compute()
+
+
+def forget_late_weights() -> None:
+    """Drop what a backward pass that failed has left."""
+    _left.clear()
+
+
+def delay_weights(
+    segments: Sequence[Segment], leaves: Mapping[Name, int], regions: Sequence[Region], *, everywhere: bool
+) -> None:
+    """Let linear layers leave their weights for later.
+
+    Args:
+        leaves: placeholders of parameters, with their dimensions.
+        regions: recomputed ones; where the user chose operators to keep, the layers stay as they are.
+        everywhere: False: only layers whose inputs' gradients feed a collective.
+    """
+    for before, segment in pairwise((None, *segments)):
+        assert segment is not None
+        if segment.region is not None and regions[segment.region].spec.save is not None:
+            continue
+        feeds = before is not None and any(crossing.collective.moves_backward for crossing in before.crossings)
+        if everywhere or feeds:
+            _delay(segment, leaves)
+
+
+def count_delayed(segments: Sequence[Segment]) -> int:
+    """Return how many linear layers `delay_weights` has found."""
+    return sum(node.target in _FORMS for segment in segments for node in segment.module.graph.nodes)
+
+
+def _delay(segment: Segment, leaves: Mapping[Name, int]) -> None:
+    found = [node for node in segment.module.graph.nodes if _has_late_form(node, leaves)]
+    for node in found:
+        node.target, _ = _LATE[node.target]
+    if found:
+        segment.module.recompile()
+
+
+def _has_late_form(node: fx.Node, leaves: Mapping[Name, int]) -> bool:
+    if node.target not in _LATE or node.kwargs:
+        return False
+    dimensions = _LATE[node.target][1]
+    given = {place: node.args[place] for place in dimensions if place < len(node.args)}
+    return all(value is None or _is_leaf(value, leaves, dimensions[place]) for place, value in given.items())
+
+
+def _is_leaf(value: Any, leaves: Mapping[Name, int], dimensions: int) -> bool:
+    return isinstance(value, fx.Node) and value.op == "placeholder" and leaves.get(value.name) == dimensions

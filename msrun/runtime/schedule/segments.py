@@ -1,0 +1,249 @@
+"""Segments: the local program cut at its collectives, so that copies can take turns and gradients leave early.
+
+Every node has a level: one more than the level of a collective that it waits for. Segment k holds the operators of
+level k; the collectives of level k start when it has been computed and are waited for by the first segment that reads
+them. Reading a fusion group of parameters for the first time begins a level too: then gathers are waited for one group
+at a time on the way forward, and on the way back a group's gradient leaves as soon as its segment is done.
+
+Sums over the ranks that need nothing but the program's inputs, as the number of targets that count in a mean loss, come
+first: they leave before anything is computed, and are waited for only by what stands after the next level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import fx, nn
+
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.in_place import may_take_gradient, may_take_source
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.operators.rule import PLACE, apply_collective
+
+Name = str
+"""Name of a value: that of its node in the local graph."""
+_Place = tuple[int, int | None]
+"""Level and recomputed region."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A collective between segments: reads one value, makes another."""
+
+    source: Name
+    result: Name
+    collective: Collective
+    region: int | None = None
+    """Recomputed region that it belongs to."""
+    takes_source: bool = False
+    """Whether it may write to its source."""
+    takes_gradient: bool = False
+    """Whether its way back may write to the gradient of its result."""
+
+
+@dataclass
+class Segment:
+    """The operators of one level; of one recomputed region, where there are some."""
+
+    module: fx.GraphModule
+    reads: list[Name]
+    writes: list[Name]
+    """Values that later segments, collectives or the caller read."""
+    crossings: list[Crossing] = field(default_factory=list)
+    """Collectives that start when this segment has been computed."""
+    groups: list[int] = field(default_factory=list)
+    """Fusion groups of parameters that this segment reads, by themselves or through a view of them."""
+    new_groups: list[int] = field(default_factory=list)
+    """Those that no earlier segment reads."""
+    region: int | None = None
+    """Recomputed region that all its operators belong to."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True when only collectives happen at this level."""
+        return not self.writes
+
+
+def cut_segments(
+    program: LocalProgram,
+    group_of: Mapping[Name, int],
+    region_of: Mapping[Name, int] | None = None,
+    memory_of: Mapping[Name, Name] | None = None,
+) -> list[Segment]:
+    """Cut a program.
+
+    Args:
+        group_of: placeholder name of a parameter -> its fusion group.
+        region_of: name of a node -> the recomputed region that it belongs to; a segment never holds nodes of two.
+        memory_of: value -> the parameter whose memory it is: who reads the one needs the other.
+    """
+    region_of, memory_of = region_of or {}, memory_of or {}
+    places = _places(program.graph, group_of, region_of, _early(program, region_of))
+    kept = _read_later(program, places)
+    results = _results(program)
+    count = 1 + max((level for level, _ in places.values()), default=0)
+    inside: dict[_Place, list[fx.Node]] = {(level, None): [] for level in range(count)}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            inside.setdefault(places[node], []).append(node)
+    seen: set[int] = set()
+    segments = []
+    for place in sorted(inside, key=lambda p: (p[0], -1 if p[1] is None else p[1])):
+        nodes = inside[place]
+        segment = _segment([n for n in nodes if not _is_collective(n)], kept)
+        read = {memory_of.get(n.name, n.name) for node in nodes for n in node.all_input_nodes}
+        segment.groups = sorted({group_of[name] for name in read if name in group_of})
+        segment.region = place[1]
+        segment.new_groups = [group for group in segment.groups if group not in seen]
+        seen |= set(segment.groups)
+        for node in nodes:
+            if _is_collective(node):
+                segment.crossings.append(_crossing(node, region_of, results))
+        segments.append(segment)
+    return segments
+
+
+def _crossing(node: fx.Node, region_of: Mapping[Name, int], results: Set[fx.Node]) -> Crossing:
+    source, collective = node.args[0], _collective(node)
+    assert isinstance(source, fx.Node)
+    is_again = not region_of.keys().isdisjoint({source.name, node.name, *(user.name for user in node.users)})
+    return Crossing(
+        source.name,
+        node.name,
+        collective,
+        region_of.get(node.name),
+        takes_source=not is_again and may_take_source(node, collective, results),
+        takes_gradient=not is_again and may_take_gradient(node, collective, results),
+    )
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return node.target is apply_collective
+
+
+def _collective(node: fx.Node) -> Collective:
+    return cast(Collective, node.kwargs["collective"])
+
+
+def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]:
+    """Return the sums over ranks that need inputs alone, with all that they are computed from."""
+    given = {*program.inputs, *program.buffers.values(), *(node for node, _ in program.constants.values())}
+    ready = given - set(program.buffer_updates)
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            ready |= {node} if node.name == PLACE else set()
+        elif node.op == "call_function" and node.name not in region_of and ready.issuperset(node.all_input_nodes):
+            if not _is_collective(node) or _collective(node).is_local:
+                ready.add(node)
+            elif _collective(node).kind == "all_reduce":
+                found |= {node, *_computed_from(node)}
+    return found
+
+
+def _computed_from(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        sources = {n for n in waiting.pop().all_input_nodes if n.op == "call_function"} - found
+        found |= sources
+        waiting += sources
+    return found
+
+
+def _places(
+    graph: fx.Graph, group_of: Mapping[Name, int], region_of: Mapping[Name, int], early: Set[fx.Node]
+) -> dict[fx.Node, _Place]:
+    """Return the level and region of every node; a collective stands where its source was computed."""
+    places: dict[fx.Node, _Place] = {node: (0, None) for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if node in early:
+            places[node] = _earliest(node, places, region_of)
+    first = 1 + max((places[node][0] for node in early), default=-1)
+    group_levels: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node in early:
+            continue
+        level, region = _earliest(node, places, region_of)
+        if any(n in early and _moves(n) for n in node.all_input_nodes):
+            level = max(level, first + 1)
+        elif not _is_collective(node) or node.all_input_nodes[0].op != "placeholder":
+            level = max(level, first)
+        for group in sorted({group_of[n.name] for n in node.all_input_nodes if n.name in group_of}):
+            if group not in group_levels:
+                newest = max(group_levels.values(), default=-1)
+                group_levels[group] = max(level, newest + 1)
+            level = max(level, group_levels[group])
+        places[node] = (level, region)
+    return places
+
+
+def _earliest(node: fx.Node, places: Mapping[fx.Node, _Place], region_of: Mapping[Name, int]) -> _Place:
+    """Return where a node may stand, for what it reads."""
+    if _is_collective(node) and not _is_collective(node.all_input_nodes[0]):
+        return places[node.all_input_nodes[0]]
+    region = region_of.get(node.name)
+    waits = [places[n][0] + _begins_level(n, region, region_of) for n in node.all_input_nodes]
+    return max(waits, default=0), region
+
+
+def _moves(node: fx.Node) -> bool:
+    return _is_collective(node) and not _collective(node).is_local
+
+
+def _begins_level(read: fx.Node, region: int | None, region_of: Mapping[Name, int]) -> bool:
+    """Return True when a reader of `read` must stand on a later level: one that waits, or lies in another region."""
+    return _is_collective(read) or (read.op == "call_function" and region_of.get(read.name) != region)
+
+
+def _read_later(program: LocalProgram, places: Mapping[fx.Node, _Place]) -> set[fx.Node]:
+    """Return the nodes whose value leaves their segment."""
+    kept = _results(program)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            kept |= {n for n in node.all_input_nodes if _is_collective(node) or places[n] != places[node]}
+    return kept
+
+
+def _results(program: LocalProgram) -> set[fx.Node]:
+    """Return what the caller reads."""
+    return {node for node in program.outputs if isinstance(node, fx.Node)} | set(program.buffer_updates.values())
+
+
+def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:
+    graph = fx.Graph()
+    inside = set(nodes)
+    mapping: dict[fx.Node, fx.Node] = {}
+    reads: list[fx.Node] = []
+    for node in nodes:
+        for read in node.all_input_nodes:
+            if read not in inside and read not in mapping:
+                mapping[read] = graph.placeholder(read.name)
+                reads.append(read)
+    for node in nodes:
+        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+    writes = [node for node in nodes if node in kept]
+    graph.output(tuple(mapping[node] for node in writes))
+    module = fx.GraphModule(nn.Module(), graph)
+    return Segment(module, [n.name for n in reads], [n.name for n in writes])
+
+
+def render_segments(segments: list[Segment]) -> str:
+    """Return the whole local program as text: operators, and every collective where it starts."""
+    lines: list[str] = []
+    for number, segment in enumerate(segments):
+        lines.append(f"segment {number}: reads {', '.join(segment.reads) or 'nothing'}")
+        for node in segment.module.graph.nodes:
+            if node.op == "call_function":
+                lines.append(f"    {node.name} = {node.target}({_arguments(node)})")
+        lines += [f"    {c.result} = {c.collective} of {c.source}" for c in segment.crossings]
+    return "\n".join(lines)
+
+
+def _arguments(node: fx.Node) -> str:
+    def text(value: Any) -> str:
+        return str(value)
+
+    return ", ".join([*map(text, node.args), *(f"{k}={text(v)}" for k, v in node.kwargs.items())])

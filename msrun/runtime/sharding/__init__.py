@@ -1,0 +1,1 @@
+"""How tensors are cut over the ranks: layouts, strategies, redistribution, and one rule for each operator."""

@@ -1,0 +1,55 @@
+"""Collective: one of a partitioned graph, as data; `execute/collectives.py` runs it.
+
+Every collective of a partitioned graph is one `Collective`: what it does to a value on the way forward and to the
+gradient on the way back. The pairs follow from one convention: the gradient of a tensor has the tensor's own layout.
+
+    kind            forward          backward
+    all_reduce      all-reduce       -                  partial sums become the whole
+    enter           -                all-reduce         copies are used for different parts of the work
+    gather          all-gather       slice
+    gather_enter    all-gather       reduce-scatter     gather, then enter
+    slice           slice            all-gather
+    reduce_scatter  reduce-scatter   all-gather         all_reduce, then slice
+    exchange        all-to-all       all-to-all
+    halo            all-to-all       all-to-all         borders of neighbours' parts; their gradients are added
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from msrun.runtime.sharding.halo import Window
+from msrun.runtime.sharding.layout import Axes
+
+Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange", "halo"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a partitioned graph."""
+
+    kind: Kind
+    axes: Axes
+    dim: int = 0
+    from_dim: int = 0
+    window: Window | None = None
+    """What each rank reads; of a halo."""
+
+    def __str__(self) -> str:
+        where = "" if self.kind in ("all_reduce", "enter") else f" dim {self.dim}"
+        if self.kind == "exchange":
+            where = f" dim {self.from_dim} -> {self.dim}"
+        if self.window is not None:
+            where += f", {self.window.length} rows from {self.window.offset} every {self.window.step}"
+        return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
+
+    @property
+    def is_local(self) -> bool:
+        """True when nothing moves on the way forward."""
+        return self.kind in ("enter", "slice")
+
+    @property
+    def moves_backward(self) -> bool:
+        """True when data moves on the way back."""
+        return self.kind not in ("all_reduce", "gather")

@@ -1,0 +1,193 @@
+"""Rule for dropout, whose masks do not depend on how the work is divided; the numbers of all draws, and refusals.
+
+The mask of an element follows from (seed, step, number of the call in the network, place in the whole tensor), see
+`nn.random_bits`: ranks that hold copies have equal masks, parts have disjoint parts of one process' mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime.nn.dropout import Kind, drop, mask_shape
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.nn.random_draws import DRAWS, arguments_of, is_drawn
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.operators.elementwise import Elementwise
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    numbers_given,
+    operator_call,
+)
+
+aten = torch.ops.aten
+CALL = "dropout_call"
+"""node.meta: number of the call in the order of the network."""
+BATCH_DIM = "batch_dim"
+"""node.meta: the dimension whose outermost index is the row of the batch; None: there is none; LOST: nobody knows."""
+LOST = -1
+
+KINDS: dict[torch._ops.OpOverload, Kind] = {
+    aten.dropout.default: "dropout",
+    aten.feature_dropout.default: "feature_dropout",
+    aten.alpha_dropout.default: "alpha_dropout",
+    aten.feature_alpha_dropout.default: "feature_alpha_dropout",
+}
+
+
+def number_dropouts(graph: fx.Graph) -> None:
+    """Give every operator that draws random numbers its number, before the graph is divided in any way.
+
+    Raises:
+        CaptureError: one that has no rule, or a generator of its own.
+    """
+    count = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _drops(node) or _draws(node):
+            node.meta[CALL] = count
+            count += 1
+        elif node.target not in KINDS and node.target is not aten.scaled_dot_product_attention.default:
+            refuse_random(node)
+
+
+def _drops(node: fx.Node) -> bool:
+    if node.target is aten.scaled_dot_product_attention.default:
+        return bool(operator_call(node).argument("dropout_p", 0.0) > 0)
+    if node.target not in KINDS:
+        return False
+    call = operator_call(node)
+    return bool(call.argument("train") and call.argument("p") > 0)
+
+
+def _draws(node: fx.Node) -> bool:
+    return node.target in DRAWS and is_drawn(node.target, arguments_of(node.target, node.args, node.kwargs))
+
+
+def batch_dim_of(node: fx.Node) -> int | None:
+    """Return the dimension of a captured value that holds the batch's rows, if known."""
+    found: int | None = node.meta.get(BATCH_DIM, LOST)
+    return found
+
+
+PlainPart = tuple[tuple[int, ...], tuple[int, ...], tuple[Axes, ...]]
+"""A `Part` as the arguments of a graph's operator hold it."""
+
+
+class Part(NamedTuple):
+    """Which part of a tensor a rank has, as plain tuples that a graph can hold."""
+
+    mesh_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    split: tuple[Axes, ...]
+
+    @classmethod
+    def of(cls, layout: TensorLayout, mesh: Mesh, shape: Sequence[int]) -> Part:
+        """Return the part that a layout gives."""
+        return cls(mesh.shape, tuple(shape), layout.split)
+
+    def box(self, global_rank: int) -> Box:
+        """Return a rank's part."""
+        slices = TensorLayout(self.split).slices(Mesh(self.mesh_shape), self.shape, global_rank)
+        return Box(self.shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
+
+
+def key_of_part(draw: Tensor, call: int, part: Part, batch_dim: int | None, operator: str) -> DrawKey:
+    """Return the key of the random numbers of one draw.
+
+    Raises:
+        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
+    """
+    key = DrawKey(*numbers_given(draw))
+    if batch_dim == LOST and key.count > 1:
+        raise StrategyError(
+            f"{operator} (random draw {call} of the network) works on a tensor of shape {part.shape} whose rows of the "
+            f"batch are not known, so {key.count} copies of the batch cannot have the numbers of one: draw before the "
+            "batch is mixed, with the rows of the batch in dimension 0, or use one copy"
+        )
+    return key
+
+
+def part_mask(
+    draw: Tensor, place: Tensor, call: int, p: float, part: Part, batch_dim: int | None, device: torch.device
+) -> Tensor:
+    """Return this rank's part of a mask.
+
+    Raises:
+        StrategyError: the batch is cut into copies, and nobody knows which rows of it this tensor holds.
+    """
+    key = key_of_part(draw, call, part, batch_dim, "dropout")
+    return keep_mask(key, call, p, part.box(numbers_given(place)[0]), batch_dim, device)
+
+
+def drop_part(
+    value: Tensor,
+    draw: Tensor,
+    place: Tensor,
+    *,
+    call: int,
+    p: float,
+    kind: Kind,
+    part: PlainPart,
+    batch_dim: int | None,
+) -> Tensor:
+    """Return this rank's part of a dropout; `part` says which part of the whole mask it has."""
+    return drop(value, part_mask(draw, place, call, p, Part(*part), batch_dim, value.device), p, kind)
+
+
+class Dropout(Elementwise):
+    """dropout, feature dropout (dropout1d to 3d), alpha dropout: every dimension may be cut."""
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Drop by this rank's part of the mask."""
+        if CALL not in call.node.meta:
+            return self.local_call(call, build, inputs)
+        kind = KINDS[call.node.target]  # type: ignore[index]
+        shape = mask_shape(kind, call.output_shape)
+        kept = tuple(label if size > 1 else None for label, size in zip(form.output, shape, strict=True))
+        return build.call(
+            drop_part,
+            inputs[0],
+            build.draw(),
+            build.place(),
+            call=call.node.meta[CALL],
+            p=call.argument("p"),
+            kind=kind,
+            part=tuple(Part.of(form.layout(kept, split), build.mesh, shape)),
+            batch_dim=batch_dim_of(call.tensors[0]),
+        )
+
+
+def refuse_random(node: fx.Node) -> None:
+    """Refuse an operator that draws random numbers which are not ours to give: they would differ from rank to rank.
+
+    Raises:
+        CaptureError: names the operator and what to do.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return
+    call = operator_call(node)
+    where = f"{node.target} in module {call.module_path or '(top)'}"
+    if call.argument("generator") is not None:
+        raise CaptureError(
+            f"{where} draws from a generator of its own, whose numbers would not be those of one process: leave the "
+            "generator out, and the numbers follow from torch.manual_seed whatever the layout; or pass them in as an "
+            'input, or use parallel_mode="data_parallel", which needs no capture'
+        )
+    is_training = call.argument("train", call.argument("training", default=True))
+    drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
+    if node.target not in DRAWS and is_training and drops:
+        raise CaptureError(
+            f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
+            'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'
+        )

@@ -1,0 +1,247 @@
+"""Rules for looking rows up by number: embedding, gather, index_select, indexing by tensors, one_hot.
+
+A table that is cut along the dimension looked up in gives partial sums: every rank puts zeros where the row lies with
+another one. MindSpore allows that for tables of one or two dimensions and whole indices only; here any table and any
+cut of the indices is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from msrun.errors import CaptureError
+from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    Label,
+    Labels,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    dimension_labels,
+    numbers_given,
+    sizes_of,
+    summed_axes,
+)
+
+aten = torch.ops.aten
+ROWS = "v"
+"""Label of the dimension that is looked up in."""
+
+
+def first_of_part(place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, length: int) -> int:
+    """Return where this rank's part of a dimension begins.
+
+    Args:
+        place: this rank's number in the mesh.
+        length: size of the part.
+    """
+    return Mesh(tuple(mesh_shape)).index(numbers_given(place)[0], tuple(axes)) * length
+
+
+def own_rows(
+    index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, length: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Return indices into this rank's rows, and where the row lies with another rank (its index is 0 there).
+
+    Args:
+        length: rows of this rank.
+        size: rows of the whole table; an index outside it is an error, as it is for one process.
+    """
+    torch._assert_async(((index >= 0) & (index < size)).all(), f"index out of range: a table has {size} rows")
+    local = index - first_of_part(place, mesh_shape, axes, length)
+    is_elsewhere = (local < 0) | (local >= length)
+    return local.masked_fill(is_elsewhere, 0), is_elsewhere
+
+
+def embed_own_rows(
+    table: Tensor, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int, padding_idx: int
+) -> Tensor:
+    """Return this rank's part of the sum that is `F.embedding` of the whole table: (rows, ..), any -> (any, ..)."""
+    length = table.shape[0]
+    local, is_elsewhere = own_rows(index, place, mesh_shape, axes, length, size)
+    padding = padding_idx - first_of_part(place, mesh_shape, axes, length)
+    is_mine = padding_idx >= 0 and 0 <= padding < length
+    found = F.embedding(local, table, padding if is_mine else None)
+    return found.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+
+
+def gather_own_rows(
+    table: Tensor, dim: int, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int
+) -> Tensor:
+    """Return this rank's part of the sum that is `torch.gather` of the whole table."""
+    local, is_elsewhere = own_rows(index, place, mesh_shape, axes, table.shape[dim], size)
+    return table.gather(dim, local).masked_fill(is_elsewhere, 0)
+
+
+def select_own_rows(
+    table: Tensor, dim: int, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int
+) -> Tensor:
+    """Return this rank's part of the sum that is the whole table indexed by one tensor in dimension `dim`."""
+    local, is_elsewhere = own_rows(index, place, mesh_shape, axes, table.shape[dim], size)
+    found = table.index_select(dim, local.reshape(-1))
+    mask = is_elsewhere.reshape([-1] + [1] * (table.dim() - dim - 1))
+    return (
+        found.masked_fill(mask, 0).unflatten(dim, index.shape)
+        if index.dim()
+        else found.masked_fill(mask, 0).squeeze(dim)
+    )
+
+
+class Embedding(Rule):
+    """embedding: y[i.., e] = w[x[i..], e]. Strategy as MindSpore's Gather: (table, indices)."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels v, e and those of the indices."""
+        if call.argument("sparse", default=False):
+            raise CaptureError(
+                "embedding(sparse=True): sparse gradients do not travel through a captured graph; use sparse=False"
+            )
+        table, index = call.shapes
+        rows = dimension_labels("i", len(index))
+        counts_rows = bool(call.argument("scale_grad_by_freq", default=False))
+        whole = frozenset({ROWS, *rows}) if counts_rows else frozenset[str]()
+        inputs = ((ROWS, "e"), rows)
+        return Form(inputs, (*rows, "e"), sizes_of(*zip(inputs, (table, index), strict=True)), whole)
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Look up, with zeros for rows of other ranks, then all-reduce."""
+        axes = split.get(ROWS, ())
+        if not axes:
+            return self.local_call(call, build, inputs)
+        size = form.sizes[ROWS]
+        padding = call.argument("padding_idx", -1)
+        found = build.call(embed_own_rows, *inputs, build.place(), build.mesh.shape, axes, size, padding)
+        return build.sum_over(found, summed_axes(form, split))
+
+
+class Gather(Rule):
+    """gather and take_along_dim with a dimension: y[.., g, ..] = x[.., index[.., g, ..], ..]."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels: v in the table, g in the index, the same elsewhere where sizes agree."""
+        table, index = call.shapes
+        dim = call.argument("dim") % max(1, len(table))
+        labels = dimension_labels("d", len(table))
+        shared: list[Label] = [
+            label if size == other else None for label, size, other in zip(labels, table, index, strict=True)
+        ]
+        of_table: Labels = tuple(ROWS if i == dim else label for i, label in enumerate(shared))
+        of_index: Labels = tuple("g" if i == dim else label for i, label in enumerate(shared))
+        return Form((of_table, of_index), of_index, sizes_of((of_table, table), (of_index, index)), _if_bool(call))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Look up, with zeros for rows of other ranks, then all-reduce."""
+        axes = split.get(ROWS, ())
+        if not axes:
+            return self.local_call(call, build, inputs)
+        dim, size = form.inputs[0].index(ROWS), form.sizes[ROWS]
+        found = build.call(gather_own_rows, inputs[0], dim, inputs[1], build.place(), build.mesh.shape, axes, size)
+        return build.sum_over(found, summed_axes(form, split))
+
+
+class Scatter(Rule):
+    """scatter, scatter_add: the dimension written in stays whole, and others where the index lacks a part of them."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels of the table, the index and the source."""
+        table = call.shapes[0]
+        dim = call.argument("dim") % max(1, len(table))
+        labels: Labels = tuple(
+            label if i != dim and all(shape[i : i + 1] == table[i : i + 1] for shape in call.shapes) else None
+            for i, label in enumerate(dimension_labels("d", len(table)))
+        )
+        return Form((labels,) * len(call.shapes), labels, sizes_of((labels, table)))
+
+
+class Select(Rule):
+    """index_select, and x[:, index] by one tensor: the indexed dimension becomes those of the index."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels: v in the table, those of the index in its place."""
+        table, index = call.shapes
+        dim = self._dim(call)
+        labels = dimension_labels("d", len(table))
+        rows = dimension_labels("i", len(index))
+        of_table: Labels = tuple(ROWS if i == dim else label for i, label in enumerate(labels))
+        output = (*of_table[:dim], *rows, *of_table[dim + 1 :])
+        return Form((of_table, rows), output, sizes_of((of_table, table), (rows, index)), _if_bool(call))
+
+    @staticmethod
+    def _dim(call: OperatorCall) -> int:
+        if call.node.target is aten.index_select.default:
+            return int(call.argument("dim")) % max(1, len(call.shapes[0]))
+        return next(i for i, index in enumerate(call.argument("indices")) if index is not None)
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Look up, with zeros for rows of other ranks, then all-reduce."""
+        axes = split.get(ROWS, ())
+        if not axes:
+            return self.local_call(call, build, inputs)
+        dim, size = self._dim(call), form.sizes[ROWS]
+        found = build.call(select_own_rows, inputs[0], dim, inputs[1], build.place(), build.mesh.shape, axes, size)
+        return build.sum_over(found, summed_axes(form, split))
+
+
+class Index(Select):
+    """x[a, :, b]: by several tensors, which are broadcast against each other; the indexed dimensions stay whole.
+
+    Their dimensions come where the first index stands, or first of all when indices do not stand side by side: the
+    rule of numpy's advanced indexing. One index is that of `Select`.
+    """
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels; indexed dimensions have none."""
+        if len(call.tensors) == 2:
+            return super().form(call)
+        table, *indices = call.shapes
+        given = call.argument("indices")
+        places = [i for i, index in enumerate(given) if index is not None]
+        shape = torch.broadcast_shapes(*indices)
+        rows = dimension_labels("i", len(shape))
+        labels = dimension_labels("d", len(table))
+        of_table = tuple(None if i in places else label for i, label in enumerate(labels))
+        of_indices = [
+            tuple(
+                rows[i + len(shape) - len(index)] if size == shape[i + len(shape) - len(index)] else None
+                for i, size in enumerate(index)
+            )
+            for index in indices
+        ]
+        kept = [label for i, label in enumerate(labels) if i not in places]
+        is_side_by_side = places == list(range(places[0], places[0] + len(places)))
+        first = places[0] if is_side_by_side else 0
+        output = (*kept[:first], *rows, *kept[first:])
+        sizes = sizes_of((of_table, table), (rows, shape))
+        return Form((of_table, *of_indices), output, sizes)
+
+
+class OneHot(Rule):
+    """one_hot: the new dimension of classes is made whole on every rank; a reader that wants a part takes it."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return the labels of the input and one more dimension."""
+        labels = dimension_labels("i", len(call.shapes[0]))
+        return Form((labels,), (*labels, None), sizes_of((labels, call.shapes[0])))
+
+
+def _if_bool(call: OperatorCall) -> frozenset[str]:
+    """Truth values cannot be added up, so a table of them stays whole."""
+    return frozenset({ROWS}) if call.tensors[0].meta["val"].dtype == torch.bool else frozenset()

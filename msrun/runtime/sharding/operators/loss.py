@@ -1,0 +1,125 @@
+"""Rules for losses. The result is the loss of the global batch, the same number on every rank.
+
+Reduction codes are ATen's: 0 none, 1 mean, 2 sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+
+from msrun.runtime.sharding.operators.class_parallel import CLASSES, lower_class_parallel
+from msrun.runtime.sharding.operators.elementwise import Elementwise
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    dimension_labels,
+    sizes_of,
+    summed_axes,
+)
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2
+
+
+class ElementwiseLoss(Elementwise):
+    """mse, l1, smooth l1, huber, binary cross-entropy: value by value, then none, mean or sum."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return elementwise labels; the output of mean and sum has none."""
+        if call.argument("reduction", MEAN) == NONE:
+            return super().form(call)
+        shape = tuple(torch.broadcast_shapes(*call.shapes[:2]))
+        labels = dimension_labels("d", len(shape))
+        inputs = tuple(self._aligned(labels, shape, given) for given in call.shapes)
+        return Form(inputs, (), sizes_of((labels, shape)))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Scale a local mean by the number of parts, then all-reduce."""
+        axes = summed_axes(form, split)
+        local = self.local_call(call, build, inputs)
+        if axes and call.argument("reduction", MEAN) == MEAN:
+            local = build.call(aten.div.Scalar, local, build.mesh.extent(axes))
+        return build.sum_over(local, axes)
+
+
+class ClassLoss(Rule):
+    """cross_entropy_loss and nll_loss: every dimension may be split, classes too (see `class_parallel`).
+
+    The mean is over the targets that are not ignored, weighted by class. Their number needs the targets alone, so it is
+    all-reduced while the network computes; every rank divides its own sum by it before the sums are added up, and the
+    backward pass waits for nothing. Targets may also be probabilities: then the mean is over samples.
+    """
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels: b, c, then the rest; a 1-D input is a single sample."""
+        shapes = call.shapes
+        rest = dimension_labels("s", max(0, len(shapes[0]) - 2))
+        scores = ("b", "c", *rest) if len(shapes[0]) > 1 else ("c",)
+        samples = ("b", *rest) if len(shapes[0]) > 1 else ()
+        target = scores if self._has_probabilities(call) else samples
+        inputs = [scores, target] + ([("c",)] if len(shapes) > 2 else [])
+        output = samples if call.argument("reduction", MEAN) == NONE else ()
+        return Form(tuple(inputs), output, sizes_of(*zip(inputs, shapes, strict=True)))
+
+    @staticmethod
+    def _has_probabilities(call: OperatorCall) -> bool:
+        return bool(call.tensors[1].meta["val"].is_floating_point())
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Return the mean of the global batch from local sums and counts."""
+        if split.get(CLASSES):
+            return lower_class_parallel(call, form, build, inputs, split)
+        axes = tuple(axis for axis in summed_axes(form, split))
+        if not axes or call.argument("reduction", MEAN) != MEAN:
+            return build.sum_over(self.local_call(call, build, inputs), axes)
+        total = self._local_sum(call, build, inputs)
+        if self._has_probabilities(call):
+            samples = form.sizes["b"] * _product(form.sizes[label] for label in form.inputs[0][2:] if label)
+            return build.sum_over(build.call(aten.div.Scalar, total, samples), axes)
+        count = self._local_count(call, form, build, inputs)
+        count = build.sum_over(build.call(aten.to.dtype, count, call.node.meta["val"].dtype), axes)
+        return build.sum_over(build.call(aten.div.Tensor, total, count), axes)
+
+    def _local_sum(self, call: OperatorCall, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
+        node = self.local_call(call, build, inputs)
+        names = [argument.name for argument in call.node.target._schema.arguments]  # type: ignore[union-attr]
+        position = names.index("reduction")
+        args, kwargs = list(node.args), dict(node.kwargs)
+        if position < len(args):
+            args[position] = SUM
+        else:
+            kwargs["reduction"] = SUM
+        node.args, node.kwargs = tuple(args), kwargs
+        return node
+
+    def _local_count(self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
+        """Add the number of targets that count, each with the weight of its class."""
+        target = inputs[1]
+        counts = build.call(aten.ne.Scalar, target, call.argument("ignore_index", -100))
+        if len(inputs) > 2:
+            # an ignored target may be no class at all
+            classes = build.call(aten.clamp.default, target, 0, form.sizes["c"] - 1)
+            flat = build.call(aten.reshape.default, classes, [-1])
+            weights = build.call(aten.index_select.default, inputs[2], 0, flat)
+            counts = build.call(aten.reshape.default, counts, [-1])
+            counts = build.call(aten.mul.Tensor, weights, counts)
+        return build.call(aten.sum.default, counts)
+
+
+def _product(values: Iterable[int]) -> int:
+    result = 1
+    for value in values:
+        result *= value
+    return result

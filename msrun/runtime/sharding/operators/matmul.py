@@ -1,0 +1,136 @@
+"""Rules for matrix products: linear, matmul, mm, bmm, mv, dot, addmm, baddbmm, outer.
+
+MindSpore's MatMul takes ((A, B), (B, C)); with B > 1 the products are partial sums, which an all-reduce makes whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    dimension_labels,
+    sizes_of,
+    summed_axes,
+)
+
+aten = torch.ops.aten
+
+
+class Linear(Rule):
+    """y[.., n] = sum_k x[.., k] w[n, k] + b[n]. The bias is added once, after partial sums are whole."""
+
+    scatters = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels: batch dimensions, k, n."""
+        shapes = call.shapes
+        batch = dimension_labels("b", len(shapes[0]) - 1)
+        inputs = [(*batch, "k"), ("n", "k")] + ([("n",)] if len(shapes) > 2 else [])
+        sizes = sizes_of(*zip(inputs, shapes, strict=True))
+        return Form(tuple(inputs), (*batch, "n"), sizes, added=frozenset({2}))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Split k: multiply, all-reduce, add the bias."""
+        axes = summed_axes(form, split)
+        if not axes or len(inputs) < 3:
+            return build.sum_over(self.local_call(call, build, inputs), axes)
+        product = build.sum_over(build.call(aten.linear.default, *inputs[:2]), axes)
+        return build.call(aten.add.Tensor, product, inputs[2])
+
+
+class AddMatMul(Rule):
+    """addmm: y = c + a b with default scales; the first input is added once, after partial sums are whole."""
+
+    scatters = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels m, k, n; the first input is broadcast to (m, n)."""
+        added, left, right = call.shapes
+        sizes = sizes_of((("m", "k"), left), (("k", "n"), right))
+        full = ("m", "n")[2 - len(added) :]
+        added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
+        is_scaled = call.argument("beta", 1) != 1 or call.argument("alpha", 1) != 1
+        whole = frozenset({"k"}) if is_scaled else frozenset[str]()
+        return Form((added_labels, ("m", "k"), ("k", "n")), ("m", "n"), sizes, whole, added=frozenset({0}))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Split k: multiply, all-reduce, add."""
+        axes = summed_axes(form, split)
+        if not axes:
+            return self.local_call(call, build, inputs)
+        product = build.sum_over(build.call(aten.mm.default, *inputs[1:]), axes)
+        return build.call(aten.add.Tensor, product, inputs[0])
+
+
+class AddBatchMatMul(Rule):
+    """baddbmm: y = beta c + alpha a b; the first input is added once, after partial sums are whole."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels b, m, k, n; the first input is broadcast to (b, m, n)."""
+        added, left, right = call.shapes
+        sizes = sizes_of((("b", "m", "k"), left), (("b", "k", "n"), right))
+        full = ("b", "m", "n")[3 - len(added) :]
+        added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
+        return Form((added_labels, ("b", "m", "k"), ("b", "k", "n")), ("b", "m", "n"), sizes, added=frozenset({0}))
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Split k: multiply, all-reduce, add."""
+        axes = summed_axes(form, split)
+        if not axes:
+            return self.local_call(call, build, inputs)
+        product = build.sum_over(build.call(aten.bmm.default, *inputs[1:]), axes)
+        beta, alpha = call.argument("beta", 1), call.argument("alpha", 1)
+        if beta == 0:  # then the first input does not count, even where it is not a number
+            return build.call(aten.mul.Scalar, product, alpha)
+        added = inputs[0] if beta == 1 else build.call(aten.mul.Scalar, inputs[0], beta)
+        return build.call(aten.add.Tensor, added, product, alpha=alpha)
+
+
+class Outer(Rule):
+    """outer: y[m, n] = a[m] b[n]."""
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels m, n."""
+        return Form((("m",), ("n",)), ("m", "n"), sizes_of((("m", "n"), call.output_shape)))
+
+
+class MatMul(Rule):
+    """matmul, mm and bmm of tensors with at least two dimensions; batch dimensions broadcast."""
+
+    scatters = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return labels: batch dimensions, m, k, n; vectors have no m or no n."""
+        left, right = call.shapes
+        output = call.output_shape
+        count = len(output) - (len(left) > 1) - (len(right) > 1)
+        batch = dimension_labels("b", count)
+        sizes = sizes_of((batch, output[:count]))
+        left_labels = self._batched(batch, output, left, ("m", "k") if len(left) > 1 else ("k",))
+        right_labels = self._batched(batch, output, right, ("k", "n") if len(right) > 1 else ("k",))
+        sizes |= sizes_of((left_labels, left), (right_labels, right))
+        tail = (("m",) if len(left) > 1 else ()) + (("n",) if len(right) > 1 else ())
+        return Form((left_labels, right_labels), (*batch, *tail), sizes)
+
+    @staticmethod
+    def _batched(
+        batch: tuple[str, ...], output: Sequence[int], shape: Sequence[int], tail: tuple[str, ...]
+    ) -> tuple[str | None, ...]:
+        own = len(shape) - len(tail)
+        offset = len(batch) - own
+        head = (batch[offset + i] if shape[i] == output[offset + i] else None for i in range(own))
+        return (*head, *tail)

@@ -1,0 +1,136 @@
+"""Rules for operators that only rearrange: reshape and its kin, permute, transpose, expand, unsqueeze, squeeze."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    Labels,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    dimension_labels,
+    sizes_of,
+)
+
+aten = torch.ops.aten
+
+
+def dimension_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Match dimensions of two shapes of equal size: the smallest runs whose products are equal.
+
+    (6, 4) and (2, 3, 4) give [([0], [0, 1]), ([1], [2])]. Dimensions of size 1 stand with their neighbours.
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        left, right = [i] if i < len(source) else [], [j] if j < len(target) else []
+        a = source[i] if left else 1
+        b = target[j] if right else 1
+        i, j = i + len(left), j + len(right)
+        while a != b:
+            if a < b:
+                left.append(i)
+                a *= source[i]
+                i += 1
+            else:
+                right.append(j)
+                b *= target[j]
+                j += 1
+        groups.append((left, right))
+    return groups
+
+
+class _ToShape(Rule):
+    """An operator that is given its result's shape: on a rank it is given the local one."""
+
+    follows = True
+    operator: Any
+
+    def lower(
+        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+    ) -> fx.Node:
+        """Call the operator with the local shape."""
+        shape = form.layout(form.output, split).local_shape(build.mesh, call.output_shape)
+        return build.call(self.operator, inputs[0], list(shape))
+
+
+class Reshape(_ToShape):
+    """Of each run of dimensions that become a run of others only the first one longer than 1 may be split."""
+
+    operator = aten.reshape.default
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return one label per run; its size is what both sides can be cut into."""
+        source, target = call.shapes[0], call.output_shape
+        inputs: list[str | None] = [None] * len(source)
+        output: list[str | None] = [None] * len(target)
+        sizes = {}
+        if 0 not in source:
+            for number, (left, right) in enumerate(dimension_groups(source, target)):
+                first_in = next((i for i in left if source[i] > 1), None)
+                first_out = next((j for j in right if target[j] > 1), None)
+                if first_in is not None and first_out is not None:
+                    label = f"r{number}"
+                    inputs[first_in] = output[first_out] = label
+                    sizes[label] = math.gcd(source[first_in], target[first_out])
+        return Form((tuple(inputs),), tuple(output), sizes)
+
+
+class Expand(_ToShape):
+    """Expanded dimensions come from nothing; the others keep their labels."""
+
+    operator = aten.expand.default
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return aligned labels; expanded input dimensions have none."""
+        source, target = call.shapes[0], call.output_shape
+        output = dimension_labels("d", len(target))
+        offset = len(target) - len(source)
+        given = tuple(output[offset + i] if size == target[offset + i] else None for i, size in enumerate(source))
+        return Form((given,), output, sizes_of((output, target)))
+
+
+class Permute(Rule):
+    """permute, transpose and t: labels move with their dimensions."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return the labels in their new order."""
+        shape = call.shapes[0]
+        labels = dimension_labels("d", len(shape))
+        order = self._order(call, len(shape))
+        return Form((labels,), tuple(labels[i] for i in order), sizes_of((labels, shape)))
+
+    @staticmethod
+    def _order(call: OperatorCall, ndim: int) -> list[int]:
+        if call.node.target is aten.permute.default:
+            return [dim % ndim for dim in call.argument("dims")]
+        order = list(range(ndim))
+        if call.node.target is aten.transpose.int:
+            a, b = call.argument("dim0") % ndim, call.argument("dim1") % ndim
+        else:  # t
+            a, b = (0, 1) if ndim == 2 else (0, 0)
+        order[a], order[b] = order[b], order[a]
+        return order
+
+
+class WholeDimension(Rule):
+    """softmax, log_softmax, cumsum, ...: works along one dimension, which must stay whole; the others are free."""
+
+    follows = True
+
+    def form(self, call: OperatorCall) -> Form:
+        """Return equal labels in and out, one of them whole."""
+        shape = call.shapes[0]
+        labels: Labels = dimension_labels("d", len(shape))
+        dim = call.argument("dim", -1) % max(1, len(shape))
+        return Form((labels,), labels, sizes_of((labels, shape)), frozenset({f"d{dim}"}))

@@ -1,0 +1,255 @@
+"""Which strategy an operator gets: the user's, its input's layout, or data parallel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from msrun.errors import StrategyError
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
+from msrun.runtime.sharding.legality import nearest_legal
+from msrun.runtime.sharding.named_layout import Layout
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM
+from msrun.runtime.sharding.operators.rule import IS_CAST, Form, Label, Labels, LabelSplit, OperatorCall, Rule
+from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+
+Entry = tuple[int, ...] | Layout
+"""How one tensor is cut: parts per dimension, or a layout with named axes."""
+MAX_TRIED_AXES = 4
+"""On meshes with more axes a strategy's numbers take their axes from left to right, whatever that moves."""
+
+
+@dataclass(frozen=True)
+class OperatorStrategy:
+    """What the user wants for one call, in MindSpore's form."""
+
+    inputs: tuple[Entry | None, ...] = ()
+    """One entry per tensor input; None = as it comes."""
+    outputs: tuple[Entry | None, ...] = ()
+    """One entry per tensor result."""
+    parameters: tuple[tuple[nn.Parameter, Entry], ...] = field(default=(), compare=False)
+    """How parameters are stored."""
+
+    @property
+    def layouts(self) -> Iterator[Layout]:
+        """The named layouts among all entries."""
+        for entry in (*self.inputs, *self.outputs, *(entry for _, entry in self.parameters)):
+            if isinstance(entry, Layout):
+                yield entry
+
+
+def choose_split(
+    call: OperatorCall,
+    rule: Rule,
+    form: Form,
+    mesh: Mesh,
+    strategy: OperatorStrategy | None,
+    layouts: Sequence[TensorLayout | None],
+    *,
+    follows: bool = False,
+) -> tuple[LabelSplit, str]:
+    """Return the axes of every split label, and where that choice came from.
+
+    Args:
+        layouts: present layouts of the tensor inputs; None for a parameter that nobody has used yet.
+        follows: keep what the inputs bring, and nothing else, whatever the operator: it stands in a region whose
+            inputs and parameters the user has laid out.
+
+    Raises:
+        StrategyError: the user's strategy is not legal for this operator.
+    """
+    if strategy is not None:
+        return _from_user(call, form, mesh, strategy, layouts), "user"
+    if not form.sizes:
+        return {}, "no rule" if not any(form.inputs) else "follows"
+    if rule.follows or follows:
+        followed = _follow(form, mesh, layouts)
+        if followed or follows or IS_CAST in call.node.meta:
+            return followed, "follows"
+    cut = _data_parallel(call, form, mesh, layouts)
+    if all(layout is not None for layout in layouts):
+        # of activations alone, as in attention: what is cut over as many ranks already need not move
+        followed = _follow(form, mesh, layouts)
+        is_as_cut = _parts(mesh, followed) >= _parts(mesh, cut) > 1
+        if followed != cut and is_as_cut and not any(label in followed for label in form.summed):
+            return followed, "follows"
+    return cut, "data parallel"
+
+
+def _parts(mesh: Mesh, split: LabelSplit) -> int:
+    return math.prod(mesh.extent(axes) for axes in split.values())
+
+
+def entry_numbers(entry: Entry, mesh: Mesh) -> tuple[int, ...]:
+    """Return the parts per dimension that an entry means."""
+    return entry.resolve(mesh).numbers(mesh) if isinstance(entry, Layout) else entry
+
+
+def _from_user(
+    call: OperatorCall, form: Form, mesh: Mesh, strategy: OperatorStrategy, layouts: Sequence[TensorLayout | None]
+) -> dict[str, Axes]:
+    name = f"{call.operator} in module {call.module_path or '(top)'}"
+    if len(strategy.inputs) > len(form.inputs):
+        raise StrategyError(
+            f"{name}: strategy {strategy.inputs} has {len(strategy.inputs)} tuples for {len(form.inputs)} inputs; "
+            "give one tuple for each tensor input"
+        )
+    rows = [
+        entry_numbers(entry, mesh) if entry is not None else (1,) * len(labels)
+        for entry, labels in zip(strategy.inputs, form.inputs, strict=False)
+    ]
+    try:
+        parts = _parts_of_labels(name, call, form, rows, strategy.inputs)
+        named = [entry for entry in strategy.inputs if isinstance(entry, Layout)]
+        if named:
+            return _named_axes(name, form, mesh, strategy.inputs)
+        if math.prod(parts.values()) > mesh.size:
+            raise StrategyError(
+                f"{name}: strategy {strategy.inputs} makes {math.prod(parts.values())} parts for {mesh.size} ranks"
+            )
+        return _cheapest_axes(form, mesh, parts, layouts, call, what=f"{name}: strategy {strategy.inputs}")
+    except StrategyError as error:
+        raise StrategyError(f"{error}; the nearest legal strategy is {nearest_legal(form, mesh, rows)}") from None
+
+
+def _parts_of_labels(
+    name: str, call: OperatorCall, form: Form, rows: Sequence[tuple[int, ...]], entries: Sequence[Entry | None]
+) -> dict[str, int]:
+    """Return the number of parts of every label that the strategy mentions."""
+    parts: dict[str, int] = {}
+    for index, (numbers, labels) in enumerate(zip(rows, form.inputs, strict=False)):
+        is_short = len(numbers) != len(labels) and not isinstance(entries[index], Layout)
+        folded = _folded(numbers, labels) if is_short else numbers if len(numbers) == len(labels) else None
+        if folded is None:
+            raise StrategyError(
+                f"{name}: strategy {numbers} of input {index} has {len(numbers)} numbers "
+                f"for {len(labels)} dimensions; give one number for each"
+            )
+        for dim, (number, label) in enumerate(zip(folded, labels, strict=True)):
+            _check_number(name, call, form, index, dim, number, label)
+            if label is None or entries[index] is None:
+                continue
+            if parts.setdefault(label, number) != number:
+                raise StrategyError(
+                    f"{name}: dimension {dim} of input {index} is cut into {number} but the same dimension of another "
+                    f"input into {parts[label]}; give both the same number"
+                )
+    return parts
+
+
+def _named_axes(name: str, form: Form, mesh: Mesh, entries: Sequence[Entry | None]) -> dict[str, Axes]:
+    """Return the axes that named layouts give to the labels."""
+    split: dict[str, Axes] = {}
+    for index, (entry, labels) in enumerate(zip(entries, form.inputs, strict=False)):
+        if not isinstance(entry, Layout):
+            continue
+        for dim, (axes, label) in enumerate(zip(entry.resolve(mesh).split, labels, strict=True)):
+            if label is not None and split.setdefault(label, axes) != axes:
+                raise StrategyError(
+                    f"{name}: dimension {dim} of input {index} is cut by other axes than the same dimension of another "
+                    f"input in {entries}; name the same axes for both"
+                )
+    used = list(itertools.chain.from_iterable(split.values()))
+    if len(used) != len(set(used)):
+        raise StrategyError(
+            f"{name}: {entries} cuts two different dimensions of the work by one axis; name another axis for one"
+        )
+    return {label: axes for label, axes in split.items() if axes}
+
+
+def _cheapest_axes(
+    form: Form,
+    mesh: Mesh,
+    parts: dict[str, int],
+    layouts: Sequence[TensorLayout | None],
+    call: OperatorCall,
+    *,
+    what: str,
+) -> dict[str, Axes]:
+    """Return the axes that give these parts and move the inputs least; the leftmost ones where that is equal."""
+    best: tuple[int, dict[str, Axes]] | None = None
+    orders = itertools.permutations(mesh.axes) if len(mesh.axes) <= MAX_TRIED_AXES else [mesh.axes]
+    for order in orders:
+        axes = assign_axes(mesh, list(parts.values()), what=what, order=order)
+        split = {label: cut for label, cut in zip(parts, axes, strict=True) if cut}
+        moved = 0
+        for labels, layout, shape in zip(form.inputs, layouts, call.shapes, strict=True):
+            if layout is not None and (wanted := form.layout(labels, split)) != layout:
+                move = Move(mesh, layout, wanted, shape)
+                moved += move.total_elements(plan_redistribution(move))
+        if best is None or moved < best[0]:
+            best = moved, split
+        if not moved:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _folded(numbers: tuple[int, ...], labels: Labels) -> tuple[int, ...] | None:
+    """Let a strategy written for a matrix serve an input with more batch dimensions: the extra ones are not cut."""
+    extra = len(labels) - len(numbers)
+    if extra > 0 and len(numbers) == 2:
+        return (numbers[0], *(1,) * extra, numbers[1])
+    return None
+
+
+def _check_number(name: str, call: OperatorCall, form: Form, index: int, dim: int, number: int, label: Label) -> None:
+    if number < 1:
+        raise StrategyError(f"{name}: {number} parts of dimension {dim} of input {index}; must be 1 or more")
+    if number == 1:
+        return
+    if label is None or label in form.whole:
+        raise StrategyError(
+            f"{name}: dimension {dim} of input {index} must stay whole but is cut into {number}; give 1"
+        )
+    size = call.shapes[index][dim]
+    if not form.can_split(label, number):
+        legal = max(parts for parts in range(1, number + 1) if form.can_split(label, parts))
+        limit = form.limits.get(label)
+        why = limit.text if limit and size % number == 0 else f"which {number} does not divide"
+        raise StrategyError(
+            f"{name}: dimension {dim} of input {index} has size {size}, {why}; the nearest legal number is {legal}"
+        )
+
+
+def _follow(form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]) -> dict[str, Axes]:
+    """Keep the axes that the inputs bring, first input first, where the operator allows it."""
+    split: dict[str, Axes] = {}
+    used: set[int] = set()
+    for labels, layout in zip(form.inputs, layouts, strict=True):
+        if layout is None:
+            continue
+        for label, axes in zip(labels, layout.split, strict=True):
+            if not axes or label is None or label in split or used & set(axes):
+                continue
+            if form.can_split(label, mesh.extent(axes)):
+                split[label] = axes
+                used |= set(axes)
+    return split
+
+
+def _data_parallel(
+    call: OperatorCall, form: Form, mesh: Mesh, layouts: Sequence[TensorLayout | None]
+) -> dict[str, Axes]:
+    """Cut the batch dimension of the first input that has one over as many ranks as divide it, beginning with those
+    that cut it.
+
+    Where the rows of the batch are lost from sight it is dimension 0; what does not come from the batch stays whole.
+    """
+    dims = [tensor.meta.get(BATCH_DIM, 0) for tensor in call.tensors]
+    batches = [i for i, layout in enumerate(layouts) if layout is not None and dims[i] is not None and form.inputs[i]]
+    if not batches:
+        return {}
+    first = next((i for i in batches if form.inputs[i][max(dims[i], 0)] is not None), batches[0])
+    dim, present = max(dims[first], 0), layouts[first]
+    label = form.inputs[first][dim]
+    own = present.split[dim] if present is not None else ()
+    axes = list(own) if form.can_split(label, mesh.extent(own)) else []
+    for axis in mesh.axes:
+        if axis not in axes and form.can_split(label, mesh.extent((*axes, axis))):
+            axes.append(axis)
+    return {label: tuple(axes)} if axes and label is not None else {}

@@ -1,0 +1,163 @@
+"""Cases of reading data in ranks that have joined a world: worker processes, resuming, and what the ranks pass."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from msrun.errors import MsrunError
+from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank
+from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset, config, vision
+
+NUM_SAMPLES = 24
+START_METHODS = ("forkserver", "fork")
+"""Of even and odd ranks: a fork server takes time."""
+
+
+def add_noise(image: np.ndarray) -> np.ndarray:
+    """Draw from all three generators that a user's function may draw from."""
+    return image + np.float32(random.random() + np.random.rand() + float(torch.rand(())))
+
+
+def refuse_nine(label: np.ndarray) -> np.ndarray:
+    if label == 9:
+        raise ValueError("nine\nis not allowed")
+    return label
+
+
+def images(workers: int) -> NumpySlicesDataset:
+    pixels = np.arange(NUM_SAMPLES * 4 * 4 * 3, dtype=np.uint8).reshape(NUM_SAMPLES, 4, 4, 3)
+    return NumpySlicesDataset({"image": pixels, "label": np.arange(NUM_SAMPLES)}, num_parallel_workers=workers)
+
+
+def pipeline(workers: int) -> Any:
+    operations = [vision.RandomCrop(4, 2), vision.RandomHorizontalFlip(), vision.Rescale(1.0, 0.0), add_noise]
+    return images(workers).map(operations, "image").batch(4)
+
+
+def numbers(steps: Any) -> list[list[float]]:
+    return [[*x.double().sum((1, 2, 3)).tolist(), *y.tolist()] for x, y in steps]
+
+
+def any_number_of_workers() -> dict[str, Any]:
+    torch.manual_seed(1)
+    right = float(torch.rand(()))
+    torch.manual_seed(1)
+    found = {}
+    config.set_multiprocessing_start_method(START_METHODS[get_rank() % 2])
+    for workers in (0, 1, 2):
+        dataset = pipeline(workers)
+        found[str(workers)] = [numbers(dataset) for _ in range(2)]
+    return {"epochs": found, "next": float(torch.rand(())), "right": right}
+
+
+def resuming() -> dict[str, Any]:
+    dataset = pipeline(2)
+    numbers(dataset)
+    whole = numbers(dataset)
+    begun = pipeline(2)
+    numbers(begun)
+    steps = iter(begun)
+    next(steps)
+    state = begun.state_dict()
+    resumed = pipeline(1)
+    resumed.load_state_dict(state)
+    return {"state": state, "rest": numbers(resumed), "whole": whole, "after": numbers(resumed)}
+
+
+def nested_loops() -> dict[str, Any]:
+    dataset = pipeline(1)
+    pairs = [(numbers([outer]), numbers(dataset)) for outer in dataset]
+    again = pipeline(0)
+    return {"found": pairs, "right": [(numbers([outer]), numbers(again)) for outer in again]}
+
+
+def failing(dataset: Any) -> dict[str, Any]:
+    try:
+        list(dataset)
+    except MsrunError as error:
+        return {"kind": type(error).__name__, "text": str(error)}
+    return {}
+
+
+def failures() -> dict[str, Any]:
+    of_script = sys.modules["__main__"].run
+    found = {
+        "function": failing(images(1).map(refuse_nine, "label").batch(4)),
+        "same": failing(images(0).map(refuse_nine, "label").batch(4)),
+        "shape": failing(GeneratorDataset(Uneven(), ["x"], num_parallel_workers=1).batch(4)),
+    }
+    config.set_multiprocessing_start_method("forkserver")
+    found["script"] = failing(images(1).map(of_script, "label").batch(4))
+    found["lambda"] = failing(images(1).map(lambda label: label, "label").batch(4))
+    return found
+
+
+class Uneven:
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.zeros(1 + index)
+
+
+class Kept(logging.Handler):
+    """The warnings of the runtime's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def train(mode: str, batches: Any) -> list[str]:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    parallel = AutoParallel(WithLoss(net, nn.CrossEntropyLoss()), mode)
+    kept = Kept()
+    log = logging.getLogger("msrun.runtime")
+    log.addHandler(kept)
+    try:
+        for x, y in batches:
+            parallel(x, y).backward()
+    finally:
+        log.removeHandler(kept)
+    return kept.lines
+
+
+def warnings() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    data = TensorDataset(torch.randn(32, 3, generator=generator), torch.arange(32) % 2)
+    sampler = DistributedSampler(data, get_group_size(), get_rank())
+    ours = NumpySlicesDataset((data.tensors[0].numpy(), data.tensors[1].numpy()))
+    everything = NumpySlicesDataset((data.tensors[0].numpy(), data.tensors[1].numpy()), num_shards=1)
+    constant = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), *DataLoader(data, 4, sampler=sampler)]
+    return {
+        "semi_auto": train("semi_auto", DataLoader(data, 4)),
+        "data_parallel": train("data_parallel", everything.batch(4)),
+        "hybrid_parallel": train("hybrid_parallel", DataLoader(data, 4)),
+        "sampler": train("data_parallel", DataLoader(data, 4, sampler=sampler)),
+        "ours": train("data_parallel", ours.batch(4)),
+        "once": train("data_parallel", constant),
+    }
+
+
+def cases(_world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what each case does on a rank."""
+    return {
+        "workers": any_number_of_workers,
+        "resuming": resuming,
+        "nested": nested_loops,
+        "failures": failures,
+        "warnings": warnings,
+    }

@@ -1,0 +1,186 @@
+"""Model on several ranks, in every mode: evaluation, prediction and requests to end, beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msrun.runtime import (
+    AutoParallel,
+    Callback,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    Model,
+    OnRequestExit,
+    Pipeline,
+    RunContext,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    shard,
+)
+from msrun.runtime.data import NumpySlicesDataset
+
+Result = dict[str, Any]
+Wrapped = Callable[[nn.Sequential], AutoParallel]
+LOSS = nn.CrossEntropyLoss()
+ROWS, BATCHES = 8, 3
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 6)).double()
+
+
+def _tensor_parallel(net: nn.Sequential) -> AutoParallel:
+    shard(net[0], ((1, 1), (get_group_size(), 1)))
+    return AutoParallel(WithLoss(net, LOSS))
+
+
+def _pipeline(net: nn.Sequential) -> AutoParallel:
+    stages = {"0": 0, "1": 0, "2": 0, "3": 1, "4": 1}
+    wrapped = Pipeline(WithLoss(net, LOSS), 2, stage_config=stages)
+    return AutoParallel(wrapped).pipeline(2).dataset_strategy("full_batch")
+
+
+def _replicas(net: nn.Sequential) -> AutoParallel:
+    return AutoParallel(WithLoss(net, LOSS), parallel_mode="data_parallel")
+
+
+MODES: dict[str, Wrapped] = {
+    "semi_auto": lambda net: AutoParallel(WithLoss(net, LOSS)),
+    "hsdp level3": lambda net: AutoParallel(WithLoss(net, LOSS)).hsdp(threshold=0, optimizer_level="level3"),
+    "tensor parallel": _tensor_parallel,
+    "full batch": lambda net: AutoParallel(WithLoss(net, LOSS)).dataset_strategy("full_batch"),
+    "copies": lambda net: AutoParallel(MicroBatchInterleaved(WithLoss(net, LOSS), 2)),
+    "accumulation": lambda net: AutoParallel(GradAccumulation(WithLoss(net, LOSS), 2)),
+    "pipeline": _pipeline,
+    "data_parallel": _replicas,
+    "FSDP2": lambda net: _replicas(net).hsdp(threshold=0, optimizer_level="level3"),
+}
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (
+            torch.randn(ROWS, 8, dtype=torch.float64, generator=generator),
+            torch.randint(0, 6, (ROWS,), dtype=torch.int32, generator=generator),
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+def own(name: str) -> list[tuple[Tensor, ...]]:
+    """Return what this rank passes."""
+    if name in ("full batch", "pipeline"):
+        return list(batches())
+    rank, size = get_rank(), get_group_size()
+    return [tuple(value.chunk(size)[rank] for value in batch) for batch in batches()]
+
+
+class Losses(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_train_step_end(self, context: RunContext) -> None:
+        self.losses.append(context.loss)
+
+
+def evaluates(name: str) -> None:
+    """Before a training step and after it, with dropout, which evaluation must leave out."""
+    net, right = network(), network()
+    parallel = MODES[name](net)
+    metrics = {"accuracy", "loss", "top_5_accuracy"}
+    model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1), metrics=metrics)
+    alone = Model(right, LOSS, metrics=metrics)
+    for _ in range(2):
+        assert_close(model.eval(own(name)), alone.eval(batches()))
+        check_prediction(name, model, alone)
+        assert net.training
+        model.train(1, own(name))
+        right.load_state_dict({key: value.clone() for key, value in parallel.state_dict().items()})
+
+
+def check_prediction(name: str, model: Model, alone: Model) -> None:
+    scores = model.predict(own(name)[0][0])
+    whole = alone.predict(batches()[0][0])
+    if name == "pipeline":
+        assert (scores is None) == (get_rank() < get_group_size() // 2)
+    if scores is not None:
+        expected = whole if len(scores) == ROWS else whole.chunk(get_group_size())[get_rank()]
+        torch.testing.assert_close(scores, expected)
+        assert not scores.requires_grad
+
+
+def assert_close(values: dict[str, float], expected: dict[str, float]) -> None:
+    assert values.keys() == expected.keys()
+    for name, value in values.items():
+        assert abs(value - expected[name]) < 1e-9, (name, value, expected[name])
+
+
+def layouts_are_those_of_training() -> None:
+    """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""
+    for name in ("hsdp level3", "tensor parallel", "full batch"):
+        net, right = network(), network()
+        data = NumpySlicesDataset(tuple(torch.cat(columns).numpy() for columns in zip(*batches(), strict=True)))
+        data = data.batch(ROWS // (1 if name == "full batch" else get_group_size()))
+        parallel, losses = MODES[name](net), Losses()
+        model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
+        layouts = model.infer_train_layout(data)
+        assert layouts.keys() == right.state_dict().keys()
+        assert parallel.plan is not None
+        shapes = {key: tuple(value.shape) for key, value in net.named_parameters()}
+        before = model.predict(own(name)[0][0])
+        model.train(1, data, losses)
+        assert shapes == {key: tuple(value.shape) for key, value in net.named_parameters()}
+        if name != "full batch":
+            assert any(shapes[key] != tuple(value.shape) for key, value in right.named_parameters())
+        assert not torch.equal(before, model.predict(own(name)[0][0]))
+        assert model.infer_predict_layout(own(name)[0][0]).keys() == layouts.keys()
+
+
+class AskSelf(Callback):
+    """The request of one rank, in the middle of its second step."""
+
+    def __init__(self, request: OnRequestExit, rank: int) -> None:
+        self._request, self._rank = request, rank
+
+    def on_train_step_begin(self, context: RunContext) -> None:
+        if get_rank() == self._rank and context.cur_step_num == 1:
+            self._request._ask(15, None)
+
+
+def one_rank_is_asked_to_end() -> None:
+    for rank in range(get_group_size()):
+        request, losses = OnRequestExit(save_ckpt=False), Losses()
+        parallel = MODES["semi_auto"](network())
+        model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
+        model.train(4, own("semi_auto"), [request, AskSelf(request, rank), losses])
+        assert len(losses.losses) == 3, "the step after the one in which a rank was asked"
+
+
+def sink_mode_has_the_losses_of_every_step() -> None:
+    nets = [network(), network()]
+    told = [Losses(), Losses()]
+    for net, losses, sink in zip(nets, told, (False, True), strict=True):
+        parallel = MODES["hsdp level3"](net)
+        model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
+        model.train(2, own("semi_auto"), losses, dataset_sink_mode=sink)
+    assert told[1].losses == [told[0].losses[BATCHES - 1], told[0].losses[2 * BATCHES - 1]]
+
+
+def names(size: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield layouts_are_those_of_training.__name__, layouts_are_those_of_training
+    for name in MODES:
+        yield f"evaluation and prediction, {name}", lambda name=name: evaluates(name)
+    yield one_rank_is_asked_to_end.__name__, one_rank_is_asked_to_end
+    yield sink_mode_has_the_losses_of_every_step.__name__, sink_mode_has_the_losses_of_every_step
+
+
+def cases(size: int) -> dict[str, Callable[[], Result]]:
+    """Return name -> what a rank does."""
+    return {name: (lambda work=work: work() or {}) for name, work in names(size)}

@@ -1,0 +1,337 @@
+"""torch's own tools on networks in every layout, beside one process that does the same: clipping, copies, averages,
+optimizers that look at whole tensors, state dicts and torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
+
+from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, load_checkpoint, save_checkpoint, shard
+
+Build = Callable[[nn.Module], AutoParallel]
+Result = dict[str, Any]
+FULL = StateDictOptions(full_state_dict=True)
+
+
+class Net(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).tanh())
+
+
+def semi_auto(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+
+
+def tensor_parallel(network: nn.Module) -> AutoParallel:
+    shard(network.a, ((1, 1), (2, 1), (2,)))
+    shard(network.b, ((1, 2), (1, 2), (1,)))
+    return semi_auto(network)
+
+
+def stages(network: nn.Module) -> AutoParallel:
+    call = Pipeline(WithLoss(network, F.mse_loss), 2, stage_config={"a": 0, "norm": 0, "b": 1})
+    return AutoParallel(call).dataset_strategy("full_batch").pipeline(2)
+
+
+def fsdp2(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
+
+
+LAYOUTS: dict[str, Build] = {
+    **{
+        f"hsdp-{level}": lambda n, level=level: semi_auto(n).hsdp(threshold=0, optimizer_level=level)  # type: ignore[misc]
+        for level in ("level1", "level2", "level3")
+    },
+    "tensor": tensor_parallel,
+    "tensor+hsdp": lambda n: tensor_parallel(n).hsdp(threshold=0),
+    "stages": stages,
+    "stages+hsdp": lambda n: stages(n).hsdp(threshold=0),
+    "fsdp2": fsdp2,
+}
+_tools: dict[str, Callable[[Build], None]] = {}
+
+
+def tool(function: Callable[[Build], None]) -> Callable[[Build], None]:
+    _tools[function.__name__] = function
+    return function
+
+
+def names() -> list[str]:
+    """Return tool/layout of every case."""
+    is_refused = {f"clip_grad_norm/{layout}" for layout in LAYOUTS if "stages" in layout}  # see cut_parameters
+    is_refused |= {f"steps_in_backward/{layout}" for layout in LAYOUTS if "stages" in layout or layout == "fsdp2"}
+    return [key for name in _tools for layout in LAYOUTS if (key := f"{name}/{layout}") not in is_refused]
+
+
+def cases(world_size: int) -> dict[str, Callable[[], Result]]:
+    def run(function: Callable[[Build], None], build: Build) -> Result:
+        function(build)
+        return {}
+
+    found = {}
+    for key in names():
+        name, layout = key.split("/")
+        found[f"{world_size}/{key}"] = lambda name=name, layout=layout: run(_tools[name], LAYOUTS[layout])
+    return found  # type: ignore[return-value]
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+
+def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
+    x, y = batch(seed)
+    loss, expected = step(x, y), F.mse_loss(right(x), y)
+    loss.backward()
+    expected.backward()
+    assert_close(loss.detach(), expected.detach())
+
+
+def train(step: AutoParallel, right: nn.Module, ours: Any, theirs: Any, steps: int = 3) -> None:
+    for seed in range(steps):
+        backward(step, right, seed)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_state(step.state_dict(), right.state_dict())
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def assert_close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(whole(one), other, rtol=1e-9, atol=1e-11)
+
+
+def assert_state(mine: Any, right: Any) -> None:
+    assert list(mine) == list(right)
+    for name, value in right.items():
+        assert_close(mine[name], value.detach())
+
+
+def folder(name: str) -> Path:
+    """Return a folder of all ranks that is not there yet."""
+    path = Path(gettempdir()) / name
+    if get_rank() == 0:
+        path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+    dist.barrier()
+    return path
+
+
+def is_staged(step: AutoParallel) -> bool:
+    return isinstance(step.network, Pipeline)
+
+
+def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, nn.Module, nn.Module, Any, Any]:
+    """Return a parallel network after some steps, the network in it, one process' network, and both optimizers."""
+    network, right = Net(), Net()
+    step = build(network)
+    ours, theirs = kind(network.parameters(), 0.01), kind(right.parameters(), 0.01)
+    train(step, right, ours, theirs)
+    return step, network, right, ours, theirs
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+@tool
+def clip_grad_norm(build: Build) -> None:
+    network, right = Net(), Net()
+    step = build(network)
+    backward(step, right)
+    for kind in (2.0, float("inf")):
+        found = nn.utils.clip_grad_norm_(network.parameters(), 0.05, kind)
+        assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), 0.05, kind))
+    for one, other in zip(network.parameters(), right.parameters(), strict=True):
+        assert_close(one.grad, other.grad)
+
+
+@tool
+def adafactor(build: Build) -> None:
+    step, _, right, ours, theirs = trained(build, torch.optim.Adafactor)
+    again = torch.optim.Adafactor(step.parameters(), 0.01)
+    again.load_state_dict(copy.deepcopy(ours.state_dict()))
+    train(step, right, again, theirs)
+    path = folder(f"adafactor-{dist.get_world_size()}")
+    save_checkpoint(step, path, again)
+    last = torch.optim.Adafactor(step.parameters(), 0.5)
+    load_checkpoint(path, step, last)
+    train(step, right, last, theirs)
+
+
+@tool
+def muon(build: Build) -> None:
+    network, right = Net().float(), Net().float()
+    step = build(network)
+    ours, theirs = (
+        torch.optim.Muon([p for p in n.parameters() if p.dim() == 2], 0.05, momentum=0.9) for n in (network, right)
+    )
+    for seed in range(3):
+        x, y = (value.float() for value in batch(seed))
+        step(x, y).backward()
+        F.mse_loss(right(x), y).backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+        for one, other in zip(step.state_dict().values(), right.state_dict().values(), strict=True):
+            # Muon rounds to bfloat16 inside: what differs in the last bit of float32 may differ in that of bfloat16
+            torch.testing.assert_close(whole(one), other, rtol=1e-2, atol=1e-3)
+
+
+@tool
+def closures(build: Build) -> None:
+    network, right = Net(), Net()
+    step = build(network)
+    ours, theirs = torch.optim.Adafactor(network.parameters(), 0.01), torch.optim.Adafactor(right.parameters(), 0.01)
+    x, y = batch(3)
+
+    def closure(call: Any, optimizer: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = call(x, y)
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(2):
+        mine = ours.step(lambda: closure(step, ours))
+        assert_close(mine, theirs.step(lambda: closure(lambda x, y: F.mse_loss(right(x), y), theirs)))
+    assert_state(step.state_dict(), right.state_dict())
+
+
+@tool
+def averages(build: Build) -> None:
+    network, right = Net(), Net()
+    step = build(network)
+    backward(step, right)
+    step.zero_grad()
+    right.zero_grad()
+    mine, expected = AveragedModel(network), AveragedModel(right)
+    ours, theirs = torch.optim.SGD(network.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1)
+    for seed in range(3):
+        backward(step, right, seed)
+        for optimizer, average, model in ((ours, mine, network), (theirs, expected, right)):
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+    assert_state(mine.module.state_dict(), expected.module.state_dict())
+
+
+@tool
+def copies(build: Build) -> None:
+    step, network, right, _, _ = trained(build)
+    copied = copy.deepcopy(network.state_dict())
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    network.load_state_dict(copied)
+    assert_state(step.state_dict(), right.state_dict())
+
+
+@tool
+def steps_in_backward(build: Build) -> None:
+    """Every message of gradients is used and dropped when it arrives; the loop's own optimizer.step() finds none."""
+    ways = [(torch.optim.AdamW, {"foreach": on}) for on in (False, True)]
+    ways += [(torch.optim.AdamW, {"fused": True}), (torch.optim.Adafactor, {}), (torch.optim.SGD, {"momentum": 0.9})]
+    for kind, settings in ways:
+        network, right = Net(), Net()
+        step = build(network).comm_fusion({"openstate": False})  # a message for each parameter
+        ours, theirs = kind(network.parameters(), 0.01, **settings), kind(right.parameters(), 0.01, **settings)
+        step.step_in_backward(ours)
+        train(step, right, ours, theirs)
+        backward(step, right)
+        assert all(parameter.grad is None for parameter in network.parameters())
+    network, right = Net(), Net()
+    step = build(network)
+    names = dict(network.named_parameters())
+    some, rest = ([p for n, p in names.items() if n.startswith("a.") is is_first] for is_first in (True, False))
+    first, second = torch.optim.AdamW(some, 0.01), torch.optim.AdamW(rest, 0.01)
+    step.step_in_backward(first)  # it trains some; the gradients of the rest come as ever
+    theirs = torch.optim.AdamW(right.parameters(), 0.01)
+    train(step, right, second, theirs)
+
+
+# -- state dicts ------------------------------------------------------------------------------------------------------
+
+
+@tool
+def full_state_dicts(build: Build) -> None:
+    step, network, right, ours, theirs = trained(build)
+    for model in (network, step):
+        assert_state(get_model_state_dict(model, options=FULL), right.state_dict())
+    mine, expected = (get_optimizer_state_dict(n, o, options=FULL) for n, o in ((network, ours), (right, theirs)))
+    missing = set(expected["state"]) - set(mine["state"])
+    assert not missing or (is_staged(step) and missing < set(expected["state"]))  # a rank has its own stage's
+    for name, values in mine["state"].items():
+        for key, value in values.items():
+            assert_close(value, expected["state"][name][key])
+    other, fresh = Net(1), Net(2)
+    new = build(fresh)
+    new(*batch(0))
+    for model in (fresh, new):
+        set_model_state_dict(model, other.state_dict(), options=FULL)
+        assert_state(new.state_dict(), other.state_dict())
+
+
+@tool
+def optimizer_state_goes_round(build: Build) -> None:
+    step, network, right, ours, theirs = trained(build)
+    state = get_optimizer_state_dict(network, ours, options=FULL)
+    again = torch.optim.AdamW(network.parameters(), 0.01)
+    options = StateDictOptions(full_state_dict=True, strict=not is_staged(step))
+    set_optimizer_state_dict(network, again, state, options=options)
+    train(step, right, again, theirs)
+    parted = get_optimizer_state_dict(network, again)
+    assert any(isinstance(value, DTensor) for values in parted["state"].values() for value in values.values())
+    last = torch.optim.AdamW(network.parameters(), 0.01)
+    options = StateDictOptions(strict=not is_staged(step))
+    set_optimizer_state_dict(network, last, copy.deepcopy(parted), options=options)
+    train(step, right, last, theirs)
+
+
+@tool
+def distributed_checkpoints(build: Build) -> None:
+    """What torch.distributed.checkpoint writes in this layout is read in it, and by one process."""
+    step, network, right, ours, theirs = trained(build)
+    options = StateDictOptions(strict=not is_staged(step))
+    path = folder(f"dcp-{dist.get_world_size()}")
+    dcp.save({"net": get_model_state_dict(network), "opt": get_optimizer_state_dict(network, ours)}, checkpoint_id=path)
+    fresh = Net(5)
+    new = build(fresh)
+    optimizer = torch.optim.AdamW(fresh.parameters(), 0.01)
+    train_one = Net(5)
+    train(new, train_one, optimizer, torch.optim.AdamW(train_one.parameters(), 0.01), steps=1)
+    state = {"net": get_model_state_dict(fresh), "opt": get_optimizer_state_dict(fresh, optimizer)}
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(fresh, state["net"])
+    set_optimizer_state_dict(fresh, optimizer, state["opt"], options=options)
+    assert_state(new.state_dict(), right.state_dict())
+    alone = {"net": Net(7).state_dict()}
+    dcp.load(alone, checkpoint_id=path, no_dist=True)
+    assert_state(alone["net"], right.state_dict())
+    train(new, right, optimizer, theirs)

@@ -1,0 +1,57 @@
+"""ResNet-50 on 8 ranks in the modes of MindSpore's distributed training example: the losses of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+DEADLINE_S = 400.0
+STEPS = 3
+EXAMPLE = REPOSITORY / "examples" / "distributed_training"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
+
+
+@pytest.fixture(scope="module")
+def losses(
+    msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[float]]:
+    folder = tmp_path_factory.mktemp("resnet")
+    program = workers / "runtime" / "resnet.py"
+    result = folder / "result.json"
+    msrun_of_module.run_world(8, program, EXAMPLE, result, str(STEPS), cwd=folder, deadline_s=DEADLINE_S)
+    found: dict[str, list[float]] = json.loads(result.read_text())
+    return found
+
+
+def test_semi_auto_has_the_batch_statistics_of_the_whole_batch(losses: dict[str, list[float]]) -> None:
+    assert len(losses["alone"]) == STEPS
+    assert losses["semi_auto_parallel"] == pytest.approx(losses["alone"], rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel"])
+def test_modes_without_capture_have_those_of_each_ranks_part(losses: dict[str, list[float]], mode: str) -> None:
+    assert losses[mode] == pytest.approx(losses["alone in parts"], rel=1e-9)
+    assert losses[mode][0] != pytest.approx(losses["alone"][0], rel=1e-3), "else the test would tell nothing"
+
+
+def test_training_resumes_on_other_numbers_of_ranks_with_the_same_losses(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    """Weights, momentum, batch statistics and the place in the data, from a checkpoint in the middle of an epoch."""
+    program = workers / "runtime" / "resnet_resume.py"
+
+    def train(name: str, ranks: int, steps: int) -> list[float]:
+        checkpoints, result = tmp_path / name, tmp_path / "losses.json"
+        msrun.run_world(ranks, program, EXAMPLE, checkpoints, result, str(steps), cwd=tmp_path, deadline_s=DEADLINE_S)
+        found: list[float] = json.loads(result.read_text())
+        return found
+
+    whole = train("whole", 2, 5)
+    begun = train("cut", 8, 2)
+    assert begun == pytest.approx(whole[:2], rel=1e-9)
+    for ranks in (2, 4, 8):
+        assert train("cut", ranks, 5) == pytest.approx(whole[2:], rel=1e-9)

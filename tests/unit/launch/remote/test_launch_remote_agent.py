@@ -1,0 +1,255 @@
+"""An agent against a launcher that says what the test wants: what it answers, starts and leaves behind."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msrun import __version__, contract
+from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.job import AgentPart
+from msrun.launch.remote import agent as module
+from msrun.launch.remote.agent import PROTOCOL, Agent, HostJob
+from msrun.launch.remote.spool import AGENT, GIVEN_TABLE, SOCKET, spool_path
+from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec
+
+SPEC = LaunchSpec(
+    program=Program("script", "/train.py"),
+    worker_num=4,
+    local_worker_num=2,
+    working_directory=Path("/"),
+    log_dir=Path("/logs"),
+)
+JOB = HostJob(PROTOCOL, __version__, "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
+
+
+class Link:
+    """A `LauncherLink` whose launcher says this; then it waits for the agent's end."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = list(messages)
+        self.heard: list[Message] = []
+        self.unsent_logs: set[str] = set()
+
+    def wait(self, limit_s: float | None = None) -> Message | None:
+        self.heard.append({"type": "waited", "limit_s": limit_s})
+        return self._messages.pop(0) if self._messages else None
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.heard.append({"type": kind, **fields})
+
+    def start(self) -> None:
+        self.heard.append({"type": "link started"})
+
+    def close(self) -> None:
+        self.heard.append({"type": "link closed"})
+
+    def resume_at(self, listener: socket.socket, silence_s: float) -> None:
+        with listener:
+            self.heard.append({"type": "resumes", "at": listener.getsockname(), "silence_s": silence_s})
+
+    def finish_logs(self) -> None:
+        self.heard.append({"type": "logs finished"})
+
+    def obey(self, handler: Any) -> None:
+        """Signals go there."""
+
+    @property
+    def answers(self) -> list[Message]:
+        return [message for message in self.heard if message["type"] != "waited"]
+
+
+@pytest.fixture(autouse=True)
+def this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spools are below the test's folder, and the look at the host is short."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "make_host_report", lambda *_, **__: SimpleNamespace(to_json=lambda: {"seen": True}))
+
+
+def job(**changes: Any) -> Message:
+    return {"type": "job", "job": encode_record(replace(JOB, **changes))}
+
+
+def served(*messages: Message) -> tuple[Agent, Link]:
+    link = Link(*messages)
+    agent = Agent(link)  # type: ignore[arg-type]
+    agent.run()
+    return agent, link
+
+
+def test_host_is_looked_at_and_the_folder_goes_with_the_agent() -> None:
+    agent, link = served(job())
+    assert link.answers == [{"type": "checked", "report": {"seen": True}}]
+    assert (spool_path("f00d", 1) / AGENT).is_file()
+    agent.clean_up()
+    assert not spool_path("f00d", 1).exists()
+
+
+def test_broken_connection_is_resumed_in_the_folder_where_that_can_be() -> None:
+    _, link = served(job(can_resume=True))
+    assert [message["type"] for message in link.answers] == ["resumes", "checked"]
+    assert link.answers[0]["silence_s"] == 60.0
+    assert (spool_path("f00d", 1) / SOCKET).is_socket()
+
+
+@pytest.mark.parametrize(("unsent", "stays"), [("worker_1.log", True), (contract.SCHEDULER_LOG, False)])
+def test_logs_of_workers_that_nobody_has_stay_where_they_are(unsent: str, stays: bool) -> None:
+    agent, link = served(job())
+    link.unsent_logs = {unsent}
+    agent.clean_up()
+    assert spool_path("f00d", 1).exists() is stays
+
+
+def test_workers_get_the_host_s_environment_without_the_connection_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSH_CONNECTION", "MSRUN_TOKEN", "OF_THE_HOST", "GIVEN"):
+        monkeypatch.setenv(name, "here")
+    caller = served(job())[0]._caller
+    assert (caller["OF_THE_HOST"], caller["GIVEN"]) == ("here", "yes")
+    assert not [name for name in caller if name.startswith(("SSH_", "MSRUN_"))]
+
+
+def test_launcher_of_another_protocol_is_refused() -> None:
+    with pytest.raises(
+        ClusterError, match=rf"msrun here speaks protocol {PROTOCOL}, the launcher 99: install the same"
+    ):
+        served(job(protocol=99))
+    assert not spool_path("f00d", 1).exists()
+
+
+def test_nothing_is_heeded_after_bye() -> None:
+    assert served({"type": "bye"}, job())[1].answers == []
+
+
+def test_launcher_learns_whether_the_host_reaches_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = SimpleNamespace(to_json=lambda: {"error": "no route"})
+    tried: list[tuple[str, int]] = []
+    monkeypatch.setattr(module, "try_reach", lambda *place: tried.append(place) or result)
+    _, link = served({"type": "reach", "address": "10.0.0.7", "port": 8118})
+    assert tried == [("10.0.0.7", 8118)]
+    assert link.answers == [{"type": "reached", "result": {"error": "no route"}}]
+
+
+def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named() -> None:
+    _, link = served({"type": "listen", "address": "127.0.0.1", "port": 0})
+    (listening,) = link.answers
+    assert (listening["type"], listening["error"]) == ("listening", "")
+    with socket.create_server(("127.0.0.1", listening["port"])) as taken:
+        port = taken.getsockname()[1]
+        _, link = served({"type": "listen", "address": "127.0.0.1", "port": port})
+    (listening,) = link.answers
+    assert (listening["type"], listening["port"]) == ("listening", 0)
+    assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
+
+
+def test_what_takes_long_is_begun_early_where_the_job_will_run_and_ended_with_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    server = SimpleNamespace(kill=lambda: seen.append("killed"))
+    monkeypatch.setattr(module, "start_early", lambda *_: seen.append("started") or server)
+    served(job())
+    assert seen == []
+    served(job(job_id="beef", will_run=True))
+    assert seen == ["started", "killed"]
+
+
+@pytest.mark.parametrize(("use_shared", "worker_log_dir"), [(True, Path("/logs")), (False, None)])
+@pytest.mark.parametrize(("node_rank", "home"), [(0, "/logs"), (1, "")])
+def test_job_runs_in_the_folder_and_tells_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch, use_shared: bool, worker_log_dir: Path | None, node_rank: int, home: str
+) -> None:
+    ran: list[LaunchSpec] = []
+    tables: list[str] = []
+
+    def run_job(spec: LaunchSpec, caller: Any, *, job_id: str, is_last: bool, part: AgentPart) -> Any:
+        ran.append(spec)
+        assert spec.rank_table_file is not None
+        tables.append(spec.rank_table_file.read_text())
+        assert (job_id, is_last, caller["GIVEN"]) == ("f00d", True, "yes")
+        assert (part.home, part.stopped_limit_s) == (home, 120.0)
+        part.say("the others are waited for")
+        return SimpleNamespace(failure=None, survivors=(4711,))
+
+    monkeypatch.setattr(module, "run_job", run_job)
+    start = {"type": "start", "master_addr": "10.0.0.7", "master_port": 8118, "use_shared": use_shared}
+    _, link = served(job(node_rank=node_rank, rank_table="{}"), start)
+    assert link.answers[1:] == [
+        {"type": "say", "text": "the others are waited for"},
+        {"type": "result", "failure": None, "survivors": [4711]},
+        {"type": "logs finished"},
+    ]
+    spool = spool_path("f00d", node_rank)
+    given = (spool, worker_log_dir, spool / GIVEN_TABLE, "10.0.0.7", 8118)
+    (spec,) = ran
+    assert given == (spec.log_dir, spec.worker_log_dir, spec.rank_table_file, spec.master_addr, spec.master_port)
+    assert tables == ["{}"]
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "is_shared", "is_traced", "sent"),
+    [
+        (1, False, False, ["/s/worker_2.log", "/s/worker_3.log"]),
+        (1, False, True, ["/s/worker_2.log", "/s/worker_3.log", "/s/trace_rank_2.json", "/s/trace_rank_3.json"]),
+        (1, True, True, []),
+        (0, False, False, ["/s/worker_2.log", "/s/worker_3.log", "/s/scheduler.log"]),
+        (0, True, False, ["/s/scheduler.log"]),
+    ],
+)
+def test_logs_that_the_launcher_cannot_read_itself_are_sent(
+    monkeypatch: pytest.MonkeyPatch, node_rank: int, is_shared: bool, is_traced: bool, sent: list[str]
+) -> None:
+    workers = [SimpleNamespace(global_rank=rank, log_path=f"/s/worker_{rank}.log") for rank in (2, 3)]
+    host = SimpleNamespace(node_rank=node_rank, common_env={contract.MSRUN_TRACE_DIR: "/s"} if is_traced else {})
+    plan: Any = SimpleNamespace(log_dir="/s", workers=workers, hosts=[host])
+    monkeypatch.setattr(contract, "trace_file_name", lambda rank: f"trace_rank_{rank}.json")
+    assert module._paths_to_send(plan, is_shared=is_shared) == sent
+
+
+@pytest.mark.parametrize(("max_bytes", "kept"), [(1024, 3), (0, 0)])
+def test_older_files_of_a_log_are_kept_only_where_logs_are_limited(max_bytes: int, kept: int) -> None:
+    plan: Any = SimpleNamespace(log_max_bytes=max_bytes, log_keep=3)
+    assert module._kept_files(plan) == kept
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (UsageError("no such program"), "no such program", contract.EXIT_USAGE),
+        (KeyError("x"), "KeyError in msrun's agent: 'x'", contract.EXIT_CLUSTER),
+    ],
+)
+def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
+    monkeypatch: pytest.MonkeyPatch, error: MsrunError | KeyError, text: str, code: int
+) -> None:
+    link = Link()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(module, "take_stdio", lambda: None)
+    monkeypatch.setattr(module, "LauncherLink", lambda _: link)
+    monkeypatch.setattr(Agent, "run", fail)
+    monkeypatch.setattr(Agent, "clean_up", lambda _: link.heard.append({"type": "cleaned up"}))
+    monkeypatch.setattr(module.os, "_exit", end)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    assert link.heard == [
+        {"type": "link started"},
+        {"type": "error", "text": text, "exit_code": code},
+        {"type": "waited", "limit_s": module.FETCH_S},
+        {"type": "link closed"},
+        {"type": "cleaned up"},
+    ]

@@ -1,0 +1,81 @@
+"""One connection of an agent: nobody waits for the other side, and what it says is read whole."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.launch.remote.stream import Stream
+from msrun.launch.transport.pipe import MARKER
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Stream, socket.socket]]:
+    """An agent's stream and the socket of its launcher."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(0.0)
+    descriptor = ours.detach()
+    stream = Stream(descriptor, descriptor)
+    yield stream, theirs
+    stream.close()
+    theirs.close()
+
+
+def read_all(launcher: socket.socket) -> bytes:
+    text = b""
+    while True:
+        try:
+            data = launcher.recv(1 << 20)
+        except BlockingIOError:
+            return text
+        if not data:
+            return text
+        text += data
+
+
+def test_what_does_not_fit_is_counted_and_sent_when_there_is_room(sides: tuple[Stream, socket.socket]) -> None:
+    stream, launcher = sides
+    assert stream.unsent_bytes == len(MARKER)
+    message: Message = {"type": "log", "text": "x" * (8 << 20)}
+    stream.send(message)
+    assert 0 < stream.unsent_bytes < len(encode_message(message))
+    text = b""
+    while stream.unsent_bytes:
+        text += read_all(launcher)
+        stream.flush()
+    text += read_all(launcher)
+    assert text.startswith(MARKER)
+    assert list(MessageBuffer().feed(text[len(MARKER) :])) == [message]
+
+
+def test_messages_are_returned_whole_and_nothing_is_waited_for(sides: tuple[Stream, socket.socket]) -> None:
+    stream, launcher = sides
+    assert stream.receive() == []
+    data = encode_message({"type": "job"}) + encode_message({"type": "start"})
+    launcher.sendall(data[:-3])
+    assert stream.receive() == [{"type": "job"}]
+    launcher.sendall(data[-3:])
+    assert stream.receive() == [{"type": "start"}]
+    assert not stream.is_closed
+
+
+@pytest.mark.parametrize("noise", [b"", b"\xff" * 64])
+def test_connection_is_closed_at_its_end_and_by_what_is_no_message(
+    sides: tuple[Stream, socket.socket], noise: bytes
+) -> None:
+    stream, launcher = sides
+    launcher.sendall(noise)
+    launcher.shutdown(socket.SHUT_WR)
+    assert stream.receive() == []
+    assert stream.is_closed
+
+
+def test_launcher_that_has_gone_is_noticed_when_something_is_sent(sides: tuple[Stream, socket.socket]) -> None:
+    stream, launcher = sides
+    launcher.close()
+    stream.send({"type": "log"})
+    assert stream.is_closed
+    stream.send({"type": "log"})

@@ -1,0 +1,264 @@
+"""Cells, layers, losses and initializers in MindSpore's words compute what torch's do."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+import msrun.mindspore as ms
+from msrun.errors import UsageError
+from msrun.mindspore import initializer, nn, ops
+from msrun.runtime import WithLoss, init_parameters, no_init_parameters, optim
+
+
+class Network(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=True)
+        self.body = nn.SequentialCell(nn.Dense(4, 8, weight_init="normal"), nn.ReLU())
+        self.head = nn.Dense(8, 3)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def test_cell_is_a_torch_module_whose_construct_is_called() -> None:
+    network = Network()
+    x = torch.randn(2, 4)
+    expected = F.linear(F.relu(F.linear(x, *network.body[0].parameters())), network.head.weight, network.head.bias)
+    assert torch.equal(network(x), expected)
+    assert [name for name, _ in network.named_parameters()] == list(network.parameters_dict())
+    assert [type(cell).__name__ for cell in network.cells()] == ["SequentialCell", "Dense"]
+    assert dict(network.cells_and_names())["body.0"] is network.body[0]
+
+
+def test_subclass_of_a_cell_may_change_construct() -> None:
+    class Doubled(Network):
+        def construct(self, x: Tensor) -> Tensor:
+            return 2 * super().construct(x)
+
+    network = Doubled()
+    x = torch.randn(2, 4)
+    assert torch.equal(network(x), 2 * network.head(network.body(x)))
+
+
+def test_parameters_are_told_apart_by_whether_they_train() -> None:
+    network = Network()
+    network.head.bias.requires_grad = False
+    assert len(network.trainable_params()) == 3
+    assert network.untrainable_params() == [network.head.bias]
+    assert list(network.get_parameters(expand=False)) == []
+    assert [name for name, _ in network.head.parameters_and_names()] == ["weight", "bias"]
+
+
+def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell() -> None:
+    network = Network()
+    assert not network.set_train(False).head.training
+    assert network.set_grad() is network
+    assert network.head.set_comm_fusion(3).weight.comm_fusion == 3
+    network.body.recompute()
+    assert network.head.shard(((1, 1), (2, 1))) is network.head
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda a, b: (a, b),
+        lambda a, b: ([a, b],),
+        lambda a, b: (OrderedDict(first=a, second=b),),
+    ],
+)
+def test_sequential_cells_come_one_by_one_as_a_list_or_with_names(given: Any) -> None:
+    first, second = nn.Dense(2, 3), nn.Tanh()
+    cells = nn.SequentialCell(*given(first, second))
+    x = torch.randn(2, 2)
+    assert torch.equal(cells(x), torch.tanh(first(x)))
+
+
+def test_cell_list_holds_cells() -> None:
+    cells = nn.CellList([nn.Dense(2, 2), nn.Dense(2, 2)])
+    assert len(list(cells.parameters())) == 4
+    assert len(nn.CellList(nn.ReLU(), nn.ReLU())) == 2
+
+
+def test_dense_takes_initial_values_and_an_activation() -> None:
+    torch.manual_seed(0)
+    dense = nn.Dense(3, 2, weight_init=np.arange(6.0).reshape(2, 3), bias_init="ones", activation=torch.relu)
+    assert torch.equal(dense.weight, torch.arange(6.0).reshape(2, 3))
+    assert torch.equal(dense(-torch.ones(1, 3)), torch.zeros(1, 2))
+    assert nn.Dense(3, 2, has_bias=False).bias is None
+    assert nn.Dense(3, 2, weight_init=0.5).weight.eq(0.5).all()
+    with pytest.raises(UsageError, match=r"shape \(2,\) for a weight of shape \(2, 3\)"):
+        nn.Dense(3, 2, weight_init=[1.0, 2.0])
+
+
+@pytest.mark.parametrize("word", sorted(initializer.NAMES))
+def test_initial_values_are_the_same_when_they_are_deferred(word: str) -> None:
+    torch.manual_seed(5)
+    at_once = nn.Dense(6, 5, weight_init=word)
+    torch.manual_seed(5)
+    with no_init_parameters():
+        deferred = nn.Dense(6, 5, weight_init=word)
+    init_parameters(deferred)
+    assert torch.equal(at_once.weight, deferred.weight)
+
+
+def test_initializers_have_the_spread_that_their_formulas_say() -> None:
+    torch.manual_seed(0)
+    shape = (400, 300)
+    spreads = {
+        initializer.Normal(0.2): 0.2,
+        initializer.TruncatedNormal(0.2): 0.2 * 0.8796,  # deviation of a normal cut at two deviations
+        initializer.Uniform(0.3): 0.3 / math.sqrt(3),
+        initializer.XavierUniform(): math.sqrt(2 / 700),
+        initializer.XavierNormal(): math.sqrt(2 / 700),
+        initializer.HeUniform(): math.sqrt(2 / 300),
+        initializer.HeNormal(mode="fan_out"): math.sqrt(2 / 400),
+    }
+    for one, spread in spreads.items():
+        assert float(initializer.initializer(one, shape).std()) == pytest.approx(spread, rel=0.02)
+    assert ms.Tensor(shape=(2, 3), init="ones", dtype=ms.float16).dtype == torch.float16
+    with pytest.raises(UsageError, match="unknown"):
+        initializer.initializer("norml", shape)
+
+
+@pytest.mark.parametrize("size", [7, 8, 9])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_same_padding_gives_size_over_stride_and_the_odd_row_comes_last(
+    size: int, kernel: int, stride: int, dilation: int
+) -> None:
+    conv = nn.Conv2d(2, 3, kernel, stride, dilation=dilation, has_bias=True)
+    images = torch.randn(1, 2, size, size)
+    result = conv(images)
+    out = -(-size // stride)
+    assert result.shape == (1, 3, out, out)
+    reach = (kernel - 1) * dilation + 1
+    padding = max((out - 1) * stride + reach - size, 0)
+    padded = torch.zeros(1, 2, size + padding, size + padding)
+    before = padding // 2
+    padded[:, :, before : before + size, before : before + size] = images
+    assert torch.equal(result, F.conv2d(padded, conv.weight, conv.bias, stride, 0, dilation))
+
+
+def test_other_paddings_are_torchs() -> None:
+    images = torch.randn(1, 2, 6, 6)
+    conv = nn.Conv2d(2, 3, 3, pad_mode="pad", padding=(1, 0, 2, 1))
+    assert torch.equal(conv(images), F.conv2d(F.pad(images, (2, 1, 1, 0)), conv.weight))
+    conv = nn.Conv2d(2, 2, 3, pad_mode="pad", padding=2, group=2)
+    assert torch.equal(conv(images), F.conv2d(images, conv.weight, padding=2, groups=2))
+    assert nn.Conv2d(2, 3, 3, pad_mode="valid")(images).shape == (1, 3, 4, 4)
+    with pytest.raises(UsageError, match='padding needs pad_mode="pad"'):
+        nn.Conv2d(2, 3, 3, padding=1)
+    with pytest.raises(UsageError, match="one of same, valid, pad"):
+        nn.MaxPool2d(3, pad_mode="full")
+
+
+def test_pools_with_same_padding_look_inside_the_image_alone() -> None:
+    images = -torch.rand(1, 1, 5, 5) - 1
+    largest, average = nn.MaxPool2d(3, 2, pad_mode="same")(images), nn.AvgPool2d(3, 2, pad_mode="same")(images)
+    assert largest.shape == average.shape == (1, 1, 3, 3)
+    for row in range(3):
+        for column in range(3):
+            window = images[0, 0, max(0, 2 * row - 1) : 2 * row + 2, max(0, 2 * column - 1) : 2 * column + 2]
+            assert largest[0, 0, row, column] == window.max()
+            assert average[0, 0, row, column] == pytest.approx(window.mean().item(), rel=1e-6)
+
+
+def test_batch_norms_momentum_is_what_remains() -> None:
+    norm = nn.BatchNorm2d(3, momentum=0.8, gamma_init=2)
+    images = torch.randn(4, 3, 2, 2) + 5
+    norm(images)
+    assert torch.allclose(norm.running_mean, 0.2 * images.mean((0, 2, 3)))
+    assert norm.weight.eq(2).all()
+    assert nn.BatchNorm1d(3, affine=False).weight is None
+
+
+def test_small_layers_take_mindspores_arguments() -> None:
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(nn.Softmax(1)(x), x.softmax(1))
+    assert torch.equal(nn.Flatten()(x), x.flatten(1))
+    assert torch.equal(nn.GELU()(x), F.gelu(x, approximate="tanh"))
+    assert nn.Dropout(keep_prob=0.9).p == pytest.approx(0.1)
+    assert nn.Dropout(p=0.3).p == 0.3
+    with pytest.raises(UsageError, match="give one of them"):
+        nn.Dropout()
+    norm = nn.LayerNorm((4,), epsilon=1e-3)
+    assert torch.equal(norm(x), F.layer_norm(x, (4,), eps=1e-3))
+    with pytest.raises(UsageError, match="both must be -1"):
+        nn.LayerNorm((4,), begin_norm_axis=1)
+    assert nn.Embedding(10, 3)(torch.tensor([1, 2])).shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_losses_take_class_numbers_of_any_integer_type(dtype: torch.dtype) -> None:
+    scores, labels = torch.randn(4, 5), torch.tensor([0, 4, 2, 2])
+    right = F.cross_entropy(scores, labels)
+    narrow = labels.to(dtype)
+    assert torch.equal(nn.CrossEntropyLoss()(scores, narrow), right)
+    assert torch.equal(nn.NLLLoss()(scores.log_softmax(1), narrow), F.nll_loss(scores.log_softmax(1), labels))
+    assert torch.equal(ops.cross_entropy(scores, narrow), right)
+    each = nn.SoftmaxCrossEntropyWithLogits(sparse=True)(scores, narrow)
+    assert torch.allclose(each.mean(), right)
+    hot = F.one_hot(labels, 5)
+    assert torch.allclose(nn.SoftmaxCrossEntropyWithLogits(reduction="mean")(scores, hot), right)
+    with pytest.raises(UsageError, match="one of none, mean, sum"):
+        nn.SoftmaxCrossEntropyWithLogits(reduction="avg")
+
+
+def test_cells_with_loss_and_optimizer_train() -> None:
+    torch.manual_seed(0)
+    network = Network()
+    joined = nn.WithLossCell(network, nn.CrossEntropyLoss())
+    assert isinstance(joined, WithLoss)
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1], dtype=torch.int32)
+    loss, outputs, label = nn.WithEvalCell(network, nn.CrossEntropyLoss())(x, y)
+    assert torch.equal(loss, joined(x, y))
+    assert torch.equal(outputs, network(x))
+    assert label is y
+    step = nn.TrainOneStepCell(joined, nn.Momentum(network.trainable_params(), 0.1, 0.9)).set_train()
+    losses = [float(step(x, y)) for _ in range(40)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_optimizers_are_torchs_with_other_names() -> None:
+    pairs = [
+        (lambda p: nn.SGD(p, 0.1, weight_decay=0.01), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01)),
+        (
+            lambda p: nn.Momentum(p, 0.1, 0.9, use_nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        ),
+        (
+            lambda p: nn.Adam(p, 0.01, beta1=0.8, beta2=0.9, eps=1e-6),
+            lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.9), 1e-6),
+        ),
+        (
+            lambda p: nn.AdamWeightDecay(p, 0.01, beta1=0.8, weight_decay=0.1),
+            lambda p: optim.AdamWeightDecay(p, 0.01, (0.8, 0.999), weight_decay=0.1),
+        ),
+        (lambda p: nn.Lamb(p, 0.01, 0.8), lambda p: optim.Lamb(p, 0.01, (0.8, 0.999))),
+        (
+            lambda p: nn.LazyAdam(p, 0.01, use_nesterov=True),
+            lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True),
+        ),
+        (lambda p: nn.FTRL(p, 0.2, 0.01, l1=0.1), lambda p: optim.FTRL(p, 0.2, 0.01, l1=0.1)),
+    ]
+    for ours, theirs in pairs:
+        torch.manual_seed(0)
+        first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+        mine, right = ours([first]), theirs([second])
+        for _ in range(3):
+            gradient = torch.randn(3)
+            mine([gradient.clone()])
+            second.grad = gradient
+            right.step()
+        assert torch.equal(first, second)
+    with pytest.raises(UsageError, match="gradients come out of AutoParallel without their scale"):
+        nn.Momentum([torch.nn.Parameter(torch.ones(1))], 0.1, 0.9, loss_scale=1024.0)

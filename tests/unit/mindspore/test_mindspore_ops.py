@@ -1,0 +1,240 @@
+"""Operators, tensors and settings in MindSpore's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import msrun.mindspore as ms
+from msrun import contract
+from msrun.errors import StrategyError, UsageError
+from msrun.mindspore import context, import_paths, nn, ops
+from msrun.mindspore.__main__ import main as run_script
+from msrun.mindspore.tensor import Printed, as_results
+from msrun.runtime.parallel.late_loss import LateLoss
+
+X = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
+Y = torch.tensor([[2.0, 2.0, 2.0], [1.0, 0.5, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "expected"),
+    [
+        (ops.Add(), (X, Y), X + Y),
+        (ops.TensorAdd(), (X, Y), X + Y),
+        (ops.Sub(), (X, Y), X - Y),
+        (ops.Mul(), (X, Y), X * Y),
+        (ops.Div(), (X, Y), X / Y),
+        (ops.RealDiv(), (X, Y), X / Y),
+        (ops.Pow(), (X, 2), X**2),
+        (ops.Maximum(), (X, Y), torch.maximum(X, Y)),
+        (ops.Minimum(), (X, Y), torch.minimum(X, Y)),
+        (ops.Equal(), (X, Y), X == Y),
+        (ops.Neg(), (X,), -X),
+        (ops.Abs(), (X,), X.abs()),
+        (ops.Exp(), (X,), X.exp()),
+        (ops.Log(), (Y,), Y.log()),
+        (ops.Sqrt(), (Y,), Y.sqrt()),
+        (ops.Square(), (X,), X * X),
+        (ops.ReLU(), (X,), X.clamp(min=0)),
+        (ops.GeLU(), (X,), torch.nn.functional.gelu(X, approximate="tanh")),
+        (ops.Sigmoid(), (X,), X.sigmoid()),
+        (ops.Tanh(), (X,), X.tanh()),
+        (ops.Softmax(), (X,), X.softmax(-1)),
+        (ops.Softmax(0), (X,), X.softmax(0)),
+        (ops.LogSoftmax(), (X,), X.log_softmax(-1)),
+        (ops.MatMul(), (X, Y.T), X @ Y.T),
+        (ops.MatMul(transpose_b=True), (X, Y), X @ Y.T),
+        (ops.MatMul(transpose_a=True), (X, Y), X.T @ Y),
+        (ops.BatchMatMul(transpose_b=True), (X[None], Y[None]), X[None] @ Y.T[None]),
+        (ops.BiasAdd(), (X, torch.arange(3.0)), X + torch.arange(3.0)),
+        (ops.ReduceSum(), (X,), X.sum()),
+        (ops.ReduceSum(), (X, -1), X.sum(-1)),
+        (ops.ReduceSum(keep_dims=True), (X, (0, 1)), X.sum((0, 1), True)),
+        (ops.ReduceMean(), (X, 0), X.mean(0)),
+        (ops.ReduceMax(keep_dims=True), (X, -1), X.amax(-1, True)),
+        (ops.ReduceMin(), (X,), X.min()),
+        (ops.Reshape(), (X, (3, 2)), X.reshape(3, 2)),
+        (ops.Transpose(), (X, (1, 0)), X.T),
+        (ops.ExpandDims(), (X, 0), X[None]),
+        (ops.Squeeze(0), (X[None, :, None],), X[:, None]),
+        (ops.Squeeze(), (X[None, :, None],), X),
+        (ops.Flatten(), (X[:, None],), X),
+        (ops.Concat(1), ((X, Y),), torch.cat((X, Y), 1)),
+        (ops.Cast(), (X, ms.int32), X.int()),
+        (ops.Depend(), (X, Y), X),
+        (
+            ops.OneHot(),
+            (torch.tensor([2, 0], dtype=torch.int32), 3, ms.Tensor(5.0), ms.Tensor(1.0)),
+            torch.tensor([[1.0, 1, 5], [5, 1, 1]]),
+        ),
+        (ops.OneHot(0), (torch.tensor([1]), 2, 1.0, 0.0), torch.tensor([[0.0], [1.0]])),
+        (ops.AllReduce("sum"), (X,), X),
+        (ops.AllGather(), (X,), X),
+        (ops.ReduceScatter(), (X,), X),
+    ],
+)
+def test_operator_computes_what_mindspores_documents_say(operator: Any, inputs: Any, expected: Tensor) -> None:
+    torch.testing.assert_close(operator(*inputs), expected, rtol=0, atol=0)
+
+
+def test_shapes_and_scalars() -> None:
+    assert ops.Shape()(X) == ops.shape(X) == (2, 3)
+    assert torch.equal(ops.scalar_to_array(-1.0), torch.tensor(-1.0))
+    (copy,) = ops.Broadcast(0)((X,))
+    assert torch.equal(copy, X)
+
+
+def test_operator_with_a_strategy_computes_the_same_and_a_wrong_one_is_refused() -> None:
+    matmul = ops.MatMul().shard(((1, 1), (1, 2)))
+    assert torch.equal(matmul(X, Y.T), X @ Y.T)
+    with pytest.raises(StrategyError, match="strategy"):
+        ops.MatMul().shard(((0, 1), (1, 2)))
+    with pytest.raises(UsageError, match="communication written by hand has no strategy"):
+        ops.AllReduce().shard(((1, 1),))
+
+
+def test_tensors_and_parameters_are_torchs() -> None:
+    data = np.array([1.0, 2.0], np.float32)
+    tensor = ms.Tensor(data, ms.float16)
+    data[0] = 9
+    assert tensor.tolist() == [1.0, 2.0]
+    assert isinstance(tensor, ms.Tensor)
+    assert isinstance(tensor, torch.Tensor)
+    assert not isinstance(3, ms.Tensor)
+    parameter = ms.Parameter(tensor, name="w", layerwise_parallel=True)
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert isinstance(parameter, ms.Parameter)
+    assert parameter.layerwise_parallel
+    assert not ms.Parameter(ms.Tensor([1, 2], ms.int32)).requires_grad
+    assert ms.ParameterTuple([parameter]) == (parameter,)
+
+
+def test_results_print_as_numbers_and_stay_tensors() -> None:
+    weight = torch.tensor(2.0, requires_grad=True)
+    loss = as_results((weight * 1.5, "text"))[0]
+    assert "%s" % loss == f"{loss}" == str(loss.asnumpy()) == "3.0"
+    assert f"{loss:.2f}" == "3.00"
+    assert type(loss + 1) is torch.Tensor
+    loss.backward()
+    assert weight.grad == 1.5
+
+
+def test_loss_that_is_still_on_its_way_prints_its_number() -> None:
+    for show in (str, repr, "{}".format):
+        loss = LateLoss.of(lambda: torch.tensor(0.25), torch.float32)
+        assert show(as_results(loss)) == "0.25"
+        assert type(loss) is Printed
+    assert float(as_results(LateLoss.of(lambda: torch.tensor(0.25), torch.float32))) == 0.25
+
+
+def test_seed_sets_every_generator() -> None:
+    def draws() -> tuple[float, float]:
+        ms.set_seed(7)
+        return float(torch.rand(1)), float(np.random.rand())
+
+    assert draws() == draws()
+    assert ms.get_seed() == 7
+    with pytest.raises(UsageError, match="0 or more"):
+        ms.set_seed(-1)
+
+
+def test_jit_leaves_functions_as_they_are() -> None:
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert ms.jit(double) is double
+    assert ms.jit(mode="PIJit")(double) is double
+    assert ms.ms_function is ms.jit
+    with pytest.raises(UsageError, match="decorate a function"):
+        ms.jit(3)
+
+
+@pytest.fixture
+def fresh_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_chosen", {})
+    for name in (contract.DEVICE_ID, contract.MSRUN_DEVICE_TARGET):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("fresh_context")
+def test_context_is_set_checked_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU", device_id=3)
+    assert (ms.get_context("mode"), ms.get_context("device_target"), ms.get_context("device_id")) == (0, "CPU", 3)
+    assert os.environ[contract.DEVICE_ID] == "3"
+    assert not caplog.records
+    if not torch.cuda.is_available():
+        ms.set_context(device_target="Ascend")
+        assert "not here, this process computes on cpu" in caplog.text
+    for words, match in (
+        ({"device_target": "TPU"}, "one of Ascend, GPU, CPU"),
+        ({"mode": 2}, "GRAPH_MODE or PYNATIVE_MODE"),
+        ({"device_id": -1}, "0 or more"),
+        ({"save_graphs": True}, "others are of MindSpore's compiler"),
+        ({"device_targe": "CPU"}, "device_target"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            ms.set_context(**words)
+    with pytest.raises(UsageError, match="unknown word"):
+        ms.get_context("devise_id")
+
+
+@pytest.mark.usefixtures("fresh_context")
+def test_context_before_it_is_set_tells_what_is_done() -> None:
+    assert ms.get_context("device_target") in ("CPU", "GPU", "Ascend")
+    assert ms.get_context("device_id") == 0
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "msrun.mindspore", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
+    paths = sorted({path.rpartition(".")[0] or path for path in import_paths.ALIASES})
+    (tmp_path / "beside.py").write_text("from mindspore.ops import functional\n")
+    (tmp_path / "script.py").write_text(
+        "import sys\nimport mindspore as ms, beside\nfrom mindspore import nn\n"
+        "import mindspore.dataset.vision.c_transforms as vision\n"
+        "import mindspore.dataset.transforms.c_transforms as C\n"
+        "from mindspore.train.callback import LossMonitor\nfrom mindspore.common.initializer import Normal\n"
+        "from mindspore.nn.utils.init import no_init_parameters\n"
+        "from mindspore.communication.management import init\nfrom mindspore.ops import operations as P\n"
+        f"import {', '.join(f'mindspore.{path}' for path in [*import_paths.ALIASES, *paths])}\n"
+        "import msrun.mindspore\n"
+        "assert ms is msrun.mindspore and vision.Resize and C.TypeCast and P.MatMul\n"
+        "print(sys.argv, __name__, nn.Dense(2, 3))\n"
+    )
+    done = run(tmp_path, "script.py", "--a", "b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['script.py', '--a', 'b'] __main__ Dense(in_features=2")
+
+
+@pytest.mark.slow
+def test_module_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\nfrom mindspore import nn\nprint(sys.argv, __name__, nn.ReLU())\n")
+    done = run(tmp_path, "-m", "script", "c")
+    assert done.returncode == 0, done.stderr
+    assert "'c'] __main__ ReLU()" in done.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["none.py"], ["-x"], ["-m"]])
+def test_runner_without_a_script_says_what_to_give(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_script(words)
+    assert str(ended.value.code).startswith("msrun.mindspore: error: ")
+    assert "usage: python -m msrun.mindspore SCRIPT" in str(ended.value.code)
+
+
+def test_every_exported_name_exists() -> None:
+    for module in (ms, nn, ops, ms.train, ms.parallel, ms.communication, ms.dataset, ms.context, ms.dtype):
+        assert all(hasattr(module, name) for name in module.__all__), module.__name__

@@ -179,20 +179,27 @@ def test_two_failures_at_once_name_one_first_and_account_for_both(
 
 
 def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
+    """A process has ended with its last thread, which its pidfd tells; its main thread may be a zombie before."""
     (tmp_path / "w.py").write_text(
-        "import os, pathlib, signal, sys, time\n"
+        "import os, pathlib, select, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "rank = os.environ['RANK']\n"
-        "new = pathlib.Path(f'new_{rank}')\n"
-        "new.write_text(str(os.getpid()))\n"
-        "new.rename(f'pid_{rank}')\n"
-        "while not all(pathlib.Path(f'pid_{other}').exists() for other in range(3)): time.sleep(0.001)\n"
-        "if rank == '1': sys.exit(5)\n"
-        "def stat(pid): return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]\n"
-        "try:\n"
-        "    while rank == '2' and stat(pathlib.Path('pid_1').read_text()) != 'Z': pass\n"
-        "except OSError: pass\n"
-        "if rank == '2': os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def tell(name):\n"
+        "    pathlib.Path(f'new_{name}').write_text(str(os.getpid()))\n"
+        "    pathlib.Path(f'new_{name}').rename(name)\n"
+        "def wait(*names):\n"
+        "    while not all(map(os.path.exists, names)): time.sleep(0.001)\n"
+        "if rank == '1':\n"
+        "    tell('first')\n"
+        "    wait('second', 'other')\n"
+        "    sys.exit(5)\n"
+        "if rank == '2':\n"
+        "    wait('first')\n"
+        "    pidfd = os.pidfd_open(int(pathlib.Path('first').read_text()))\n"
+        "    tell('second')\n"
+        "    select.select([pidfd], [], [])\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "tell('other')\n"
         "time.sleep(600)\n"
     )
     finished = msrun.run("--worker_num=3", "--grace=2", "w.py", cwd=tmp_path)

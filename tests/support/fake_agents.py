@@ -128,6 +128,7 @@ class FakeLink:
         self.entry = HostEntry(f"host{node_rank}", 1)
         self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
         self.done: list[Any] = []
+        self.listened_s = 0.0
 
     def start(self) -> None:
         self.done.append("start")
@@ -138,11 +139,9 @@ class FakeLink:
     def begin(self) -> None:
         self.done.append("begin")
 
-    def beat(self) -> None:
+    def beat(self, listened_s: float) -> None:
         self.done.append("beat")
-
-    def excuse(self) -> None:
-        self.done.append("excuse")
+        self.listened_s += listened_s
 
     def dismiss(self) -> None:
         self.done.append("dismiss")

@@ -30,8 +30,6 @@ OF_LINKS = ("opened", "cut", "resumed", "lost")
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a lost agent may take to let somebody else in."""
-BEATS = 3
-"""So many signs of life without an answer are silence; fewer are a launcher that was asleep itself."""
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
@@ -90,11 +88,12 @@ class AgentLink:
         """With the number of the resumption before which a message was put there."""
         self._resumptions = 0
         self._pipe: AgentPipe | None = None
-        self._heard_at = self._clock()
+        self.silent_s = 0.0
+        """How long nothing was heard while the launcher listened: the sum of what `beat` was told. A launcher that was
+        stopped for a while has not listened, so that no clock is asked."""
         self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
-        self._unanswered_beats = 0
-        self._has_spoken = self._is_silent = False
-        """The agent has said something; it has not for too long, and no other connection to it can be made."""
+        self._has_opened = self._has_spoken = self._is_silent = False
+        """It was reached; it has said something; it has not for too long, and no other connection to it can be made."""
         self._reopening = threading.Lock()
         """Held while another connection is made."""
         self._spare: AgentPipe | None = None
@@ -125,14 +124,20 @@ class AgentLink:
         with self._lock:
             self._outbox.put((self._resumptions, self._ledger.stamp({"type": kind, **fields})))
 
-    def beat(self) -> None:
-        """Give a sign of life, and look for one; where there is none for long, another connection is tried."""
-        if self._pipe is None or self.is_over:
+    def beat(self, listened_s: float) -> None:
+        """Give a sign of life, and look for one; where there is none for long, another connection is tried.
+
+        Args:
+            listened_s: for how long an answer could have been heard since the last beat.
+        """
+        if not self._has_opened or self.is_over:
+            return
+        self.silent_s += listened_s
+        if self._pipe is None:  # another connection is being made
             return
         self._put_beat()
-        self._unanswered_beats += 1
         if not self._can_resume:
-            if self._has_spoken and self._unanswered_beats > BEATS and self.silent_s > self._silence_s:
+            if self._has_spoken and self.silent_s > self._silence_s:
                 self._give_up()
         elif self.silent_s > self._silence_s:
             self._break()
@@ -154,15 +159,6 @@ class AgentLink:
         self._can_resume = bool(self._code.attach)
 
     @property
-    def silent_s(self) -> float:
-        """How long nothing has been heard."""
-        return self._clock() - self._heard_at
-
-    def excuse(self) -> None:
-        """Forget a silence that was the launcher's own: it was stopped."""
-        self._heard_at = self._clock()
-
-    @property
     def has_unseen(self) -> bool:
         """Whether the agent has not acknowledged everything."""
         with self._lock:
@@ -171,6 +167,11 @@ class AgentLink:
     @property
     def _is_quiet(self) -> bool:
         return self.silent_s > self._silence_s / 3
+
+    @property
+    def _too_long_at(self) -> float:
+        """The moment of the clock at which nothing has been heard for too long."""
+        return self._clock() + max(0.0, self._silence_s - self.silent_s)
 
     @property
     def is_open(self) -> bool:
@@ -238,7 +239,7 @@ class AgentLink:
             pipe.close()
             return
         self.address = pipe.address
-        self._heard_at = self._clock()
+        self._has_opened = True
         self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
         with contextlib.suppress(OSError), self._lock:  # of one that died at once the end of its pipe tells
             pipe.write(opening(self._code.start) + encode_message(self._ledger.stamp(self._job)))
@@ -292,10 +293,9 @@ class AgentLink:
         self._post("cut", reason=f"the connection to {self.entry.name} broke")
         with self._reopening:
             again, self._spare = self._spare, None
-            deadline = self._heard_at + self._silence_s
-            while again is None and self._clock() < deadline and not self._closed.is_set():
+            while again is None and self.silent_s <= self._silence_s and not self._closed.is_set():
                 with contextlib.suppress(ClusterError, OSError):
-                    again = self._attach(self._open_pipe(deadline))
+                    again = self._attach(self._open_pipe(self._too_long_at))
                 if again is None:
                     self._closed.wait(RETRY_S)
         self._was_replaced = True
@@ -312,7 +312,7 @@ class AgentLink:
         with self._reopening, contextlib.suppress(ClusterError, OSError):
             if self._spare is not None or not self._is_quiet:
                 return
-            pipe = self._open_pipe(self._heard_at + self._silence_s)
+            pipe = self._open_pipe(self._too_long_at)
             if not self._is_quiet or self._closed.is_set():  # it was only slow
                 pipe.close()
                 return
@@ -340,8 +340,7 @@ class AgentLink:
                         break
                     continue
                 has_begun = True
-            self._heard_at = self._clock()
-            self._unanswered_beats = 0
+            self.silent_s = 0.0
             unacknowledged += len(data)
             try:
                 for message in buffer.feed(data):

@@ -18,8 +18,6 @@ from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
-ASLEEP_S = 2.0
-"""A loop that comes so much too late was stopped meanwhile, with the whole process."""
 PAUSE_WAIT_S = 1.0
 """How long agents may take to hear that the launcher is about to be stopped."""
 POLL_S = 0.01
@@ -116,8 +114,6 @@ class Crew:
                     return False
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
-                if self._clock() > min(moments) + ASLEEP_S:
-                    self._excuse_all()
                 for message in self._inbox.take():
                     self._deliver(message, handlers)
                 self._heed_signals()
@@ -125,7 +121,7 @@ class Crew:
                 if now >= self._next_beat:
                     self._next_beat = now + self._beat_s
                     for link in self.links:
-                        link.beat()
+                        link.beat(self._beat_s)
                 if now >= next_tick:
                     next_tick = now + tick_s
                     tick()
@@ -159,16 +155,11 @@ class Crew:
         self.tell_all("pause")
         deadline = time.monotonic() + PAUSE_WAIT_S
         for link in self.links:
-            link.beat()
+            link.beat(0.0)
         while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._excuse_all()
         self.tell_all("resume")
-
-    def _excuse_all(self) -> None:
-        for link in self.links:
-            link.excuse()
 
 
 def _ignore(_node_rank: int, _message: Message) -> None:

@@ -202,21 +202,26 @@ def test_what_the_agent_has_seen_is_not_kept(host: Host) -> None:
 
 def test_connection_that_breaks_is_made_again_until_the_silence_is_too_long(host: Host) -> None:
     pipe = host.begin()
-    host.clock.advance(20.0)
+    host.link.beat(20.0)
     pipe.end()
     host.attach(host.pipes[1], seen=1)
     assert host.posts().index("cut") < host.posts().index("resumed")
-    assert host.deadlines == [None, 1000.0 + SILENCE_S], "counted from the last sign of life"
+    assert host.deadlines == [None, 1000.0 + SILENCE_S - 20.0], "counted from the last sign of life"
     assert not host.link.is_over and host.link.is_open
 
 
 def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(host: Host) -> None:
     pipe = host.begin()
-    host.clock.advance(SILENCE_S)
+    host.refuse()
     pipe.end()
+    host.await_post("cut")
+    host.link.beat(SILENCE_S)
+    assert "lost" not in host.posts()
+    host.link.beat(1.0)
+    host._left = host.pipes[1:]
     lost = host.await_post("lost")
     assert lost["exit_status"] is None
-    assert "host0: no sign of life for 60 s: the host or the network is down" in lost["reason"]
+    assert "host0: no sign of life for 61 s: the host or the network is down" in lost["reason"]
     salvage = host.pipes[1]
     wait_until(lambda: salvage.code == b"salvage" and host.link.is_salvaging, "its logs are fetched")
     salvage.say("log", seq=2, data="x")
@@ -228,7 +233,7 @@ def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(
 
 def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
     pipe = host.begin()
-    host.clock.advance(SILENCE_S)
+    host.link.silent_s = SILENCE_S + 1
     host.link._closed.set()
     pipe.end()
     wait_until(lambda: not host.link._reader.is_alive(), "it has ended")
@@ -238,21 +243,19 @@ def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
 
 def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host: Host) -> None:
     first = host.begin()
-    host.clock.advance(SILENCE_S / 3)
-    host.link.beat()
+    host.link.beat(SILENCE_S / 3)
     assert not first.is_closed, "not quiet yet"
-    host.clock.advance(1.0)
-    host.link.beat()
+    host.link.beat(1.0)
     second = host.pipes[1]
     wait_until(lambda: first.is_closed, "the old one is closed")
     assert second.code == b"attach"
     host.attach(second, seen=1)
-    assert host.deadlines == [None, 1000.0 + SILENCE_S]
+    assert host.deadlines == [None, 1000.0 + SILENCE_S * 2 / 3 - 1.0]
 
 
 def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
     first = host.begin()
-    host.clock.advance(SILENCE_S / 3 + 1)
+    host.link.silent_s = SILENCE_S / 3 + 1
     take = host.link._open_pipe
 
     def open_slowly(deadline: float | None) -> Any:
@@ -268,7 +271,7 @@ def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
 
 def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> None:
     first = host.begin()
-    host.clock.advance(SILENCE_S / 3 + 1)
+    host.link.silent_s = SILENCE_S / 3 + 1
     host.link._spare = host.pipes[1]
     host.link._replace()
     assert host.deadlines == [None] and not first.is_closed
@@ -278,50 +281,44 @@ def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> Non
 def test_silent_connection_is_broken_off(host: Host) -> None:
     first = host.begin()
     host.refuse()
-    host.clock.advance(SILENCE_S + 1)
-    host.link.beat()
+    host.link.beat(SILENCE_S + 1)
     assert first.is_closed
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
 
 
-def test_agent_that_cannot_be_reached_otherwise_is_given_up_after_beats_without_an_answer(local_host: Host) -> None:
+def test_agent_that_cannot_be_reached_otherwise_is_given_up_after_a_silence(local_host: Host) -> None:
     pipe = local_host.begin()
-    local_host.clock.advance(SILENCE_S + 1)
-    for _ in range(agent_link.BEATS):
-        local_host.link.beat()
-    assert not local_host.link._is_silent, "so few may be a launcher that was asleep"
-    local_host.link.beat()
+    local_host.link.beat(SILENCE_S)
+    assert not local_host.link._is_silent
+    local_host.link.beat(1.0)
     wait_until(lambda: pipe.is_closed, "it is given up")
     assert "no sign of life for 61 s" in local_host.await_post("lost")["reason"]
 
 
-def test_answer_to_a_beat_starts_the_count_again(local_host: Host) -> None:
+def test_answer_to_a_beat_ends_the_silence(local_host: Host) -> None:
     pipe = local_host.begin()
-    for _ in range(agent_link.BEATS):
-        local_host.link.beat()
+    local_host.link.beat(SILENCE_S)
     pipe.say("beat", seen=1)
     wait_until(lambda: not local_host.link.has_unseen, "it has answered")
-    local_host.clock.advance(SILENCE_S + 1)
-    local_host.link.beat()
+    local_host.link.beat(SILENCE_S)
     assert not local_host.link._is_silent
 
 
 def test_agent_that_has_not_spoken_yet_is_not_silent(local_host: Host) -> None:
     local_host.link.start()
     wait_until(lambda: local_host.link.is_open, "it is open")
-    local_host.clock.advance(SILENCE_S + 1)
-    for _ in range(agent_link.BEATS + 1):
-        local_host.link.beat()
+    local_host.link.beat(SILENCE_S + 1)
     assert not local_host.link._is_silent and not local_host.pipes[0].is_closed
 
 
-def test_silence_of_the_launcher_itself_is_forgotten(host: Host) -> None:
+def test_launcher_that_was_stopped_reaches_its_agents_again(host: Host) -> None:
     pipe = host.begin()
-    host.clock.advance(SILENCE_S + 1)
-    host.link.excuse()
-    assert host.link.silent_s == 0.0
-    host.link.beat()
-    assert not pipe.is_closed and host.deadlines == [None]
+    host.clock.advance(SILENCE_S * 100)
+    pipe.end()
+    host.attach(host.pipes[1], seen=1)
+    host.link.beat(1.0)
+    assert host.deadlines == [None, host.clock.now + SILENCE_S]
+    assert "lost" not in host.posts()
 
 
 def test_agent_that_ends_with_a_status_is_lost_with_it(local_host: Host) -> None:
@@ -418,7 +415,7 @@ def test_host_that_cannot_be_reached_is_lost_with_the_reason(host: Host) -> None
 
 
 def test_beats_before_there_is_a_connection_are_left_out(host: Host) -> None:
-    host.link.beat()
+    host.link.beat(1.0)
     assert host.link._outbox.empty()
 
 

@@ -1,5 +1,6 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.
-# make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.   make test-all: both.
+# make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.
+# make test-all: the fast tests and a quarter of the slow ones, another one every day.
 # make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
 # make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
@@ -53,7 +54,7 @@ demo: $(VENV)/.demo
 # more of them at a time than cores.
 TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 # Rewritten asserts are kept, or each worker rewrites all test files, for 10 s.
-PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 
 test: export MSRUN_FUZZ_CASES ?= 3
 test: export MSRUN_FUZZ_MESSAGES ?= 80
@@ -63,16 +64,21 @@ test: $(VENV)/.test
 
 # What make test leaves out, models of other packages, and more random networks and noise, others every day;
 # MSRUN_FUZZ_SEED=... repeats a day. So of jobs whose processes are killed at random: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
+# MSRUN_SLOW_SHARE=4 runs one of four slow tests, MSRUN_SLOW_SEED says which.
 test-slow: export MSRUN_FUZZ_CASES ?= 150
 test-slow: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
 test-slow: export MSRUN_CHAOS_CASES ?= 120
 test-slow: export MSRUN_CHAOS_SEED ?= $(shell date +%Y%m%d)
+test-slow: export MSRUN_SLOW_SHARE ?= 1
+test-slow: export MSRUN_SLOW_SEED ?= $(shell date +%Y%m%d)
 test-slow: $(VENV)/.zoo
+	@echo "slow tests: MSRUN_SLOW_SHARE=$(MSRUN_SLOW_SHARE) MSRUN_SLOW_SEED=$(MSRUN_SLOW_SEED)"
 	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"
 	$(PYTEST) -m "slow or random" tests/zoo tests/e2e tests/unit tests/test_guards.py
 
-test-all: test test-slow
+test-all: test
+	$(MAKE) test-slow MSRUN_SLOW_SHARE=4 MSRUN_FUZZ_CASES=30 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=50
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo

@@ -18,6 +18,7 @@ from required_wings import (  # noqa: F401 - hooks
     pytest_runtest_makereport,
     pytest_sessionstart,
 )
+from slow_share import keep_share
 
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -57,7 +58,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    keep_share(config, items)
+    draw_few_examples(items)
+
+
+def draw_few_examples(items: list[pytest.Item]) -> None:
     """Let no property of `make test` draw more examples than its profile, whatever stands at the test."""
     if hypothesis.settings.get_current_profile_name() != "fast":
         return

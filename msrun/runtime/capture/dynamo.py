@@ -20,7 +20,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+
+# These two modules are imported by dynamo at its first capture: here they are imported once for all workers of a
+# host, before those are forked.
+import torch._functorch.aot_autograd
+import torch.distributed.tensor.experimental._func_map
 from torch import Tensor, fx, nn
+from torch._dynamo import config, convert_frame, guards
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.hooks import Hooks
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch.nn.modules import transformer
 
 from msrun.errors import CaptureError, ParallelError
@@ -101,11 +111,6 @@ def trace_call(
     Raises:
         CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
     """
-    from torch._dynamo import config, convert_frame
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.hooks import Hooks
-    from torch._dynamo.utils import dynamo_timed, get_metrics_context
-
     own_globals = {"__builtins__": builtins, "__name__": __name__}
     entry = types.FunctionType(_call.__code__, own_globals)
     found: list[Stores] = []
@@ -217,8 +222,6 @@ def _is_part(name: str, of: str) -> bool:
 @contextlib.contextmanager
 def _watching_stores(found: list[Stores]) -> Iterator[None]:
     """Note what the call stores: dynamo writes the code for it after that for the results."""
-    from torch._dynamo.side_effects import SideEffects
-
     original = SideEffects.codegen_update_mutated
 
     def watched(self: Any, cg: Any, *rest: Any, **named: Any) -> None:
@@ -239,8 +242,6 @@ def _watching_stores(found: list[Stores]) -> Iterator[None]:
 @contextlib.contextmanager
 def _untimed() -> Iterator[None]:
     """Let dynamo not measure its guards: emptying the processor's cache for that takes a third of a small capture."""
-    from torch._dynamo import guards
-
     names: dict[str, Any] = vars(guards)
     before = names["profile_guard_manager"]
     names["profile_guard_manager"] = lambda *_: 0.0

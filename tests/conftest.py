@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,9 @@ from slow_share import keep_share
 
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
+gc.disable()
 
 WORKERS = Path(__file__).parent / "workers"
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +65,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     keep_share(config, items)
     draw_few_examples(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def draw_few_examples(items: list[pytest.Item]) -> None:

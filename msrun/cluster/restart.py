@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msrun import contract
 
-FIRST_DELAY_S = 1.0
+FIRST_WAIT_S = 1.0
 MAX_DELAY_S = 30.0
 HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 """The worker said so itself; its program cannot be run; its program was not found."""
@@ -15,11 +15,9 @@ HOPELESS_CODES = frozenset({contract.EXIT_DO_NOT_RESTART, 126, 127})
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Restarts the whole job a limited number of times, each after twice the wait of the one before."""
+    """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
 
     max_restarts: int
-    first_delay_s: float = FIRST_DELAY_S
-    max_delay_s: float = MAX_DELAY_S
 
     def delay_s(self, restarts_done: int, wait_status: int | None) -> float | None:
         """Return how long to wait before the next start, or None when the job has ended for good.
@@ -32,4 +30,9 @@ class RestartPolicy:
             return None
         if wait_status is not None and os.waitstatus_to_exitcode(wait_status) in HOPELESS_CODES:
             return None
-        return float(min(self.max_delay_s, self.first_delay_s * 2.0**restarts_done))
+        return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
+
+
+def describe_delay(delay_s: float) -> str:
+    """Return when a job starts again: "now" or "in 2 s"."""
+    return f"in {delay_s:g} s" if delay_s else "now"

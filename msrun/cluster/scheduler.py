@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 from msrun import contract
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.rendezvous import serve_tcp_store
+from msrun.cluster.restart import describe_delay
 from msrun.planning.ranks import count_workers
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ class Record:
             self.write(f"stopping the job: {message['reason']}")
         elif kind == "restarting":
             self._registered = 0
-            self.write(f"starting again in {message['delay_s']:g} s, attempt {message['attempt']}: {message['reason']}")
+            when = describe_delay(message["delay_s"])
+            self.write(f"starting again {when}, attempt {message['attempt']}: {message['reason']}")
         elif kind == "hang":
             self.write(f"the job is stuck: {message['reason']}")
         elif kind in ("note", "waiting"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.cluster.membership import Membership, WorkerState
+from msrun.cluster.restart import describe_delay
 from msrun.launch import output
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
@@ -244,7 +245,8 @@ class Console:
         self._copy_lines()
         self._tails += again
         self._say(
-            f"{fields['reason']}; starting all workers again in {fields['delay_s']:g} s, restart {fields['attempt']}"
+            f"{fields['reason']}; starting all workers again {describe_delay(fields['delay_s'])}, "
+            f"restart {fields['attempt']}"
         )
         shown = self._plan.tail_ranks if output.is_one_place() else ()
         report = render_attempt(self._plan, fields["attempt"] - 1, fields["global_ranks"], shown)

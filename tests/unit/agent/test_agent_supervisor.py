@@ -259,7 +259,7 @@ def test_restart_keeps_the_logs_of_the_attempt_before(job: Job, tmp_path: Path) 
     assert (tmp_path / "worker_0.attempt_0.log").read_text() == "first"
     (moment,) = job.moments.of("restarting")
     assert (moment["attempt"], moment["reason"]) == (1, "rank 0 failed first: exit code 7")
-    assert moment["delay_s"] == 1.0
+    assert moment["delay_s"] == 0.0
     assert job.loop._timers.is_set("restart") and job.loop._timers.is_set("store")
 
 

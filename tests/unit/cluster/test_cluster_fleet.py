@@ -100,7 +100,7 @@ def test_all_hosts_start_again_together() -> None:
     job = fleet(2, restarts=1)
     job.failed(0, verdict(0))
     job.ended(0, 0, can_continue=True)
-    assert job.ended(1, 0, can_continue=True) == [{"type": "restart", "attempt": 1, "delay_s": 1.0}]
+    assert job.ended(1, 0, can_continue=True) == [{"type": "restart", "attempt": 1, "delay_s": 0.0}]
     assert job.failed(0, verdict(1)) == [] and job.ended(0, 0, can_continue=True) == []  # words of the last attempt
     assert job.ready(1, 1) == [] and job.ready(1, 1) == []
     assert job.ready(0, 1) == [{"type": "start", "attempt": 1}]

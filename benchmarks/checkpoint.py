@@ -83,7 +83,7 @@ def measure_transform(gigabytes: float, rounds: int, folder: Path) -> None:
 import sys, torch
 from torch import nn
 from msrun.runtime import *
-from msrun.runtime.checkpoint.strategy_file import write_strategy
+from msrun.runtime.parallel.strategy_file import write_strategy
 init()
 width = {int((TENSOR_BYTES / 4) ** 0.5)}
 layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range({int(gigabytes * 1e9 / TENSOR_BYTES)})))

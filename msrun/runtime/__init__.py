@@ -24,18 +24,12 @@ require_packages()
 if TYPE_CHECKING:
     from msrun.runtime.checkpoint.distributed import load_distributed_checkpoint as load_distributed_checkpoint
     from msrun.runtime.checkpoint.export import export_checkpoint as export_checkpoint
-    from msrun.runtime.checkpoint.layouts import ParameterLayout as ParameterLayout
-    from msrun.runtime.checkpoint.layouts import find_layouts as find_layouts
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
     from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
     from msrun.runtime.checkpoint.model_checkpoint import CheckpointConfig as CheckpointConfig
     from msrun.runtime.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from msrun.runtime.checkpoint.param_dict import load_param_into_net as load_param_into_net
     from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
-    from msrun.runtime.checkpoint.strategy_file import merge_pipeline_strategys as merge_pipeline_strategys
-    from msrun.runtime.checkpoint.strategy_file import rank_list_for_transform as rank_list_for_transform
-    from msrun.runtime.checkpoint.strategy_file import read_strategy as read_strategy
-    from msrun.runtime.checkpoint.strategy_file import restore_group_info_list as restore_group_info_list
     from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
     from msrun.runtime.checkpoint.transform import transform_checkpoint_by_rank as transform_checkpoint_by_rank
     from msrun.runtime.checkpoint.transform import transform_checkpoints as transform_checkpoints
@@ -79,9 +73,15 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
+    from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
+    from msrun.runtime.parallel.parameters.layouts import find_layouts as find_layouts
     from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recomputation import recompute as recompute
+    from msrun.runtime.parallel.strategy_file import merge_pipeline_strategys as merge_pipeline_strategys
+    from msrun.runtime.parallel.strategy_file import rank_list_for_transform as rank_list_for_transform
+    from msrun.runtime.parallel.strategy_file import read_strategy as read_strategy
+    from msrun.runtime.parallel.strategy_file import restore_group_info_list as restore_group_info_list
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
     from msrun.runtime.sharding.named_layout import Layout as Layout

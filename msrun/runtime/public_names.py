@@ -30,6 +30,10 @@ HOMES = {
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "sharding.named_layout": "Layout",
     "parallel.parameters.fusion": "set_comm_fusion",
+    "parallel.parameters.layouts": "ParameterLayout find_layouts",
+    "parallel.strategy_file": (
+        "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list"
+    ),
     "nn.deferred_init": "no_init_parameters init_parameters",
     "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
@@ -43,10 +47,6 @@ HOMES = {
     "checkpoint.load": "load_checkpoint latest_checkpoint",
     "checkpoint.param_dict": "load_param_into_net",
     "checkpoint.distributed": "load_distributed_checkpoint",
-    "checkpoint.layouts": "ParameterLayout find_layouts",
-    "checkpoint.strategy_file": (
-        "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list"
-    ),
     "checkpoint.transform": "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter",
     "checkpoint.export": "export_checkpoint",
     "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",

@@ -21,10 +21,8 @@ from typing import Any, cast
 
 import torch
 
-# These two modules are imported by dynamo at its first capture: here they are imported once for all workers of a
-# host, before those are forked.
+# Dynamo imports this at its first capture; here it is imported once for all workers of a host, before they are forked.
 import torch._functorch.aot_autograd
-import torch.distributed.tensor.experimental._func_map
 from torch import Tensor, fx, nn
 from torch._dynamo import config, convert_frame, guards
 from torch._dynamo.exc import TorchDynamoException

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import CheckpointError, ParallelError
-from msrun.runtime.checkpoint.agreement import describe
-from msrun.runtime.checkpoint.parts import Part
+from msrun.runtime.agreement import describe
 from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.writing import Writing, explain
+from msrun.runtime.parallel.parameters.network_state import Part
 from msrun.runtime.parallel.parameters.optimizers import before_steps_in_backward
 from msrun.runtime.world import at_release
 

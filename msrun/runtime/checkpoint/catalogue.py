@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from msrun.runtime.checkpoint.parts import Box, Part
 from msrun.runtime.checkpoint.tensor_key import TensorKey
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import click
 
 from msrun import __version__
 from msrun.errors import MsrunError
-from msrun.runtime.checkpoint.agreement import describe
+from msrun.runtime.agreement import describe
 from msrun.runtime.checkpoint.directory import Manifest
 from msrun.runtime.checkpoint.export import export_checkpoint
 from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from msrun.runtime.checkpoint.parts import Box, Part, whole
 from msrun.runtime.checkpoint.tensor_key import TensorKey
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box, whole
 
 
 class DictTensors:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import attempt
+from msrun.runtime.agreement import attempt
 from msrun.runtime.checkpoint.background import background
-from msrun.runtime.checkpoint.layouts import ParameterLayout, check_layouts
 from msrun.runtime.checkpoint.load import load_network
-from msrun.runtime.checkpoint.parts import find_network_state
 from msrun.runtime.checkpoint.sources import open_source
-from msrun.runtime.checkpoint.strategy_file import read_strategy
 from msrun.runtime.parallel.context import get_auto_parallel_context
+from msrun.runtime.parallel.parameters.layouts import ParameterLayout, check_layouts
+from msrun.runtime.parallel.parameters.network_state import find_network_state
+from msrun.runtime.parallel.strategy_file import read_strategy
 
 
 def load_distributed_checkpoint(

@@ -7,13 +7,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import attempt, gather
+from msrun.runtime.agreement import attempt, gather
 from msrun.runtime.checkpoint.catalogue import covers
 from msrun.runtime.checkpoint.dict_tensors import DictTensors
-from msrun.runtime.checkpoint.parts import Box, Part
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_key import TensorKey
+from msrun.runtime.parallel.parameters.network_state import Part
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.box import Box
 from msrun.runtime.world import get_rank
 
 Table = dict[TensorKey, tuple[tuple[int, ...], torch.dtype, list[Box]]]

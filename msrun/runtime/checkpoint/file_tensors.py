@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.parts import Box, Part, whole
 from msrun.runtime.checkpoint.tensor_key import TensorKey
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box, whole
 
 _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""

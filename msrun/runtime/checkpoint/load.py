@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError, near_miss
-from msrun.runtime.checkpoint.agreement import attempt, attempt_all, gather
+from msrun.runtime.agreement import attempt, attempt_all, gather
 from msrun.runtime.checkpoint.background import background
 from msrun.runtime.checkpoint.directory import (
     Manifest,
@@ -25,22 +25,22 @@ from msrun.runtime.checkpoint.directory import (
 )
 from msrun.runtime.checkpoint.exchange import complete
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
-from msrun.runtime.checkpoint.parts import (
+from msrun.runtime.checkpoint.places import host
+from msrun.runtime.checkpoint.reader import CheckpointReader, TensorSource, check_set, find_set, look_at, open_parts
+from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, key_of, own_key
+from msrun.runtime.nn.deferred_init import defer_values
+from msrun.runtime.nn.random_state import State, choose_random_state, put_random_state
+from msrun.runtime.nn.random_stream import put_stream_state
+from msrun.runtime.parallel.parameters.network_state import (
     NetworkState,
     Part,
     find_box,
     find_network_state,
     find_part,
     set_extra_state,
-    whole,
 )
-from msrun.runtime.checkpoint.places import host
-from msrun.runtime.checkpoint.random_state import State, choose_random_state, put_random_state
-from msrun.runtime.checkpoint.reader import CheckpointReader, TensorSource, check_set, find_set, look_at, open_parts
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, own_key
-from msrun.runtime.nn.deferred_init import defer_values
-from msrun.runtime.nn.random_stream import put_stream_state
 from msrun.runtime.parallel.parameters.placement import is_held
+from msrun.runtime.sharding.box import whole
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -267,7 +267,7 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
         if id(tensor) in seen or not is_held(tensor):  # tied, or in another stage of a pipeline
             continue
         seen.add(id(tensor))
-        key = network.key(name)
+        key = key_of(network, name)
         if tensor.is_meta:
             deferred[name] = _deferred_read(source, key, tensor)
         else:
@@ -291,11 +291,11 @@ def _match(reader: CheckpointReader, network: NetworkState, *, strict_load: bool
     """Return the network's tensors that are to be loaded."""
     theirs = set(reader.network_names)
     mine = {name for name in network.tensors if name not in network.own}
-    left_over = [f"{name} is not in the checkpoint" for name in network.tensors if network.key(name) not in reader]
+    left_over = [f"{name} is not in the checkpoint" for name in network.tensors if key_of(network, name) not in reader]
     left_over += [f"{name} is only in the checkpoint" for name in sorted(theirs - mine)]
     fitting = {}
     for name, tensor in network.tensors.items():
-        key = network.key(name)
+        key = key_of(network, name)
         if key not in reader:
             continue
         shape, dtype = find_box(tensor).shape, reader.dtype(key)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import attempt, decide
+from msrun.runtime.agreement import attempt, decide
 from msrun.runtime.checkpoint.background import background
 from msrun.runtime.checkpoint.directory import checkpoint_name, find_checkpoints
 from msrun.runtime.checkpoint.places import find_places, own_place

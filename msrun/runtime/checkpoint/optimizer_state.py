@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.checkpoint.parts import NetworkState, Part, find_box, find_part
+from msrun.runtime.agreement import gather
 from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.checkpoint.tensor_key import TensorKey
+from msrun.runtime.checkpoint.tensor_key import TensorKey, key_of
 from msrun.runtime.nn.replaced import current, follow
+from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_box, find_part
 from msrun.runtime.parallel.parameters.part import Part as CutPart
 from msrun.runtime.parallel.parameters.part import as_part
 from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
@@ -52,7 +52,7 @@ def find_optimizer_state(
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
-                parts[network.key(name, key)] = find_part(value, find_box(parameter))
+                parts[key_of(network, name, key)] = find_part(value, find_box(parameter))
                 cut.append(key)
             else:
                 if not isinstance(optimizer, LOOK_AT_WHOLES):  # whose state of other shapes is that of the whole
@@ -127,7 +127,7 @@ def restore_optimizer(
 def _reader_of(
     names: Mapping[Tensor, str], network: NetworkState, reader: CheckpointReader, saved: Mapping[str, Any]
 ) -> StateReader:
-    parameters, key_of = list(names.items()), network.key
+    parameters = list(names.items())
 
     def read() -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
@@ -139,7 +139,7 @@ def _reader_of(
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
             values = dict(of_parameter["values"])
             for key in of_parameter["parts"]:
-                full_key, box = key_of(name, key), find_box(parameter)
+                full_key, box = key_of(network, name, key), find_box(parameter)
                 part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
                 parts[full_key] = Part(part, box)
                 values[key] = _like(parameter, part)
@@ -212,7 +212,7 @@ def _check_shapes(
 ) -> None:
     for parameter, name in names.items():
         for key in saved["state"].get(name, {"parts": []})["parts"]:
-            shape, mine = reader.shape(network.key(name, key)), find_box(parameter).shape
+            shape, mine = reader.shape(key_of(network, name, key)), find_box(parameter).shape
             if shape != mine:
                 raise CheckpointError(
                     f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "

@@ -11,7 +11,8 @@ from torch import Tensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.dict_tensors import DictTensors
 from msrun.runtime.checkpoint.load import load_tensors
-from msrun.runtime.checkpoint.parts import NetworkState, find_box, find_network_state
+from msrun.runtime.checkpoint.tensor_key import key_of
+from msrun.runtime.parallel.parameters.network_state import NetworkState, find_box, find_network_state
 
 
 def load_param_into_net(
@@ -46,7 +47,7 @@ def load_param_into_net(
         source_of |= _without_prefix([name for name in network.tensors if name not in given], given)
     for name, source in source_of.items():
         _check(name, network.tensors[name], given[source], strict_load=strict_load)
-    values = DictTensors(Path("parameter_dict"), {network.key(name): given[s] for name, s in source_of.items()})
+    values = DictTensors(Path("parameter_dict"), {key_of(network, name): given[s] for name, s in source_of.items()})
     load_tensors(values, NetworkState({n: network.tensors[n] for n in source_of}, {}, network.module, network.own))
     used = set(source_of.values())
     return [n for n in network.tensors if n not in source_of], [n for n in parameter_dict if n not in used]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msrun.runtime.checkpoint.agreement import attempt, attempt_all, gather
+from msrun.runtime.agreement import attempt, attempt_all, gather
 from msrun.runtime.world import get_rank
 
 VISIBLE_WITHIN_S = 10.0

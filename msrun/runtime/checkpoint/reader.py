@@ -16,10 +16,11 @@ from torch import Tensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.directory import DAMAGED, Manifest, Position, read_manifest, read_record
 from msrun.runtime.checkpoint.foreign import is_foreign, open_foreign
-from msrun.runtime.checkpoint.parts import Box, Part, whole
 from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box, whole
 
 
 class PartReader(Protocol):

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import attempt, gather
+from msrun.runtime.agreement import attempt, gather
 from msrun.runtime.checkpoint.background import background
 from msrun.runtime.checkpoint.catalogue import Held, list_held
 from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, Position
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
-from msrun.runtime.checkpoint.parts import NetworkState, Part, find_network_state, find_parts
 from msrun.runtime.checkpoint.places import Place, find_places, own_place
-from msrun.runtime.checkpoint.random_state import State, take_random_state
-from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
+from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey, key_of
 from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.checkpoint.writing import Writing, explain, needed_parts, share_out
+from msrun.runtime.nn.random_state import State, take_random_state
 from msrun.runtime.nn.random_stream import take_stream_state
+from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_network_state, find_parts
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -185,7 +185,7 @@ def _prepare(
     catalogues = share_out(places, held, is_integrated=is_integrated, order=order)
     needed = needed_parts(catalogues, parts, get_rank())
     parameters = {
-        network_state.key(n) for n, tensor in network_state.tensors.items() if isinstance(tensor, nn.Parameter)
+        key_of(network_state, n) for n, tensor in network_state.tensors.items() if isinstance(tensor, nn.Parameter)
     }
     index = own_place(places, get_rank())
     own, is_whole = places[index], is_integrated or len(places) == 1
@@ -215,7 +215,7 @@ def _collect(
     network: Any, optimizer: torch.optim.Optimizer | None, appended: Mapping[str, Any]
 ) -> tuple[NetworkState, dict[TensorKey, Part], dict[str, Any]]:
     network_state = find_network_state(network)
-    parts = {network_state.key(name): part for name, part in find_parts(network_state).items()}
+    parts = {key_of(network_state, name): part for name, part in find_parts(network_state).items()}
     state: dict[str, Any] = {"extra": network_state.extra, "appended": dict(appended), "optimizer": None}
     state["dropout"] = take_stream_state(network_state.tensors.values())
     if optimizer is not None:

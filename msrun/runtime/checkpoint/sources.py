@@ -14,10 +14,10 @@ from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.dict_tensors import DictTensors
 from msrun.runtime.checkpoint.directory import Manifest, Position, find_checkpoints
 from msrun.runtime.checkpoint.foreign import is_foreign, load_tensors
-from msrun.runtime.checkpoint.parts import Box
 from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint
-from msrun.runtime.checkpoint.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
+from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
+from msrun.runtime.sharding.box import Box
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 StrPath = str | os.PathLike[str]

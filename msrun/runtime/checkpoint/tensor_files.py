@@ -39,9 +39,10 @@ from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.catalogue import Catalogue
 from msrun.runtime.checkpoint.directory import DAMAGED
 from msrun.runtime.checkpoint.file_tensors import TensorPlace, read_box, reading
-from msrun.runtime.checkpoint.parts import Box, Part
 from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.torch_saving import TensorStream, find_values, system_errors
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box
 
 METADATA = ".metadata"
 Written = list[WriteResult]

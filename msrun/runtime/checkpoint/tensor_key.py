@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from msrun.runtime.world import world
+
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.parameters.network_state import NetworkState
+
 NETWORK = "model"
 OPTIMIZER = "optimizer"
 TensorKey = tuple[str, ...]
@@ -17,3 +24,9 @@ def flat_name(key: TensorKey) -> str:
 def own_key(key: TensorKey, global_rank: int) -> TensorKey:
     """Return the key of a tensor that belongs to one rank alone: a parameter cut by hand, and its optimizer state."""
     return (f"rank_{global_rank}", *key)
+
+
+def key_of(state: NetworkState, name: str, *more: str) -> TensorKey:
+    """Return where a checkpoint has a tensor of a network, or with `more` the optimizer's state of it."""
+    key = (OPTIMIZER if more else NETWORK, name, *more)
+    return own_key(key, world().global_rank) if name in state.own else key

@@ -30,15 +30,16 @@ from msrun.runtime.checkpoint.directory import (
     remove,
     start_writing,
 )
-from msrun.runtime.checkpoint.layouts import ParameterLayout
-from msrun.runtime.checkpoint.parts import Box, Part, whole
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
-from msrun.runtime.checkpoint.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.checkpoint.tensor_files import write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 from msrun.runtime.checkpoint.torch_saving import to_bytes
+from msrun.runtime.parallel.parameters.layouts import ParameterLayout
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
+from msrun.runtime.sharding.box import Box, whole
 
 _MOST_THREADS = 4
 """Each holds the memory of one part."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import describe
+from msrun.runtime.agreement import describe
 from msrun.runtime.checkpoint.directory import DAMAGED, read_manifest
 from msrun.runtime.checkpoint.plain_file import name_records
 from msrun.runtime.checkpoint.reader import check_set, find_set

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.agreement import Group, attempt, attempt_all
+from msrun.runtime.agreement import Group, attempt, attempt_all
 from msrun.runtime.checkpoint.catalogue import Catalogue, Entry, Held, build_catalogue, covers, pieces_of
 from msrun.runtime.checkpoint.directory import (
     SAVING,
@@ -29,11 +29,11 @@ from msrun.runtime.checkpoint.directory import (
     remove,
     start_writing,
 )
-from msrun.runtime.checkpoint.parts import Part
 from msrun.runtime.checkpoint.places import Place
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
 from msrun.runtime.checkpoint.tensor_files import Written, write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
+from msrun.runtime.parallel.parameters.network_state import Part
 from msrun.runtime.world import get_rank
 
 VISIBLE_WITHIN_S = 10.0

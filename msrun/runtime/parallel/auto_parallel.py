@@ -43,6 +43,7 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.step_in_backward import StepsInBackward
+from msrun.runtime.parallel.strategy_file import write_layout_files
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
@@ -235,8 +236,6 @@ class AutoParallel(FluentSettings, NetworkModule):
         """Write the strategy file that was asked for when this AutoParallel was made, at the first call."""
         files, self._layout_files = self._layout_files, LayoutFiles()
         if files.is_wanted:
-            from msrun.runtime.checkpoint.strategy_file import write_layout_files  # which imports this module
-
             write_layout_files(files, root)
 
     @contextlib.contextmanager

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from msrun.errors import ParallelError
 from msrun.runtime import progress
-from msrun.runtime.checkpoint.random_state import put_random_state, take_random_state
 from msrun.runtime.data.dataset import Dataset
+from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.with_loss import WithLoss, returning
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.context import has_parallel_mode
@@ -313,7 +313,7 @@ class Model:
             return self._layouts(predict_data)
 
     def _layouts(self, batch: Any) -> dict[str, Any]:
-        from msrun.runtime.checkpoint.layouts import find_layouts
+        from msrun.runtime.parallel.parameters.layouts import find_layouts
 
         network = self.network
         if not isinstance(network, AutoParallel):

@@ -28,7 +28,7 @@ from msrun.runtime import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from msrun.runtime.checkpoint.strategy_file import find_equal_ranks, write_strategy
+from msrun.runtime.parallel.strategy_file import find_equal_ranks, write_strategy
 
 ROWS = ParameterLayout((4,), ((0,), ()), (8, 4))
 GRID = ParameterLayout((2, 2), ((1,), (0,)), (8, 4))

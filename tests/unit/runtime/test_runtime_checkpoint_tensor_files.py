@@ -17,10 +17,11 @@ from torch import Tensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.catalogue import build_catalogue, list_held, pieces_of
-from msrun.runtime.checkpoint.parts import Box, Part, whole
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
+from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 KEY = (NETWORK, "weight")

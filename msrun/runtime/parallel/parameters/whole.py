@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime import world
-from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.checkpoint.parts import Box, Part, find_box, find_part
+from msrun.runtime.agreement import gather
 from msrun.runtime.nn.put_value import holding
 from msrun.runtime.parallel.modes.fsdp import unsharded
+from msrun.runtime.parallel.parameters.network_state import Part, find_box, find_part
 from msrun.runtime.parallel.parameters.part import PartParameter
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.box import Box
 
 
 def join_parts(parts: Sequence[Part]) -> list[Tensor]:

@@ -11,8 +11,8 @@ from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.checkpoint.agreement import gather
 from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.groups import axes_group
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts

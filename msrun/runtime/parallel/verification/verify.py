@@ -22,15 +22,15 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
-from msrun.runtime.checkpoint.agreement import gather
-from msrun.runtime.checkpoint.parts import Box, Part, find_box
-from msrun.runtime.checkpoint.random_state import put_random_state, take_random_state
+from msrun.runtime.agreement import gather
+from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
 from msrun.runtime.parallel.gradient import current_probe
+from msrun.runtime.parallel.parameters.network_state import Part, find_box
 from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
 from msrun.runtime.parallel.scaling import replica_scales
@@ -40,6 +40,7 @@ from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
+from msrun.runtime.sharding.box import Box
 
 
 def verify_step(

@@ -1,8 +1,7 @@
-"""What this rank holds of every tensor of a network: a box in the whole tensor, whatever strategy put it there."""
+"""The tensors of a network, and what this rank holds of each: a box in the whole, whatever strategy put it there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,49 +11,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey, own_key
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.with_loss import WithLoss
-from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.placement import find_placement, is_held
+from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"
-
-
-@dataclass(frozen=True)
-class Box:
-    """A part of a whole tensor."""
-
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """True when nothing is missing."""
-        return self.sizes == self.shape
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """Where it is in the whole tensor."""
-        return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
-
-    def slices_in(self, other: Box) -> tuple[slice, ...]:
-        """Return where it is in a box around it."""
-        begins = (begin - first for begin, first in zip(self.offsets, other.offsets, strict=True))
-        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.sizes, strict=True))
-
-    def intersect(self, other: Box) -> Box | None:
-        """Return what both have; None when that is nothing."""
-        both = list(zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True))
-        begins = tuple(max(a, b) for a, _, b, _ in both)
-        ends = (min(a + n, b + m) for a, n, b, m in both)
-        sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
-        return Box(self.shape, begins, sizes) if all(size > 0 for size in sizes) else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class NetworkState:
-    """Everything of a network that a checkpoint holds, under the user's names."""
+    """Everything of a network that lasts, under the user's names."""
 
     tensors: dict[str, Tensor]
     """Parameters and persistent buffers: the network's own objects."""
@@ -77,17 +43,6 @@ class NetworkState:
     """The network without the wrappers around it."""
     own: frozenset[str] = frozenset()
     """Names of parameters that this rank has cut by hand: each rank has a tensor of its own under the name."""
-
-    def key(self, name: str, *more: str) -> TensorKey:
-        """Return where a checkpoint has a tensor, or with `more` the optimizer's state of it."""
-        key = (OPTIMIZER if more else NETWORK, name, *more)
-        return own_key(key, world().global_rank) if name in self.own else key
-
-
-def whole(shape: Sequence[int]) -> Box:
-    """Return the box of a tensor that is whole on this rank."""
-    shape = tuple(shape)
-    return Box(shape, (0,) * len(shape), shape)
 
 
 def find_box(tensor: Tensor) -> Box:
@@ -128,7 +83,7 @@ def find_network_state(network: Any) -> NetworkState:
     Raises:
         CheckpointError: not a network, or two parameters of one name.
     """
-    if isinstance(network, AutoParallel):
+    if isinstance(network, NetworkModule):
         network = network.network
     if not isinstance(network, nn.Module):
         raise CheckpointError(

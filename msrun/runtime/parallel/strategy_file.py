@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.layouts import ParameterLayout, find_layouts
 from msrun.runtime.parallel.context import LayoutFiles
+from msrun.runtime.parallel.parameters.layouts import ParameterLayout, find_layouts
 from msrun.runtime.world import get_rank
 
 _STAGE = re.compile(r"(\d+)-(.+)", re.DOTALL)

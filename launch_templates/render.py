@@ -79,7 +79,7 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
     if missing:
         raise MissingValue(kind.name, missing)
     spec = JobSpec(**values)
-    check_together(spec)
+    check_together(spec, own)
     targets = kind.facts.get("device_targets")
     if targets and spec.device_target not in targets:
         remedy = f"add --set device_target={targets[0]}"

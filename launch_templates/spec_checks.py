@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
@@ -27,14 +28,18 @@ OWNED_OPTIONS: dict[str, str] = {
 _OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - a mount point inside the pod
 
 
-def check_together(spec: JobSpec) -> None:
+def check_together(spec: JobSpec, taken: Container[str]) -> None:
     """Check the rules across fields.
+
+    Args:
+        taken: names of the fields that the kind has a place for.
 
     Raises:
         BadValue: the first rule that is broken.
     """
     _check_script(spec.script)
-    _check_shared_memory(spec)
+    if "shm_size" in taken:
+        _check_shared_memory(spec)
     _check_device_resource(spec)
     _check_environment(spec)
     _check_mounts(spec)

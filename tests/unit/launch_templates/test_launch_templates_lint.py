@@ -207,6 +207,7 @@ def second(kind: str, key: str) -> Change:
 
 
 MASTER = ("pytorchReplicaSpecs", "Master")
+JOB_OF_RUNTIME = ("template", "spec", "replicatedJobs", 0, "template", "spec")
 JOB_OF_SET = ("replicatedJobs", 0, "template", "spec")
 OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),
@@ -225,6 +226,23 @@ OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("pytorchjob", spec_of("PyTorchJob", *MASTER, restartPolicy="OnFailure"), {"restart-policy"}),
     ("pytorchjob", spec_of("PyTorchJob", "runPolicy", backoffLimit=3), {"backoff-limit"}),
     ("pytorchjob", lambda documents: documents["PyTorchJob"]["metadata"].update(name="other"), {"master-address"}),
+    ("trainjob", lambda documents: documents.pop("TrainingRuntime"), {"pods"}),
+    ("trainjob", spec_of("TrainJob", "trainer", numNodes=3), {"world-size"}),
+    ("trainjob", spec_of("TrainJob", "trainer", command=["torchrun"]), {"msrun-command"}),
+    ("trainjob", lambda documents: documents["TrainJob"]["metadata"].update(name="other"), {"master-address"}),
+    ("trainjob", spec_of("TrainingRuntime", *JOB_OF_RUNTIME, backoffLimit=6), {"backoff-limit"}),
+    (
+        "ascendjob",
+        spec_of("AscendJob", "replicaSpecs", "Master", replicas=2),
+        {"replica-types", "world-size", "min-available"},
+    ),
+    ("ascendjob", spec_of("AscendJob", "replicaSpecs", "Worker", restartPolicy="ExitCode"), {"restart-policy"}),
+    ("ascendjob", spec_of("AscendJob", "runPolicy", "schedulingPolicy", minAvailable=1), {"min-available"}),
+    ("ascendjob", lambda documents: documents.pop("Service"), {"headless-service"}),
+    ("ascendjob", spec_of("Service", clusterIP="10.0.0.1"), {"headless-service"}),
+    ("mpijob", spec_of("MPIJob", "mpiReplicaSpecs", "Worker", replicas=3), {"world-size"}),
+    ("mpijob", spec_of("MPIJob", "mpiReplicaSpecs", "Launcher", replicas=2), {"replica-types"}),
+    ("mpijob", spec_of("MPIJob", "runPolicy", ttlSecondsAfterFinished=0), {"time-to-live"}),
 ]
 
 

@@ -512,7 +512,12 @@ def test_logs_on_a_claim_get_no_volume_of_their_own() -> None:
 def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int, retries: int, action: str) -> None:
     document = yaml.safe_load(render("volcano", {**MINIMAL, "max_restarts": restarts}))
     assert document["spec"]["maxRetry"] == retries, "0 would become the default of 3"
-    assert [policy["action"] for policy in document["spec"]["policies"]] == ["TerminateJob", action, action]
+    assert [policy["action"] for policy in document["spec"]["policies"]] == [
+        "TerminateJob",
+        "TerminateJob",
+        action,
+        action,
+    ]
 
 
 def test_one_node_has_no_pytorch_workers() -> None:

@@ -1,9 +1,11 @@
-"""Rendered manifests run as they are: pods as processes in networks of their own train together, and fail as one."""
+"""Rendered jobs run as they are: pods as processes in networks of their own train together, and fail as one."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,24 @@ KINDS = [
         for name in ("indexed-job", "pytorchjob", "trainjob", "volcano", "ascendjob")
     ),
 ]
-PERMANENT = (2,)
+PERMANENT = (2, 93)
 """Exit statuses after which a JobSet does not start its pods again."""
+SRUN = """
+import subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    words.pop(0)
+addresses, prefixes = {addresses!r}, {prefixes!r}
+step = {{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}}
+step["SLURM_STEP_NODELIST"] = ",".join(addresses)
+tasks = []
+for node, address in enumerate(addresses):
+    own = {{**step, "SLURM_NODEID": str(node), "SLURMD_NODENAME": address}}
+    env = ["env", *(f"{{name}}={{value}}" for name, value in own.items())]
+    tasks.append(subprocess.Popen([*prefixes[node], *env, *words]))
+sys.exit(max(task.wait() for task in tasks))
+"""
+"""srun as it starts a step of one task on each node of an allocation."""
 PRELOAD = [f"--preload={name}" for name in WORKER_IMPORTS]
 Start = Callable[..., PodCluster]
 
@@ -133,3 +151,25 @@ def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster: Start, t
     [rule] = spec["podFailurePolicy"]["rules"]
     assert (rule["action"], tuple(rule["onExitCodes"]["values"])) == ("FailJob", PERMANENT)
     assert rule["onExitCodes"]["containerName"] == pods.pods[0].container["name"]
+
+
+def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
+    msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    addresses, prefixes = [net.address(host) for host in range(2)], [net.prefix(host) for host in range(2)]
+    (tmp_path / "srun.py").write_text(SRUN.format(addresses=addresses, prefixes=prefixes))
+    for name, words in (("srun", str(tmp_path / "srun.py")), ("msrun", "-m msrun")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (commands / name).chmod(0o755)
+    script = tmp_path / "job.sbatch"
+    values = {"name": "train", "nodes": 2, "local_worker_num": 2, "cluster_time_out": 60}
+    script.write_text(render_manifest("slurm", values, [str(workers / "record.py")]))
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    done = msrun.start(str(script), cwd=tmp_path, command=["bash"], env={"PATH": path}).finish()
+    assert done.code == 0, done.stderr
+    for rank in range(4):
+        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
+        told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "MASTER_ADDR": addresses[0]}
+        assert {name: env[name] for name in told} == told

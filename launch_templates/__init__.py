@@ -1,4 +1,4 @@
-"""Kubernetes manifests that start msrun in pods: templates as data, a renderer and a lint.
+"""Jobs that start msrun, for clusters: one spec, kinds as data, a renderer and a lint.
 
     from launch_templates import render_manifest
     print(render_manifest("jobset", {"name": "train", "image": "r.example/train:1"}, ["train.py", "--lr", "0.1"]))
@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launch_templates.errors import BadFile, BadValue, LaunchTemplateError, MissingValue, UnknownName
+    from launch_templates.kinds import Kind, list_kinds, load_kind
     from launch_templates.lint.finding import Finding, Severity
     from launch_templates.lint.linter import has_errors, lint_texts
-    from launch_templates.placeholder import Placeholder
     from launch_templates.render import render_manifest
-    from launch_templates.template import Template, list_templates, load_template
+    from launch_templates.spec import JobSpec, Setting
 
 _HOMES = {
     "BadFile": "errors",
     "BadValue": "errors",
     "Finding": "lint.finding",
+    "JobSpec": "spec",
+    "Kind": "kinds",
     "LaunchTemplateError": "errors",
     "MissingValue": "errors",
-    "Placeholder": "placeholder",
+    "Setting": "spec",
     "Severity": "lint.finding",
-    "Template": "template",
     "UnknownName": "errors",
     "has_errors": "lint.linter",
     "lint_texts": "lint.linter",
-    "list_templates": "template",
-    "load_template": "template",
+    "list_kinds": "kinds",
+    "load_kind": "kinds",
     "render_manifest": "render",
 }
 
@@ -40,16 +41,17 @@ __all__ = [
     "BadFile",
     "BadValue",
     "Finding",
+    "JobSpec",
+    "Kind",
     "LaunchTemplateError",
     "MissingValue",
-    "Placeholder",
+    "Setting",
     "Severity",
-    "Template",
     "UnknownName",
     "has_errors",
     "lint_texts",
-    "list_templates",
-    "load_template",
+    "list_kinds",
+    "load_kind",
     "render_manifest",
 ]
 

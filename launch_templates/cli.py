@@ -32,12 +32,11 @@ class Outcome:
 def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
     """All packages of the distribution msrun have one version, that of its metadata."""
     if is_asked and not context.resilient_parsing:
-        from importlib.metadata import PackageNotFoundError, version
+        from launch_templates.version import own_version
 
-        try:
-            click.echo(f"launch-template, version {version('msrun')}")
-        except PackageNotFoundError:
-            click.echo("launch-template, version unknown: msrun is not installed, only on Python's path")
+        found = own_version()
+        why = ": msrun is not installed, only on Python's path" if found == "unknown" else ""
+        click.echo(f"launch-template, version {found}{why}")
         context.exit()
 
 
@@ -46,80 +45,100 @@ def _print_version(context: click.Context, _option: click.Parameter, is_asked: b
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
 def cli() -> None:
-    """Render and check Kubernetes manifests that start msrun in pods."""
+    """Render and check jobs that start msrun: Kubernetes manifests, batch scripts, compose files."""
 
 
 @cli.command("list")
 def list_command() -> Outcome:
-    """List the templates."""
-    from launch_templates.template import list_templates, load_template
+    """List the kinds."""
+    from launch_templates.kinds import list_kinds, load_kind
 
-    names = list_templates()
+    names = list_kinds()
     width = max(map(len, names))
-    return Outcome("".join(f"{name:<{width}}  {load_template(name).summary}\n" for name in names))
+    return Outcome("".join(f"{name:<{width}}  {load_kind(name).summary}\n" for name in names))
 
 
 @cli.command()
-@click.argument("name")
-def show(name: str) -> Outcome:
-    """Show what template NAME is, and its placeholders with type, default and constraint."""
-    from launch_templates.placeholder import Placeholder
-    from launch_templates.template import load_template
+@click.argument("kind")
+def explain(kind: str) -> Outcome:
+    """Explain how KIND gives ranks and restarts, and list its settings with type, default and constraint."""
+    from launch_templates.kinds import load_kind
+    from launch_templates.spec import Setting
 
-    def row(placeholder: Placeholder) -> str:
-        default = "-" if placeholder.default in (None, {}) else _word(placeholder.default)
-        kind = placeholder.value_type
-        head = f"{placeholder.name:<16}  {kind.type_name:<8}  {default:<16}"
-        return f"{head}  {placeholder.meaning}\n{'':<46}[{kind.constraint}]\n"
+    def row(setting: Setting) -> str:
+        default = "(required)" if setting.is_required else _word(setting.default)
+        head = f"{setting.name:<16}  {setting.value_type.type_name:<8}  {default:<12}"
+        return f"{head}  {setting.meaning}\n{'':<42}[{setting.value_type.constraint}]\n"
 
-    template = load_template(name)
-    head = f"{'placeholder':<16}  {'type':<8}  {'default':<16}  meaning [constraint]\n"
-    return Outcome(f"{template.comment}\n\n{head}{''.join(map(row, template.placeholders))}")
+    found = load_kind(kind)
+    head = f"{'setting':<16}  {'type':<8}  {'default':<12}  meaning [constraint]\n"
+    return Outcome(f"{found.comment}\n\n{head}{''.join(map(row, found.settings))}")
 
 
 @cli.command()
-@click.argument("name")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a placeholder; may be repeated.")
-@click.option("--values", metavar="FILE", multiple=True, help="YAML mapping of placeholders; --set goes over it.")
+@click.argument("kind")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a field of the job; may be repeated.")
+@click.option("--values", metavar="FILE", multiple=True, help="YAML mapping of fields; --set goes over it.")
+@click.option("--from", "plan", metavar="FILE", help="Plan of msrun --dry_run=json; - is stdin. All others go over it.")
+@click.option("--patch", metavar="FILE", multiple=True, help="YAML to merge in: null removes, lists merge by name.")
 @click.option("-o", "--output", metavar="FILE", help="Write there instead of to stdout.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 def render(
-    name: str, settings: tuple[str, ...], values: tuple[str, ...], output: str | None, script: tuple[str, ...]
+    kind: str,
+    settings: tuple[str, ...],
+    values: tuple[str, ...],
+    plan: str | None,
+    patch: tuple[str, ...],
+    output: str | None,
+    script: tuple[str, ...],
 ) -> Outcome:
-    """Render template NAME; msrun starts SCRIPT with its ARGS, given after --.
+    """Render a job for KIND; msrun starts SCRIPT with its ARGS, given after --.
 
     \b
     launch-template render jobset --set name=train --set image=registry.example/train:1 -- train.py --lr 0.1
     """
     from launch_templates import settings as reading
+    from launch_templates.kinds import load_kind
+    from launch_templates.lint.document import read_documents
     from launch_templates.lint.linter import has_errors, lint_texts
     from launch_templates.render import render_manifest
 
     given: dict[str, Any] = {}
+    if plan is not None:
+        from launch_templates.from_plan import read_plan
+
+        given = read_plan(_read(plan), plan)
     for path in values:
         given = reading.merge_settings(given, reading.read_values_file(path))
     given = reading.merge_settings(given, reading.parse_settings(settings))
-    text = render_manifest(name, given, script)
-    findings = lint_texts([(output or "-", text)])
+    patches = [document for path in patch for document in read_documents(_read(path), path)]
+    text = render_manifest(kind, given, script, patches)
+    findings = lint_texts([(output or "-", text)]) if load_kind(kind).write is None else []
     notes = "".join(f"launch-template: {finding}\n" for finding in findings)
     return Outcome(text, notes, int(has_errors(findings)), output=output)
 
 
 @cli.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-def lint(files: tuple[str, ...]) -> Outcome:
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "sarif", "github"]),
+    default="text",
+    help="sarif: for code scanning; github: annotations of a workflow.  [default: text]",
+)
+def lint(files: tuple[str, ...], style: str) -> Outcome:
     """Check manifests that belong together, rendered or written by hand; - is stdin.
 
     Every finding is one line: file, object, path, severity, rule, what is wrong, what to do.
     """
     from launch_templates.lint.linter import has_errors, lint_texts
-    from launch_templates.settings import read_text
+    from launch_templates.lint.reports import write_report
 
-    findings = lint_texts([(path, _read_stdin() if path == "-" else read_text(path)) for path in files])
-    lines = "".join(f"{finding}\n" for finding in findings)
+    findings = lint_texts([(path, _read(path)) for path in files])
     num_errors = sum(finding.severity == "error" for finding in findings)
     notes = f"launch-template: {num_errors} errors, {len(findings) - num_errors} warnings\n" if findings else ""
-    return Outcome(lines, notes, int(has_errors(findings)))
+    return Outcome(write_report(findings, style), notes, int(has_errors(findings)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -173,7 +192,12 @@ def _click_text(error: click.ClickException) -> str:
     return f"{error.format_message().rstrip('.')}{hint}"
 
 
-def _read_stdin() -> str:
+def _read(path: str) -> str:
+    """Content of a file; - is stdin."""
+    from launch_templates.settings import read_text
+
+    if path != "-":
+        return read_text(path)
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
@@ -181,4 +205,6 @@ def _read_stdin() -> str:
 
 
 def _word(value: object) -> str:
+    if value in (None, {}, [], ()):
+        return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

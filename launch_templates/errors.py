@@ -1,8 +1,8 @@
 """What can go wrong for the user of launch templates.
 
     LaunchTemplateError          base; one line of text; the command exits with 2
-      UnknownName                a template or placeholder that does not exist
-      MissingValue               a required placeholder was not given
+      UnknownName                a kind or field that does not exist
+      MissingValue               a required field was not given
       BadValue                   a value that breaks its constraint
       BadFile                    a file that cannot be read or written, or is not the YAML it should be
 
@@ -22,7 +22,7 @@ class LaunchTemplateError(Exception):
 
 
 class UnknownName(LaunchTemplateError):
-    """A template or placeholder name that does not exist.
+    """A kind or field name that does not exist.
 
     The text carries a near-miss hint, or the whole list of names when nothing is near.
     """
@@ -38,11 +38,11 @@ class UnknownName(LaunchTemplateError):
 
 
 class MissingValue(LaunchTemplateError):
-    """One or more placeholders without default were not given."""
+    """One or more fields without default were not given."""
 
-    def __init__(self, template: str, names: Iterable[str]) -> None:
-        self.template, self.names = template, tuple(names)
-        super().__init__(f"template {template!r} needs {', '.join(map(repr, self.names))}; {self.remedy}")
+    def __init__(self, kind: str, names: Iterable[str]) -> None:
+        self.kind, self.names = kind, tuple(names)
+        super().__init__(f"kind {kind!r} needs {', '.join(map(repr, self.names))}; {self.remedy}")
 
     @property
     def remedy(self) -> str:
@@ -52,7 +52,7 @@ class MissingValue(LaunchTemplateError):
 
 
 class BadValue(LaunchTemplateError):
-    """A value that breaks the constraint of its placeholder, or of two placeholders together."""
+    """A value that breaks the constraint of its field, or of two fields together."""
 
     def __init__(self, name: str, value: object, constraint: str, remedy: str = "") -> None:
         self.name, self.value, self.constraint = name, value, constraint

@@ -1,62 +1,52 @@
-"""From the values a user gave to everything a manifest needs: derived values and rules across values. Pure.
+"""From a checked spec to everything a manifest needs. Pure.
 
-A manifest may use a placeholder of the catalogue or a name of DERIVED. Each derived name says which placeholders it
-is made of, so that `show` can list what a template really takes.
+A manifest may use a field of JobSpec or a name of DERIVED. Each derived name says which fields it is made of, so that
+`explain` can list what a kind really takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
-from launch_templates.catalogue import DEVICE_RESOURCES
-from launch_templates.errors import BadValue
-from launch_templates.msrun_options import NAMES, read_options
-from launch_templates.names import is_secret_variable
-from launch_templates.quantity import parse_quantity
 from launch_templates.reference import escape_references
+from launch_templates.spec import DEVICE_RESOURCES, JobSpec
 
-Values = Mapping[str, Any]
-
-OWNED_OPTIONS: dict[str, str] = {
-    "worker_num": "nodes and local_worker_num",
-    "local_worker_num": "local_worker_num",
-    "master_addr": "name",
-    "master_port": "master_port",
-    "node_rank": "nodes",
-    "cluster_time_out": "cluster_time_out",
-    "log_dir": "log_dir",
-}
-"""Options of msrun that every manifest gives itself, with the placeholder that decides them."""
+POD_LOG_DIR = "/logs/log_output"
+TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
+"""Where MindCluster's programs look for the rank table of their pod."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A value made of placeholders."""
+    """A value made of fields."""
 
     needs: tuple[str, ...]
-    build: Callable[[Values], Any]
+    build: Callable[[JobSpec], Any]
     """Value; None, an empty list or an empty mapping = what it stands for is left out."""
 
 
-def _argv(values: Values) -> list[str]:
-    return [escape_references(argument) for argument in values["script"]]
+def pod_log_dir(spec: JobSpec) -> str:
+    """Where msrun writes its logs in a container."""
+    return spec.log_dir or POD_LOG_DIR
 
 
-def _resources(values: Values) -> dict[str, Any]:
-    amounts: dict[str, Any] = {"cpu": values["cpu"], "memory": values["memory"]}
-    device = values["device_resource"] or DEVICE_RESOURCES[values["device_target"]]
-    if device and values["device_target"] != "CPU":
-        amounts[device] = values["local_worker_num"]
+def resources(spec: JobSpec) -> dict[str, Any]:
+    """What one pod asks for, and its limits."""
+    amounts: dict[str, Any] = {"cpu": spec.cpu, "memory": spec.memory}
+    device = spec.device_resource or DEVICE_RESOURCES[spec.device_target]
+    if device and spec.device_target != "CPU":
+        amounts[device] = spec.local_worker_num
+    if spec.rdma:
+        amounts[spec.rdma] = 1
     return amounts
 
 
-def _user_env(values: Values) -> list[dict[str, Any]]:
-    literal = [{"name": name, "value": escape_references(value)} for name, value in values["env"].items()]
-    return literal + [_secret_variable(name, source) for name, source in values["secret_env"].items()]
+def _user_env(spec: JobSpec) -> list[dict[str, Any]]:
+    literal = [{"name": name, "value": escape_references(value)} for name, value in spec.env.items()]
+    return literal + [_secret_variable(name, source) for name, source in spec.secret_env.items()]
 
 
 def _secret_variable(name: str, source: str) -> dict[str, Any]:
@@ -64,126 +54,110 @@ def _secret_variable(name: str, source: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
-def _env(values: Values) -> list[dict[str, Any]]:
-    if "PYTHONUNBUFFERED" in values["env"] or "PYTHONUNBUFFERED" in values["secret_env"]:
-        return _user_env(values)
-    return [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_user_env(values)]
+def _env(spec: JobSpec) -> list[dict[str, Any]]:
+    if "PYTHONUNBUFFERED" in spec.env or "PYTHONUNBUFFERED" in spec.secret_env:
+        return _user_env(spec)
+    return [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_user_env(spec)]
 
 
-def _claim_volumes(values: Values) -> list[dict[str, Any]]:
+def _claim_volumes(spec: JobSpec) -> list[dict[str, Any]]:
     return [
         {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        for number, claim in enumerate(values["claims"])
+        for number, claim in enumerate(spec.claims)
     ]
 
 
-def _claim_mounts(values: Values) -> list[dict[str, Any]]:
+def _claim_mounts(spec: JobSpec) -> list[dict[str, Any]]:
     return [
         {"name": f"claim-{number}", "mountPath": path.removesuffix(":ro"), "readOnly": path.endswith(":ro")}
-        for number, path in enumerate(values["claims"].values())
+        for number, path in enumerate(spec.claims.values())
     ]
 
 
-def _log_mount(values: Values) -> str | None:
+def log_mount(spec: JobSpec) -> str | None:
     """Where the pod's own log volume goes: the parent, so that msrun itself creates (and owns) the log directory."""
-    parent = PurePosixPath(values["log_dir"]).parent
-    claimed = {PurePosixPath(path.removesuffix(":ro")) for path in values["claims"].values()}
-    return None if claimed & {parent, *parent.parents} else str(parent)
+    parent = PurePosixPath(pod_log_dir(spec)).parent
+    mounted = {PurePosixPath(path.removesuffix(":ro")) for path in (*spec.claims.values(), *spec.volumes)}
+    return None if mounted & {parent, *parent.parents} else str(parent)
 
 
-DERIVED: dict[str, Derived] = {
-    "argv": Derived(("script",), _argv),
-    "worker_num": Derived(("nodes", "local_worker_num"), lambda values: values["nodes"] * values["local_worker_num"]),
-    "other_nodes": Derived(("nodes",), lambda values: values["nodes"] - 1),
-    "resources": Derived(("cpu", "memory", "device_target", "device_resource", "local_worker_num"), _resources),
+def affinity(spec: JobSpec, topology: str | None) -> dict[str, Any]:
+    """The affinity asked for, and that of all pods of the job to one value of the label `topology`."""
+    if topology is None:
+        return dict(spec.affinity)
+    selector = {"matchLabels": {"app.kubernetes.io/instance": spec.name}}
+    term = {"labelSelector": selector, "topologyKey": topology}
+    return {**spec.affinity, "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+    """Options with which a manifest starts msrun on every host.
+
+    Args:
+        node_rank: None = msrun finds it out by itself.
+    """
+    place = [f"--master_addr={master_addr}", *([f"--node_rank={node_rank}"] if node_rank else [])]
+    return [
+        f"--worker_num={spec.nodes * spec.local_worker_num}",
+        f"--local_worker_num={spec.local_worker_num}",
+        *([f"--rank_table_file={TABLE_FILE}"] if spec.rank_table else place),
+        f"--master_port={spec.master_port}",
+        f"--cluster_time_out={spec.cluster_time_out}",
+        *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
+        f"--grace={grace_s(spec)}",
+    ]
+
+
+def grace_s(spec: JobSpec) -> int:
+    """Seconds that msrun leaves its workers after SIGTERM: a tenth, at most 10, stay for msrun's own end."""
+    return max(1, spec.grace_s - max(1, min(10, spec.grace_s // 10)))
+
+
+def pod_args(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back."""
+    spec_here = JobSpec(**{**vars(spec), "log_dir": pod_log_dir(spec)})
+    options = msrun_options(spec_here, master_addr=master_addr, node_rank=node_rank)
+    return [*options, *map(escape_references, spec.script)]
+
+
+ARGS_NEEDS = ("nodes", "local_worker_num", "master_port", "cluster_time_out", "log_dir", "grace_s", "script")
+"""Fields that `pod_args` reads in every kind."""
+
+
+def mpirun_args(spec: JobSpec, msrun_args: list[str]) -> list[str]:
+    """Arguments of mpirun that start one msrun in each worker pod, with the variables that the launcher has."""
+    exported = [word for name in ("PYTHONUNBUFFERED", *spec.env, *spec.secret_env) for word in ("-x", name)]
+    return ["-np", str(spec.nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *exported, "msrun", *msrun_args]
+
+
+DERIVED: Mapping[str, Derived] = {
+    "other_nodes": Derived(("nodes",), lambda spec: spec.nodes - 1),
+    "resources": Derived(("cpu", "memory", "device_target", "device_resource", "local_worker_num", "rdma"), resources),
+    "capabilities": Derived(("rdma",), lambda spec: ["IPC_LOCK"] if spec.rdma else []),
+    "port": Derived(("master_port",), lambda spec: spec.master_port),
     "user_env": Derived(("env", "secret_env"), _user_env),
     "container_env": Derived(("env", "secret_env"), _env),
     "claim_volumes": Derived(("claims",), _claim_volumes),
     "claim_mounts": Derived(("claims",), _claim_mounts),
-    "log_mount": Derived(("log_dir", "claims"), _log_mount),
-    "pull_secrets": Derived(
-        ("pull_secret",), lambda values: [{"name": values["pull_secret"]}] if values["pull_secret"] else []
+    "other_volumes": Derived(
+        ("volumes",),
+        lambda spec: [{"name": f"volume-{number}", **source} for number, source in enumerate(spec.volumes.values())],
     ),
+    "volume_mounts": Derived(
+        ("volumes",),
+        lambda spec: [{"name": f"volume-{number}", "mountPath": path} for number, path in enumerate(spec.volumes)],
+    ),
+    "log_mount": Derived(("log_dir", "claims", "volumes"), log_mount),
+    "own_affinity": Derived(("affinity", "topology"), lambda spec: affinity(spec, spec.topology)),
+    "queue_affinity": Derived(
+        ("affinity", "topology", "queue"), lambda spec: affinity(spec, None if spec.queue else spec.topology)
+    ),
+    "queue_topology": Derived(("topology", "queue"), lambda spec: spec.topology if spec.queue else None),
+    "pull_secrets": Derived(("pull_secret",), lambda spec: [{"name": spec.pull_secret}] if spec.pull_secret else []),
+    "volcano_queue": Derived(("queue",), lambda spec: spec.queue or "default"),
     # Volcano fails the job when its retry count, raised before each restart, reaches maxRetry; 0 means its default, 3.
-    "max_retry": Derived(("max_restarts",), lambda values: values["max_restarts"] + 1),
-    "failure_action": Derived(
-        ("max_restarts",), lambda values: "RestartJob" if values["max_restarts"] else "TerminateJob"
-    ),
-    "no_network_policy": Derived(("network_policy",), lambda values: not values["network_policy"]),
+    "max_retry": Derived(("max_restarts",), lambda spec: spec.max_restarts + 1),
+    "failure_action": Derived(("max_restarts",), lambda spec: "RestartJob" if spec.max_restarts else "TerminateJob"),
+    "no_network_policy": Derived(("network_policy",), lambda spec: not spec.network_policy),
+    "atlas_label": Derived(("rank_table",), lambda spec: "ascend-910b" if spec.rank_table else None),
 }
-
-
-def build_values(values: Values) -> dict[str, Any]:
-    """The given values and all derived ones that can be made of them.
-
-    Raises:
-        BadValue: two values contradict each other.
-    """
-    check_together(values)
-    derived = {name: rule.build(values) for name, rule in DERIVED.items() if all(need in values for need in rule.needs)}
-    return {**values, **derived}
-
-
-def check_together(values: Values) -> None:
-    """Check the rules that concern more than one placeholder.
-
-    Raises:
-        BadValue: the first rule that is broken.
-    """
-    _check_script(values["script"])
-    _check_shared_memory(values)
-    _check_device_resource(values)
-    _check_environment(values["env"], values["secret_env"])
-    _check_claims(values)
-
-
-def _check_script(script: list[str]) -> None:
-    """Options of msrun may stand before SCRIPT (`-- --bind_core=true train.py`), but not those the manifest gives."""
-    line = read_options(script)
-    for option, word in line.words.items():
-        if option in OWNED_OPTIONS:
-            remedy = f"remove it and set {OWNED_OPTIONS[option]}"
-            raise BadValue("script", word, f"without --{option}, which the manifest gives itself", remedy)
-        if option not in NAMES:
-            near = get_close_matches(option, NAMES, n=1)
-            remedy = f"did you mean --{near[0]}?" if near else "see msrun --help; options of the script follow its name"
-            raise BadValue("script", word, "an option of msrun, as it stands before the script", remedy)
-    if line.words and line.rest[:1] in (["true"], ["false"]):
-        last = list(line.words.values())[-1]
-        constraint = f"the script to start, and would be taken for it: {last} takes a value after = only"
-        raise BadValue("script", line.rest[0], constraint, f"write {last}={line.rest[0]}")
-
-
-def _check_shared_memory(values: Values) -> None:
-    if parse_quantity(values["shm_size"]) >= parse_quantity(values["memory"]):
-        constraint = f"below memory={values['memory']}, because /dev/shm counts against it"
-        raise BadValue("shm_size", values["shm_size"], constraint, "lower shm_size or raise memory")
-
-
-def _check_device_resource(values: Values) -> None:
-    if values["device_resource"] and values["device_target"] == "CPU":
-        constraint = "left out with device_target=CPU"
-        raise BadValue(
-            "device_resource", values["device_resource"], constraint, "add --set device_target=GPU or Ascend"
-        )
-
-
-def _check_environment(env: Mapping[str, str], secret_env: Mapping[str, str]) -> None:
-    for name in env:
-        if name in secret_env:
-            raise BadValue(f"env.{name}", "...", "set once, but secret_env has it too", "remove one of the two")
-        if is_secret_variable(name):
-            remedy = f"create a Secret and use --set secret_env.{name}=SECRET:KEY"
-            raise BadValue(f"env.{name}", "...", "no secret, because anyone who reads the manifest reads it", remedy)
-
-
-def _check_claims(values: Values) -> None:
-    paths = [path.removesuffix(":ro") for path in values["claims"].values()]
-    for claim, path in values["claims"].items():
-        place = path.removesuffix(":ro")
-        if place == "/dev/shm" or paths.count(place) > 1:  # noqa: S108 - a mount point inside the pod
-            constraint = "a path that nothing else is mounted at"
-            raise BadValue(f"claims.{claim}", path, constraint, "choose another path")
-        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(values["log_dir"]).parents:
-            remedy = "drop :ro or set another log_dir"
-            raise BadValue(f"claims.{claim}", path, f"writable, because log_dir={values['log_dir']} is on it", remedy)

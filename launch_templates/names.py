@@ -7,7 +7,7 @@ import re
 MAX_LABEL_LENGTH = 63
 """Longest DNS label, so also the longest pod host name (RFC 1123, section 2.1)."""
 
-RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "PET_NODE_RANK")
+RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "PET_NODE_RANK", "RANK")
 """Variables that the job controllers put into each container to tell its index."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -1,4 +1,4 @@
-"""Template + values -> manifest. Pure.
+"""A spec for a kind -> a manifest or a script. Pure.
 
 What `render_manifest` returns passes this package's own lint without an error; tests hold that.
 """
@@ -9,73 +9,126 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch_templates.emit import dump_documents
-from launch_templates.errors import BadValue, MissingValue, UnknownName
+from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
 from launch_templates.fill import fill
-from launch_templates.job import build_values
+from launch_templates.job import DERIVED, mpirun_args, pod_args
+from launch_templates.kinds import Kind, load_fragment, load_kind, takers
 from launch_templates.lint.document import Document
 from launch_templates.lint.workload import read_workloads
 from launch_templates.names import MAX_LABEL_LENGTH
-from launch_templates.template import Template, load_template
+from launch_templates.patch import apply_patch
+from launch_templates.spec import JobSpec, settings_of_spec
+from launch_templates.spec_checks import check_together
+
+_POD_FACTS = {
+    "container": "msrun",
+    "command": ["msrun"],
+    "port_name": "rendezvous",
+    **dict.fromkeys(("subdomain", "component", "scheduler", "kueue_topology", "pod_affinity", "node_rank")),
+}
+"""What a pod is unless its kind says something else."""
 
 
-def render_manifest(template_name: str, values: Mapping[str, Any], script: Sequence[str] = ()) -> str:
-    """YAML text of a manifest, with a short head comment.
+def render_manifest(
+    kind_name: str, values: Mapping[str, Any], script: Sequence[str] = (), patch: Sequence[Document] = ()
+) -> str:
+    """YAML text of a manifest, or text of a script, with a short head comment.
 
     Args:
-        template_name: one of `list_templates()`.
-        values: placeholder names to values, as text or as YAML types.
-        script: SCRIPT ARGS for msrun; the process gets these bytes exactly.
+        kind_name: one of `list_kinds()`.
+        values: fields of JobSpec, as text or as YAML types.
+        script: SCRIPT ARGS for msrun, and options of msrun before it; the process gets these bytes exactly.
+        patch: documents to merge into the manifest.
 
     Raises:
-        UnknownName: a template or placeholder that does not exist.
-        MissingValue: a required placeholder is not given.
-        BadValue: a value breaks its constraint.
+        UnknownName: a kind or field that does not exist.
+        MissingValue: a required field is not given.
+        BadValue: a value breaks its constraint, or the kind has no place for it.
+        BadFile: a patch that fits no object.
     """
-    template = load_template(template_name)
-    documents = render_documents(template, values, script)
-    return f"{_head(template)}{dump_documents(documents)}"
+    kind = load_kind(kind_name)
+    spec = read_spec(kind, {**values, "script": list(script)} if script else values)
+    if kind.write is None:
+        return f"{_head(kind)}{dump_documents(apply_patch(build_documents(kind, spec), list(patch)))}"
+    if patch:
+        raise BadFile(patch[0].source, f"a {kind.name} is no manifest of Kubernetes", "change its text, or the values")
+    text = kind.write(spec)
+    first, newline, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
+    return f"{first}{newline}{_head(kind)}{rest}"
 
 
-def render_documents(template: Template, values: Mapping[str, Any], script: Sequence[str] = ()) -> list[Any]:
-    """The manifest as parsed YAML documents; arguments and errors as in `render_manifest`."""
-    given = {**values, "script": list(script)} if script else dict(values)
-    names = build_values(read_values(template, given))
-    filled = [fill(document, names) for document in template.documents]
+def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
+    """The checked spec, defaults filled in.
+
+    Raises:
+        UnknownName: `given` has a name that no spec has.
+        MissingValue: a field that the kind requires is not given.
+        BadValue: a value breaks its constraint, or the kind has no place for it.
+    """
+    known = settings_of_spec()
+    own = {setting.name: setting for setting in kind.settings}
+    for name in given:
+        if name not in known:
+            raise UnknownName("setting", name, own)
+    values: dict[str, Any] = {name: known[name].read(value) for name, value in given.items()}
+    for name, value in values.items():
+        if name not in own and value != known[name].default and name not in ("name", "image"):
+            remedy = f"remove it, or choose {', '.join(takers(name))}"
+            raise BadValue(name, given[name], f"left out: a job of the kind {kind.name} has no place for it", remedy)
+    missing = [name for name, setting in own.items() if setting.is_required and name not in given]
+    if missing:
+        raise MissingValue(kind.name, missing)
+    spec = JobSpec(**values)
+    check_together(spec, own)
+    targets = kind.facts.get("device_targets")
+    if targets and spec.device_target not in targets:
+        remedy = f"add --set device_target={targets[0]}"
+        raise BadValue("device_target", spec.device_target, f"{' or '.join(targets)} with {kind.name}", remedy)
+    return spec
+
+
+def build_documents(kind: Kind, spec: JobSpec) -> list[dict[str, Any]]:
+    """The objects of a manifest.
+
+    Raises:
+        BadValue: a name would be too long.
+    """
+    values = {**vars(spec), **{name: derived.build(spec) for name, derived in DERIVED.items()}}
+    values |= {name: _build_pod(facts, values, spec) for name, facts in kind.facts["pods"].items()}
+    filled = [fill(document, values) for document in kind.documents]
     documents = [document for document in filled if document is not None]
-    _check_pod_names(documents, names["name"])
+    _check_names(documents, spec.name)
     return documents
 
 
-def read_values(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values of all placeholders of a template, defaults filled in.
-
-    Raises:
-        UnknownName: `given` has a name that the template lacks.
-        MissingValue: a required placeholder is not given.
-        BadValue: a value breaks its constraint.
-    """
-    known = {placeholder.name: placeholder for placeholder in template.placeholders}
-    for name in given:
-        if name not in known:
-            raise UnknownName(f"placeholder of template {template.name!r}:", name, known)
-    missing = [name for name, placeholder in known.items() if placeholder.is_required and name not in given]
-    if missing:
-        raise MissingValue(template.name, missing)
-    return {name: placeholder.read(given.get(name, placeholder.default)) for name, placeholder in known.items()}
+def _build_pod(facts: Mapping[str, Any], values: Mapping[str, Any], spec: JobSpec) -> Any:
+    """The pod template of a kind: fragments/pod.yaml with the kind's own facts."""
+    own = {**_POD_FACTS, **fill({name: fact for name, fact in facts.items() if name != "args"}, values)}
+    args = pod_args(spec, master_addr=own["master_addr"], node_rank=own["node_rank"]) if "master_addr" in own else []
+    if "args" in facts:
+        args = fill(facts["args"], {**values, "mpirun_args": mpirun_args(spec, args)})
+    own["args"] = args
+    return fill(load_fragment("pod"), {**values, **own})
 
 
-def _check_pod_names(documents: list[Any], name: str) -> None:
-    for workload in read_workloads([Document("", body) for body in documents]):
-        longest = workload.longest_pod_name
+def _check_names(documents: list[Any], name: str) -> None:
+    known = [body["metadata"]["name"] for body in documents]
+    workloads = read_workloads([Document("", body) for body in documents])
+    for longest in [*(workload.longest_pod_name for workload in workloads), *known]:
         if len(longest) > MAX_LABEL_LENGTH:
             room = MAX_LABEL_LENGTH - (len(longest) - len(name))
-            constraint = f"at most {room} characters here, because the last pod is called {longest}"
+            constraint = f"at most {room} characters here, because of the name {longest}"
             raise BadValue("name", name, constraint, "choose a shorter name")
 
 
-def _head(template: Template) -> str:
+def _head(kind: Kind) -> str:
+    from launch_templates.version import own_version
+
+    head = f"# {kind.name}: {kind.summary}\n# Written by launch-template {own_version()}"
+    if kind.write is not None:
+        return f"{head}\n"
     return (
-        f"# {template.name}: {template.summary}\n"
-        "# Written by launch-template; after an edit by hand run: launch-template lint FILE\n"
+        f"{head} for {', '.join(kind.api_versions)}\n"
+        "# After an edit by hand run: launch-template lint FILE\n"
         "# Start: kubectl apply -f FILE    Stop: kubectl delete -f FILE\n"
     )

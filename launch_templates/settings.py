@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from launch_templates.catalogue import BY_NAME
 from launch_templates.errors import BadFile, BadValue
 from launch_templates.lint.document import UniqueKeyLoader
-from launch_templates.placeholder import Argv, Table
+from launch_templates.spec import settings_of_spec
+from launch_templates.value_types import Argv, Table
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
@@ -39,7 +39,8 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _check_shape(name: str, entry: str, key: str, text: str) -> None:
-    value_type = BY_NAME[name].value_type if name in BY_NAME else None
+    known = settings_of_spec()
+    value_type = known[name].value_type if name in known else None
     if isinstance(value_type, Argv):
         raise BadValue("--set", text, "another name: a script has several words", "end the command with -- SCRIPT ARGS")
     if isinstance(value_type, Table) and not entry:
@@ -58,7 +59,7 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def read_values_file(path: str) -> dict[str, Any]:
-    """Settings from a YAML file: one mapping of placeholder names to values.
+    """Settings from a YAML file: one mapping of field names to values.
 
     Raises:
         BadFile: it cannot be read, or is no YAML mapping.
@@ -71,7 +72,7 @@ def read_values_file(path: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise BadFile(path, "must be one YAML mapping of placeholder names to values", "write lines such as nodes: 4")
+        raise BadFile(path, "must be one YAML mapping of field names to values", "write lines such as nodes: 4")
     return content
 
 

@@ -13,6 +13,13 @@ from launch_templates.lint.workload import PodSet, Workload
 
 _MAX_FAILURE_RULES = 20
 
+ROLES = {
+    "PyTorchJob": ("pytorchReplicaSpecs", "Master", "pytorch"),
+    "AscendJob": ("replicaSpecs", "Master", "ascend"),
+    "MPIJob": ("mpiReplicaSpecs", "Launcher", ""),
+}
+"""Kinds of replica types: where these stand, the type that there must be one of, and the name of containers."""
+
 
 def _jobs(workload: Workload) -> Iterator[tuple[PodSet, dict[str, object]]]:
     for pod_set in workload.pod_sets:
@@ -22,7 +29,9 @@ def _jobs(workload: Workload) -> Iterator[tuple[PodSet, dict[str, object]]]:
 
 def check_pods(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """There is at least one pod template, each with containers."""
-    if not workload.pod_sets:
+    if not workload.pod_sets and workload.kind == "TrainJob":
+        yield Problem("spec.runtimeRef", "its runtime is not among the files given", "give the file of its runtime too")
+    elif not workload.pod_sets:
         yield Problem("spec", f"a {workload.kind} without pods", "describe its pods")
     for pod_set in workload.pod_sets:
         if not any(not container.is_init for container in pod_set.containers):
@@ -32,7 +41,7 @@ def check_pods(workload: Workload, _documents: Sequence[Document]) -> Iterator[P
 def check_completion_mode(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """Only Indexed gives each pod an index and a stable host name; JobSet sets it by itself when it is left out."""
     for pod_set, job in _jobs(workload):
-        mode = job.get("completionMode", "Indexed" if workload.kind == "JobSet" else "NonIndexed")
+        mode = job.get("completionMode", "NonIndexed" if workload.kind == "Job" else "Indexed")
         if mode != "Indexed":
             message = f"completionMode is {mode}: pods get no index and no stable name"
             yield Problem(f"{pod_set.job_path}.completionMode", message, "set completionMode: Indexed")
@@ -40,6 +49,8 @@ def check_completion_mode(workload: Workload, _documents: Sequence[Document]) ->
 
 def check_completions(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """completions = parallelism: fewer in parallel and the gang never meets."""
+    if workload.kind == "TrainJob":
+        return  # the trainer sets both
     for pod_set, job in _jobs(workload):
         completions, parallelism = job.get("completions"), job.get("parallelism", 1)
         is_count = type(completions) is int and completions > 0
@@ -50,14 +61,13 @@ def check_completions(workload: Workload, _documents: Sequence[Document]) -> Ite
 
 def check_restart_policy(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """Never: a container that restarts in place cannot join a job whose peers have stopped."""
-    defaults = {"JobSet": "OnFailure", "PyTorchJob": "Never"}
+    default = {"JobSet": "OnFailure", "TrainJob": "OnFailure"}.get(workload.kind, "Always")
     for pod_set in workload.pod_sets:
-        path, node = f"{pod_set.path}.spec.restartPolicy", pod_set.spec
-        if workload.kind == "PyTorchJob":
-            role = pod_set.path.split(".")[2]
-            path = f"spec.pytorchReplicaSpecs.{role}.restartPolicy"
-            node = mapping(workload.document.body, "spec", "pytorchReplicaSpecs", role)
-        policy = node.get("restartPolicy", defaults.get(workload.kind, "Always"))
+        path, policy = f"{pod_set.path}.spec.restartPolicy", pod_set.spec.get("restartPolicy", default)
+        if workload.kind in ROLES:
+            _, key, role, _ = pod_set.path.split(".")
+            path = f"spec.{key}.{role}.restartPolicy"
+            policy = mapping(workload.document.body, "spec", key, role).get("restartPolicy", "Never")
         if policy != "Never":
             message = f"restartPolicy is {policy}: one pod restarts alone while its peers hang or stop"
             yield Problem(path, message, "set restartPolicy: Never")
@@ -66,7 +76,7 @@ def check_restart_policy(workload: Workload, _documents: Sequence[Document]) -> 
 def check_backoff_limit(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """0: retries belong to the whole gang (JobSet maxRestarts, Volcano maxRetry)."""
     places = [(pod_set.job_path, job) for pod_set, job in _jobs(workload)]
-    if workload.kind == "PyTorchJob":
+    if workload.kind in ROLES:
         places = [("spec.runPolicy", mapping(workload.document.body, "spec", "runPolicy"))]
     for path, node in places:
         if node.get("backoffLimit") != 0:
@@ -111,13 +121,14 @@ def check_index_once(workload: Workload, _documents: Sequence[Document]) -> Iter
 
 
 def check_min_available(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
-    """Volcano: minAvailable = all pods, or a part of the gang starts and waits for ever. 0 or left out means all."""
-    if workload.kind != "VolcanoJob":
+    """minAvailable = all pods, or a part of the gang starts and waits for ever. 0 or left out means all."""
+    path = {"VolcanoJob": "minAvailable", "AscendJob": "runPolicy.schedulingPolicy.minAvailable"}.get(workload.kind)
+    if path is None:
         return
-    available = number(workload.document.body, "spec", "minAvailable")
+    available = number(workload.document.body, "spec", *path.split("."))
     if available and workload.num_pods is not None and available != workload.num_pods:
         message = f"minAvailable is {available}, but the gang has {workload.num_pods} pods"
-        yield Problem("spec.minAvailable", message, f"set minAvailable: {workload.num_pods}")
+        yield Problem(f"spec.{path}", message, f"set minAvailable: {workload.num_pods}")
 
 
 def check_volcano_plugins(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
@@ -134,18 +145,20 @@ def check_volcano_plugins(workload: Workload, _documents: Sequence[Document]) ->
         yield Problem("spec.plugins.svc", message, "add --publish-not-ready-addresses=true")
 
 
-def check_pytorch_job(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
-    """PyTorchJob: exactly one master, and containers called pytorch."""
-    if workload.kind != "PyTorchJob":
-        return
-    master = mapping(workload.document.body, "spec", "pytorchReplicaSpecs", "Master")
-    if not master or master.get("replicas", 1) != 1:
-        path = "spec.pytorchReplicaSpecs.Master.replicas"
-        yield Problem(path, "there must be exactly one master", "set Master.replicas: 1; put the others under Worker")
-    for pod_set in workload.pod_sets:
-        if all(text(container.body, "name") != "pytorch" for container in pod_set.containers):
-            message = "no container is called pytorch; the operator refuses the job"
-            yield Problem(f"{pod_set.path}.spec.containers", message, "call the container that runs msrun pytorch")
+def check_roles(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
+    """Exactly one leader, and containers of the name by which the operator finds them; it refuses others."""
+    if workload.kind in ROLES:
+        key, leader, _ = ROLES[workload.kind]
+        spec = mapping(workload.document.body, "spec", key, leader)
+        if not spec or spec.get("replicas", 1) != 1:
+            path = f"spec.{key}.{leader}.replicas"
+            message = f"there must be exactly one {leader}"
+            yield Problem(path, message, f"set {leader}.replicas: 1; put the others under Worker")
+    wanted = "node" if workload.kind == "TrainJob" else ROLES.get(workload.kind, ("", "", ""))[2]
+    for pod_set in workload.pod_sets if wanted else ():
+        if all(text(container.body, "name") != wanted for container in pod_set.containers):
+            message = f"no container is called {wanted}; the operator does not find it"
+            yield Problem(f"{pod_set.path}.spec.containers", message, f"call the container that runs msrun {wanted}")
 
 
 RULES = (
@@ -158,5 +171,5 @@ RULES = (
     Rule("index-once", Severity.ERROR, check_index_once),
     Rule("min-available", Severity.ERROR, check_min_available),
     Rule("volcano-plugins", Severity.ERROR, check_volcano_plugins),
-    Rule("pytorch-job", Severity.ERROR, check_pytorch_job),
+    Rule("replica-types", Severity.ERROR, check_roles),
 )

@@ -14,6 +14,8 @@ from launch_templates.msrun_options import read_options
 from launch_templates.reference import find_reference
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+_STARTERS = frozenset({"mpirun", "mpiexec"})
+"""Commands that start another one, which stands somewhere among their words."""
 _KUBELET_REFERENCE = re.compile(r"\$\(([^()]+)\)")
 
 
@@ -99,7 +101,10 @@ def _find_msrun(words: list[str]) -> int | None:
     for position, word in enumerate(words):
         if word.rpartition("/")[2] == "msrun":
             is_command = (
-                position == 0 or words[position - 1] in ("exec", "&&", ";", "-m", "--") or "=" in words[position - 1]
+                position == 0
+                or words[position - 1] in ("exec", "&&", ";", "-m", "--")
+                or "=" in words[position - 1]
+                or words[0].rpartition("/")[2] in _STARTERS
             )
             if is_command:
                 return position + 1

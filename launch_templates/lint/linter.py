@@ -14,8 +14,10 @@ RULES: tuple[Rule, ...] = rendezvous.RULES + gang.RULES + pod.RULES + security.R
 """Every rule, in the order in which its findings appear."""
 
 
-NOT_READ = ("TrainJob", "TrainingRuntime", "ClusterTrainingRuntime", "MPIJob", "AscendJob", "RayJob", "RayCluster")
-"""Kinds that start training jobs, and that no rule reads yet."""
+NOT_READ = ("RayJob", "RayCluster", "LeaderWorkerSet", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
+"""Kinds that start training jobs, and that no rule reads."""
+
+READ = "Job, JobSet, PyTorchJob, TrainJob, MPIJob, AscendJob and Volcano Job"
 
 
 def lint_documents(documents: Sequence[Document]) -> list[Finding]:
@@ -45,12 +47,12 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 def _not_read(document: Document) -> Finding:
     return Finding(
         "not-read",
-        Severity.WARNING,
+        Severity.ERROR,
         document.source,
         document.label,
         "",
         f"a {document.kind} is not checked",
-        "checked are Job, JobSet, Volcano Job and PyTorchJob",
+        f"give jobs of the kinds {READ}",
     )
 
 
@@ -62,6 +64,6 @@ def _nothing_to_check(documents: Sequence[Document]) -> Finding:
         documents[0].source if documents else "-",
         "",
         "",
-        f"no Job, JobSet, Volcano Job or PyTorchJob here ({seen}), so nothing was checked",
+        f"no job here ({seen}), so nothing was checked; read are {READ}",
         "give the file of the job",
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from launch_templates.lint.document import Document, dig, mapping, sequence, text
 from launch_templates.lint.finding import Problem, Rule, Severity
+from launch_templates.lint.gang import ROLES
 from launch_templates.lint.invocation import find_invocations
 from launch_templates.lint.workload import Container, PodSet, Workload
 from launch_templates.names import MAX_LABEL_LENGTH, is_label, is_service_name
@@ -145,8 +146,9 @@ def check_shell(workload: Workload, _documents: Sequence[Document]) -> Iterator[
 
 def check_time_to_live(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """The finished job stays long enough to read its logs, and not for ever."""
-    is_pytorch = workload.kind == "PyTorchJob"
-    path = "spec.runPolicy.ttlSecondsAfterFinished" if is_pytorch else "spec.ttlSecondsAfterFinished"
+    if workload.kind == "TrainJob":
+        return  # it stands in the runtime, which other jobs may share
+    path = "spec.runPolicy.ttlSecondsAfterFinished" if workload.kind in ROLES else "spec.ttlSecondsAfterFinished"
     seconds = dig(workload.document.body, *path.split("."))
     if type(seconds) is not int or seconds < _MIN_TTL_S:
         message = "left out: finished jobs pile up" if seconds is None else f"{seconds}: the logs go with the job"

@@ -25,13 +25,23 @@ def check_command(workload: Workload, _documents: Sequence[Document]) -> Iterato
     found = dict(find_invocations(workload))
     for position, pod_set in enumerate(workload.pod_sets):
         if position not in found:
+            if workload.has_ranks_from_mpi and position in workload.host_sets:
+                continue  # the launcher's mpirun starts it there
             message = "no container runs msrun, so ranks, port and address cannot be checked"
             yield Problem(f"{pod_set.path}.spec.containers", message, "run msrun, directly or as: exec msrun ...")
             continue
-        missing = [name for name in _NEEDED if name not in found[position].options]
+        missing = [name for name in _needed(workload, found[position]) if name not in found[position].options]
         if missing and workload.num_pods != 1:
             options = ", ".join(f"--{name}" for name in missing)
             yield Problem(found[position].path, f"msrun lacks {options}", "give all of them on every pod")
+
+
+def _needed(workload: Workload, call: Invocation) -> list[str]:
+    """Options without which an msrun does not know its place; a rank table and mpirun tell it a part."""
+    told = {"node_rank"} if workload.has_ranks_from_mpi else set()
+    if "rank_table_file" in call.options:
+        told |= {"worker_num", "local_worker_num", "master_addr", "node_rank"}
+    return [name for name in _NEEDED if name not in told]
 
 
 def check_option_names(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
@@ -48,10 +58,13 @@ def check_world_size(workload: Workload, _documents: Sequence[Document]) -> Iter
     """worker_num = sum over all pods of local_worker_num."""
     calls = dict(find_invocations(workload))
     local = {position: call.whole_number("local_worker_num") for position, call in calls.items()}
-    if len(calls) < len(workload.pod_sets):
+    hosts = workload.host_sets
+    if workload.has_ranks_from_mpi:
+        local = dict.fromkeys(hosts, next(iter(local.values()), None))
+    if not calls or len(local) < len(hosts):
         return
     total = 0
-    for position, pod_set in enumerate(workload.pod_sets):
+    for position, pod_set in hosts.items():
         per_pod = local[position]
         if per_pod is None or pod_set.replicas is None:
             return
@@ -85,6 +98,8 @@ def _is_master(address: str, workload: Workload) -> bool:
 
 def check_node_rank(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """node_rank comes from the variable in which this kind of controller tells the index."""
+    if workload.has_ranks_from_mpi:
+        return
     remedy = f"set --node_rank=$({workload.rank_variable})"
     for position, call in find_invocations(workload):
         given = call.options.get("node_rank")
@@ -100,14 +115,15 @@ def _is_rank(given: str, call: Invocation, workload: Workload) -> bool:
     variable = find_reference(given)
     if variable is None:
         return False
-    if variable in (workload.rank_variable, "RANK" if workload.kind == "PyTorchJob" else workload.rank_variable):
+    others = {"PyTorchJob": "RANK", "TrainJob": "JOB_COMPLETION_INDEX"}
+    if variable in (workload.rank_variable, others.get(workload.kind)):
         return True
     sources = [item for item in sequence(call.container.body, "env") if text(item, "name") == variable]
     return any(_INDEX_FIELD in text(item, "valueFrom", "fieldRef", "fieldPath") for item in sources)
 
 
 def _is_master_replica(pod_set: PodSet, workload: Workload) -> bool:
-    return workload.kind == "PyTorchJob" and pod_set.stem == f"{workload.document.name}-master"
+    return workload.kind in ("PyTorchJob", "AscendJob") and pod_set.stem == f"{workload.document.name}-master"
 
 
 def check_rank_variable(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
@@ -138,7 +154,7 @@ def check_port(workload: Workload, documents: Sequence[Document]) -> Iterator[Pr
 
 def _container_ports(call: Invocation) -> Iterator[tuple[str, str, int | None]]:
     for position, port in enumerate(sequence(call.container.body, "ports")):
-        if text(port, "name") in ("rendezvous", "pytorchjob-port"):
+        if text(port, "name") in ("rendezvous", "pytorchjob-port", "ascendjob-port"):
             path = f"{call.container.path}.ports[{position}].containerPort"
             yield path, f"port {text(port, 'name')}", number(port, "containerPort")
     for position, item in enumerate(sequence(call.container.body, "env")):
@@ -167,6 +183,9 @@ def _services(workload: Workload, documents: Sequence[Document]) -> list[Documen
 
 def check_headless_service(workload: Workload, documents: Sequence[Document]) -> Iterator[Problem]:
     """An Indexed Job has a subdomain and a headless Service of that name that selects its pods, also unready ones."""
+    if workload.kind == "AscendJob" and not workload.master_name:
+        message = "no headless Service selects the master; that of the operator has an address which is not the pod's"
+        yield Problem("spec.replicaSpecs", message, "add one, or give its file to lint too")
     if workload.kind != "Job":
         return
     subdomain = text(workload.pod_sets[0].spec, "subdomain")

@@ -103,6 +103,8 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     seats: tuple[HostSeat, ...] = ()
     entries: tuple[HostEntry, ...] = ()
     given = {setting.name for setting in sources.settings}
+    if options["rank_table_file"] is not None and not (options["dry_run"] or options["check"]):
+        _await_table(options)
     if any(options[name] not in (None, False) for name in HOST_OPTIONS):
         from msrun.launch.job_hosts import read_job_hosts
 
@@ -122,6 +124,14 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     )
     check_spec(spec)
     return spec
+
+
+def _await_table(options: dict[str, Any]) -> None:
+    from msrun.launch.console import say
+    from msrun.launch.rank_table_file import await_rank_table
+
+    path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
+    await_rank_table(path, limit_s, lambda text: say(text, quiet=options["quiet"]))
 
 
 def _say_hint(text: str, options: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
-from msrun.launch.rank_table_file import check_rank_table, write_rank_table
+from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.environment import server_environment
 from msrun.planning.placement.host import HostFacts, place_devices
@@ -173,8 +173,9 @@ def run_job(
         node = f"-{meeting.seating.node_rank}" if meeting else ""
         run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}"))  # made when the fork server is ready
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
+        table_text = linked_table(spec.rank_table_file)
         plan = build_plan(
-            spec,
+            spec if table_text is None else replace(spec, rank_table_file=None),
             facts,
             caller=caller,
             job_id=job_id,
@@ -187,7 +188,7 @@ def run_job(
         _check_given_table(spec, plan)
         lock.take()
         prepare_log_directory(plan)
-        write_rank_table(plan)
+        write_rank_table(plan, table_text)
         on_directory(job_id, spec.log_dir)
         console = (
             part.display(plan)

@@ -1,20 +1,79 @@
-"""The job's rank table: checked when the user gives one, generated when not."""
+"""The job's rank table: awaited and checked when the user gives one, generated when not."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import contract
-from msrun.errors import UsageError
+from msrun.errors import RendezvousTimeout, UsageError
 from msrun.planning.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from ranktable import RankTable
 
 
-def write_rank_table(plan: LaunchPlan) -> None:
+TABLE_RETRY_S = 0.2
+"""How often a table is read whose producer has not finished it."""
+_LINE_S = 30.0
+"""How often the user is told of it."""
+
+
+def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) -> None:
+    """Wait until the status of a table is no longer "initializing", as an operator of a cluster writes it at first.
+
+    Args:
+        limit_s: how long; negative = for ever.
+
+    Raises:
+        RendezvousTimeout: the producer has not finished it in time.
+    """
+    begin = next_line = time.monotonic()
+    while _is_initializing(path):
+        now = time.monotonic()
+        if 0 <= limit_s <= now - begin:
+            raise RendezvousTimeout(
+                f'--cluster_time_out {limit_s:g}: the status of --rank_table_file {path} is still "initializing"; look '
+                "at what writes it, such as the operator of the cluster"
+            )
+        if now >= next_line:
+            next_line = now + _LINE_S
+            tell(f'--rank_table_file {path}: its status is "initializing"; waiting until it is "completed"')
+        time.sleep(TABLE_RETRY_S)
+
+
+def _is_initializing(path: Path) -> bool:
+    try:
+        table = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False  # found, and refused, when it is read as a table
+    return isinstance(table, dict) and table.get("status") == "initializing"
+
+
+def linked_table(path: Path | None) -> str | None:
+    """Return the text of a table whose path is a symbolic link; None for another path.
+
+    Files of a mounted ConfigMap are links that may change any moment, and HCCL refuses a link: workers get a copy.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if path is None or not path.is_symlink():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--rank_table_file {path}: cannot be read ({error}); give another file") from None
+
+
+def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
     """Write the table of this job: one device per worker, and only addresses that the hosts really have.
+
+    Args:
+        text: a table to be written as it is.
 
     Raises:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
@@ -22,6 +81,11 @@ def write_rank_table(plan: LaunchPlan) -> None:
     """
     from ranktable import RankTableError, build_table, validate_table, write_table
 
+    if text is not None:
+        path = Path(plan.log_dir) / contract.RANK_TABLE_JSON
+        path.touch(mode=contract.FILE_MODE)
+        path.write_text(text, encoding="utf-8")
+        return
     hosts = [(seat.address, seat.device_ids) for seat in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
     table = build_table(hosts, order="given")

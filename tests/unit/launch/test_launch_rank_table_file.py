@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msrun.errors import UsageError
-from msrun.launch.rank_table_file import check_rank_table, write_rank_table
+from msrun.errors import RendezvousTimeout, UsageError
+from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
@@ -72,3 +72,41 @@ def test_log_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank_table.json").mkdir()
     with pytest.raises(UsageError, match=r"--log_dir .*: .*rank_table\.json"):
         write_table(tmp_path, 1)
+
+
+def test_table_is_awaited_until_its_producer_has_completed_it(tmp_path: Path) -> None:
+    path = tmp_path / "hccl.json"
+    path.write_text('{"status": "initializing"}')
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        said.append(text)
+        path.write_text('{"status": "completed"}')
+
+    await_rank_table(path, -1, tell)
+    assert said == [f'--rank_table_file {path}: its status is "initializing"; waiting until it is "completed"']
+
+
+def test_table_that_is_never_completed_ends_with_the_time_limit(tmp_path: Path) -> None:
+    path = tmp_path / "hccl.json"
+    path.write_text('{"status": "initializing"}')
+    with pytest.raises(RendezvousTimeout, match=r'--cluster_time_out 0: the status of .* is still "initializing"'):
+        await_rank_table(path, 0, lambda _text: None)
+
+
+@pytest.mark.parametrize("content", ['{"status": "completed"}', "{}", "[]", "no JSON", "[" * 100_000])
+def test_other_content_is_not_awaited(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "hccl.json"
+    path.write_text(content)
+    await_rank_table(path, 0, pytest.fail)
+    await_rank_table(tmp_path / "absent.json", 0, pytest.fail)
+
+
+def test_table_behind_a_link_is_read_for_a_copy_and_no_other(tmp_path: Path) -> None:
+    plain, link = tmp_path / "plain.json", tmp_path / "link.json"
+    plain.write_text("text")
+    link.symlink_to(plain)
+    assert (linked_table(None), linked_table(plain), linked_table(link)) == (None, None, "text")
+    plain.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        linked_table(link)

@@ -39,20 +39,20 @@ def test_version_without_an_installation_is_said_to_be_unknown(
     assert run.out == "launch-template, version unknown: msrun is not installed, only on Python's path\n"
 
 
-def test_list_names_every_template_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_kind_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(capsys, "list")
     assert run.code == 0
-    assert [line.split()[0] for line in run.out.splitlines()] == launch_templates.list_templates()
+    assert [line.split()[0] for line in run.out.splitlines()] == launch_templates.list_kinds()
     assert all(len(line.split()) > 3 for line in run.out.splitlines())
 
 
-@pytest.mark.parametrize("name", launch_templates.list_templates())
-def test_show_tells_ranks_placeholders_and_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(capsys, "show", name)
+@pytest.mark.parametrize("name", launch_templates.list_kinds())
+def test_explain_tells_ranks_settings_and_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(capsys, "explain", name)
     assert run.code == 0
     assert "Ranks:" in run.out
-    [line] = [line for line in run.out.splitlines() if line.startswith("master_port ")]
-    assert line.split()[:3] == ["master_port", "int", "8118"]
+    [line] = [line for line in run.out.splitlines() if line.startswith("local_worker_num ")]
+    assert line.split()[:3] == ["local_worker_num", "int", "8"]
 
 
 def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(
@@ -62,7 +62,7 @@ def test_render_writes_to_stdout_and_lint_accepts_it_from_stdin(
     assert (run.code, run.err) == (0, "")
     *_, document = yaml.safe_load_all(run.out)
     args = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args[7:] == ["train.py", "--lr", "0.1", "", "--", "-o", "é"]
+    assert args[8:] == ["train.py", "--lr", "0.1", "", "--", "-o", "é"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(run.out.encode())))
     assert Run(capsys, "lint", "-").code == 0
 
@@ -114,7 +114,7 @@ def test_warnings_alone_exit_with_0(capsys: pytest.CaptureFixture[str], tmp_path
     [
         ([], ["Missing command"]),
         (["lists"], ["No such command 'lists'"]),
-        (["show", "jobsets"], ["'jobsets'", "did you mean 'jobset'"]),
+        (["explain", "jobsets"], ["'jobsets'", "did you mean 'jobset'"]),
         (["render", "jobset"], ["'name', 'image', 'script'", "-- SCRIPT ARGS"]),
         (["render", "jobset", *REQUIRED, "t.py", "--lr", "1"], ["'--lr'", "after --"]),
         (["render", "jobset", *REQUIRED, "--set", "nodes", "--", "t.py"], ["'nodes'", "KEY=VALUE"]),
@@ -164,14 +164,6 @@ def test_help_of_every_command_exits_with_0(capsys: pytest.CaptureFixture[str]) 
         assert "Usage: launch-template" in run.out
 
 
-def test_the_options_are_the_known_ones() -> None:
-    options = {
-        name: sorted(o for p in command.params for o in p.opts if o.startswith("-"))
-        for name, command in cli.commands.items()
-    }
-    assert options == {"list": [], "show": [], "render": ["--output", "--set", "--values", "-o"], "lint": []}
-
-
 def test_help_loads_neither_yaml_nor_torch_nor_msrun() -> None:
     code = (
         "import sys\nfrom launch_templates.cli import main\n"
@@ -182,7 +174,7 @@ def test_help_loads_neither_yaml_nor_torch_nor_msrun() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m launch_templates show jobset | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m launch_templates explain jobset | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "0\n"
     assert done.stderr == ""

@@ -1,19 +1,18 @@
-"""What a placeholder is, and the types that its value can have. Pure.
+"""The types that the fields of a job spec can have. Pure.
 
 Each type reads a value given either as text (`--set`) or as YAML (`--values`) and says its constraint in words.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from launch_templates.errors import BadValue
+import yaml
+
 from launch_templates.quantity import parse_quantity
-
-REQUIRED: Final = "(required)"
-"""Default of a placeholder that has none."""
 
 
 class ValueType(Protocol):
@@ -136,18 +135,57 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tree:
+    """A piece of a pod's own YAML, as YAML text or parsed: lists, mappings with text keys, texts, numbers."""
+
+    shape: type
+    """list or dict."""
+    constraint: str
+    type_name: str = "yaml"
+
+    def read(self, given: Any) -> Any:
+        if isinstance(given, str):
+            try:
+                given = yaml.safe_load(given)
+            except (yaml.YAMLError, ValueError, RecursionError):
+                raise ValueError from None
+        if not isinstance(given, self.shape):
+            raise ValueError
+        return _plain(given, _MAX_DEPTH)
+
+
+_MAX_DEPTH = 30
+"""Deeper than any part of a pod; what contains itself ends here."""
+
+
+def _plain(node: Any, depth: int) -> Any:
+    """A copy without shared parts; ValueError for what is no YAML of Kubernetes."""
+    if depth == 0:
+        raise ValueError
+    if isinstance(node, list):
+        return [_plain(item, depth - 1) for item in node]
+    if isinstance(node, dict) and all(isinstance(key, str) and is_process_text(key) for key in node):
+        return {key: _plain(value, depth - 1) for key, value in node.items()}
+    if isinstance(node, str) and is_process_text(node):
+        return node
+    if node is None or type(node) in (bool, int) or (isinstance(node, float) and math.isfinite(node)):
+        return node
+    raise ValueError
+
+
+@dataclass(frozen=True)
 class Argv:
     """A program's argument list, taken byte for byte."""
 
     type_name: str = "argv"
     constraint: str = "a list of one or more texts in UTF-8 without NUL, the first not empty"
 
-    def read(self, given: Any) -> list[str]:
+    def read(self, given: Any) -> tuple[str, ...]:
         if not isinstance(given, list | tuple) or not given or not given[0]:
             raise ValueError
         if not all(isinstance(item, str) and is_process_text(item) for item in given):
             raise ValueError
-        return list(given)
+        return tuple(given)
 
 
 def is_process_text(text: str) -> bool:
@@ -157,32 +195,3 @@ def is_process_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-@dataclass(frozen=True)
-class Placeholder:
-    """One name that a manifest leaves open."""
-
-    name: str
-    value_type: ValueType
-    default: Any
-    """Value when none is given: REQUIRED = there must be one; None = what it stands for is left out."""
-    meaning: str
-
-    @property
-    def is_required(self) -> bool:
-        return bool(self.default == REQUIRED)
-
-    def read(self, given: Any) -> Any:
-        """The checked value.
-
-        Raises:
-            BadValue: `given` breaks the constraint.
-        """
-        if self.default is None and given in (None, ""):
-            return None
-        try:
-            return self.value_type.read(given)
-        except ValueError as error:
-            exact = str(error) if isinstance(self.value_type, Table) else ""
-            raise BadValue(self.name, given, exact or self.value_type.constraint) from None

@@ -1,0 +1,192 @@
+"""What is asked for: one job, whatever it will run on. Pure data.
+
+A field of JobSpec is a setting of the command: `--set nodes=4`, `nodes: 4` in a values file. Each carries its type, its
+meaning, and whether there is a default.
+"""
+
+# ruff: noqa: RUF009 - _asked makes the fields
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from launch_templates import names
+from launch_templates.errors import BadValue
+from launch_templates.value_types import (
+    Amount,
+    Argv,
+    Choice,
+    Flag,
+    Table,
+    Text,
+    Tree,
+    ValueType,
+    Whole,
+    is_process_text,
+)
+
+DEVICE_RESOURCES: dict[str, str | None] = {"CPU": None, "GPU": "nvidia.com/gpu", "Ascend": "huawei.com/Ascend910"}
+"""Extended resource that a pod asks for, by device target; other device plugins: set `device_resource`."""
+
+_REQUIRED: Any = object()
+
+
+def _is_mount(text: str) -> bool:
+    return names.is_absolute_path(text.removesuffix(":ro"))
+
+
+def _is_secret_source(text: str) -> bool:
+    secret, colon, key = text.partition(":")
+    return bool(colon) and names.is_subdomain(secret) and names.is_secret_key(key)
+
+
+def _is_own_variable(name: str) -> bool:
+    return names.is_variable(name) and name not in names.RANK_VARIABLES
+
+
+def _is_log_dir(text: str) -> bool:
+    return names.is_absolute_path(text) and text.count("/") >= 2
+
+
+def _is_resource(text: str) -> bool:
+    return "/" in text and names.is_qualified_name(text)
+
+
+_NAME = Text(names.is_service_name, "a DNS label: at most 63 of a-z, 0-9 and -, first a letter, last no -")
+_SUBDOMAIN = Text(names.is_subdomain, "a DNS name of a-z, 0-9, - and .")
+_RESOURCE = Text(_is_resource, "DOMAIN/NAME")
+_OWN_VARIABLE = f"a variable name of A-Z, a-z, 0-9 and _, none of {', '.join(names.RANK_VARIABLES)}"
+
+
+def _asked(value_type: ValueType, meaning: str, default: Any = _REQUIRED) -> Any:
+    metadata = {"type": value_type, "meaning": meaning, "is_required": default is _REQUIRED}
+    if isinstance(default, dict | list):
+        return field(default_factory=default.copy, metadata=metadata)
+    empty: Any = () if isinstance(value_type, Argv) else ""
+    return field(default=empty if default is _REQUIRED else default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job. Every kind takes the fields that it has a place for; None and empty = left out."""
+
+    name: str = _asked(_NAME, "name of the job; pods and the Service are named after it")
+    image: str = _asked(Text(names.is_image, "an image reference"), "image with Python, msrun and the script")
+    script: tuple[str, ...] = _asked(Argv(), "what msrun starts: [OPTIONS] SCRIPT ARGS, given after --")
+    namespace: str | None = _asked(
+        Text(names.is_label, "a DNS label"), "namespace; left out: that of kubectl", default=None
+    )
+    nodes: int = _asked(Whole(1, 100_000), "number of hosts: pods, containers or nodes, one msrun each", 2)
+    local_worker_num: int = _asked(Whole(1, 1024), "workers on one host; with a device target also devices", 8)
+    device_target: str = _asked(Choice(tuple(DEVICE_RESOURCES)), "which device each worker gets", "CPU")
+    device_resource: str | None = _asked(
+        _RESOURCE,
+        "extended resource of the device plugin; left out: nvidia.com/gpu for GPU, huawei.com/Ascend910 for Ascend",
+        default=None,
+    )
+    rdma: str | None = _asked(
+        _RESOURCE, "extended resource of the RDMA plugin, one for each pod, with IPC_LOCK", default=None
+    )
+    cpu: str = _asked(Amount(), "cores of one host, request and limit", "8")
+    memory: str = _asked(Amount(), "memory of one host, request and limit; /dev/shm counts against it", "32Gi")
+    shm_size: str = _asked(Amount(), "limit of the memory volume at /dev/shm", "8Gi")
+    master_port: int = _asked(Whole(1024, 65535), "rendezvous port of the host with node rank 0", 8118)
+    cluster_time_out: int = _asked(Whole(1), "seconds that msrun waits for all hosts to register", 600)
+    log_dir: str | None = _asked(
+        Text(_is_log_dir, "an absolute path below another directory, such as /logs/log_output"),
+        "log directory; its parent is a volume of the pod unless it lies on a claim or volume; left out: "
+        "/logs/log_output in containers, log_output elsewhere",
+        default=None,
+    )
+    rank_table: bool = _asked(
+        Flag(), "ConfigMap in which the operator writes the rank table; msrun waits for it", default=False
+    )
+    max_restarts: int = _asked(Whole(0, 1000), "how often the whole job starts again after a failure", 0)
+    deadline_s: int | None = _asked(Whole(1), "seconds after which the job is ended; left out: never", default=None)
+    grace_s: int = _asked(Whole(1), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)
+    ttl_s: int = _asked(Whole(60), "seconds that the finished job, and so its logs, stay", 86400)
+    queue: str | None = _asked(
+        _SUBDOMAIN, "queue: Kueue LocalQueue, queue of Volcano, or partition of Slurm", default=None
+    )
+    priority: str | None = _asked(_SUBDOMAIN, "priority class of the pods, or QOS of Slurm", default=None)
+    network_policy: bool = _asked(Flag(), "only pods of this job may connect to its pods", default=True)
+    user_id: int = _asked(Whole(1), "user and group of the process; 0 (root) is not possible", 1000)
+    service_account: str | None = _asked(
+        _SUBDOMAIN, "service account of the pods; its token is not mounted", default=None
+    )
+    pull_secret: str | None = _asked(_SUBDOMAIN, "Secret with which to pull the image", default=None)
+    node_selector: dict[str, str] = _asked(
+        Table(names.is_qualified_name, names.is_label_value, "label keys with label values"),
+        "labels that a node must have: --set node_selector.KEY=VALUE",
+        {},
+    )
+    tolerations: list[Any] = _asked(Tree(list, "a YAML list of tolerations"), "taints of nodes that are accepted", [])
+    affinity: dict[str, Any] = _asked(Tree(dict, "a YAML mapping as in a pod's affinity"), "affinity of the pods", {})
+    topology: str | None = _asked(
+        Text(names.is_qualified_name, "a label key of nodes"),
+        "label of nodes, such as that of a rack: all pods run where it has one value",
+        default=None,
+    )
+    env: dict[str, str] = _asked(
+        Table(_is_own_variable, is_process_text, f"{_OWN_VARIABLE}, with a text in UTF-8 without NUL"),
+        "environment, literally: --set env.NAME=VALUE",
+        {},
+    )
+    secret_env: dict[str, str] = _asked(
+        Table(_is_own_variable, _is_secret_source, f"{_OWN_VARIABLE}, with SECRET:KEY"),
+        "environment from a Secret: --set secret_env.NAME=SECRET:KEY",
+        {},
+    )
+    claims: dict[str, str] = _asked(
+        Table(names.is_subdomain, _is_mount, "names of PersistentVolumeClaims with an absolute path, :ro at its end"),
+        "volumes that exist already, for data and checkpoints: --set claims.CLAIM=/PATH or /PATH:ro",
+        {},
+    )
+    volumes: dict[str, Any] = _asked(
+        Tree(dict, "a YAML mapping of absolute paths to volume sources, such as {/data: {nfs: {...}}}"),
+        "other volumes: paths with what a pod's volume says, but for its name",
+        {},
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of JobSpec, as a user sees it."""
+
+    name: str
+    value_type: ValueType
+    meaning: str
+    is_required: bool
+    default: Any
+
+    def read(self, given: Any) -> Any:
+        """The checked value.
+
+        Raises:
+            BadValue: `given` breaks the constraint.
+        """
+        if self.default is None and given in (None, ""):
+            return None
+        try:
+            return self.value_type.read(given)
+        except ValueError as error:
+            exact = str(error) if isinstance(self.value_type, Table) else ""
+            raise BadValue(self.name, given, exact or self.value_type.constraint) from None
+
+
+@cache
+def settings_of_spec() -> Mapping[str, Setting]:
+    """All fields of JobSpec by name, in order."""
+    blank = JobSpec()
+    return {
+        one.name: Setting(
+            one.name,
+            one.metadata["type"],
+            one.metadata["meaning"],
+            one.metadata["is_required"],
+            getattr(blank, one.name),
+        )
+        for one in fields(JobSpec)
+    }

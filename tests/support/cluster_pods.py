@@ -1,0 +1,167 @@
+"""Pods as the controllers of rendered manifests make them: names, variables, addresses and exit rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+DOMAIN = "default.svc.cluster.local"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod: what its variables and its /etc/hosts say."""
+
+    spec: dict[str, Any]
+    name: str
+    subdomain: str
+    env: dict[str, str]
+    """What the controller adds."""
+    known_as: tuple[str, ...]
+    """Names under which other pods of the namespace find it."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def container(self) -> dict[str, Any]:
+        return self.spec["containers"][0]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        own = {item["name"]: item.get("value", "") for item in self.container.get("env", [])}
+        return {**IN_CLUSTER, **own, **self.env}
+
+    @property
+    def words(self) -> list[str]:
+        """Command and arguments as the kubelet expands them."""
+        environ = self.environ
+
+        def value(match: re.Match[str]) -> str:
+            return "$" if match[0] == "$$" else environ.get(match[1], match[0])
+
+        words = [*self.container["command"], *self.container.get("args", [])]
+        return [re.sub(r"\$\$|\$\((\w+)\)", value, word) for word in words]
+
+    @property
+    def args(self) -> dict[str, str]:
+        """The options that the manifest gives this pod's msrun."""
+        return dict(
+            word.removeprefix("--").split("=", 1) for word in self.words if word.startswith("--") and "=" in word
+        )
+
+
+def pods_of(text: str) -> list[Pod]:
+    """Return the pods of a manifest in the order of their node ranks."""
+    bodies = list(yaml.safe_load_all(text))
+    [pods] = [list(_MAKERS[body["kind"], body["apiVersion"]](body, bodies)) for body in bodies if _is_job(body)]
+    return pods
+
+
+def _is_job(body: dict[str, Any]) -> bool:
+    return (body["kind"], body["apiVersion"]) in _MAKERS
+
+
+def _indexed(template: dict[str, Any], job: str, subdomain: str, count: int, **more: str) -> Iterator[Pod]:
+    for index in range(count):
+        name = f"{job}-{index}"
+        env = {"JOB_COMPLETION_INDEX": str(index), **{key: value.format(index=index) for key, value in more.items()}}
+        yield Pod(template["spec"], name, subdomain, env, (f"{name}.{subdomain}", f"{name}.{subdomain}.{DOMAIN}"))
+
+
+def _job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    template, name = body["spec"]["template"], body["metadata"]["name"]
+    yield from _indexed(template, name, template["spec"]["subdomain"], body["spec"]["completions"])
+
+
+def _job_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    subdomain = body["spec"]["network"]["subdomain"]
+    for job in body["spec"]["replicatedJobs"]:
+        spec = job["template"]["spec"]
+        for number in range(job["replicas"]):
+            name = f"{body['metadata']['name']}-{job['name']}-{number}"
+            yield from _indexed(spec["template"], name, subdomain, spec["completions"])
+
+
+def _train_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
+    """kubeflow/trainer: pkg/runtime/framework/plugins/torch."""
+    name, trainer = body["metadata"]["name"], body["spec"]["trainer"]
+    [runtime] = [one for one in bodies if one["kind"] == body["spec"]["runtimeRef"]["kind"]]
+    [job] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pet = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_NODE_RANK": "{index}",
+        "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        "PET_MASTER_PORT": "29400",
+    }
+    template = job["template"]["spec"]["template"]
+    yield from _indexed(template, f"{name}-{job['name']}-0", name, trainer["numNodes"], **pet)
+
+
+def _volcano(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    name = body["metadata"]["name"]
+    for task in body["spec"]["tasks"]:
+        names = [f"{name}-{task['name']}-{index}" for index in range(task["replicas"])]
+        stem = f"VC_{task['name'].upper().replace('-', '_')}"
+        known = {f"{stem}_HOSTS": ",".join(f"{pod}.{name}" for pod in names), f"{stem}_NUM": str(len(names))}
+        for index, pod in enumerate(names):
+            env = {**known, "VC_TASK_INDEX": str(index), "VK_TASK_INDEX": str(index)}
+            yield Pod(task["template"]["spec"], pod, name, env, (f"{pod}.{name}", f"{pod}.{name}.{DOMAIN}"))
+
+
+def _replicas(body: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{body['metadata']['name']}-{role.lower()}-{index}", spec["template"])
+        for role, spec in body["spec"][key].items()
+        for index in range(spec["replicas"])
+    ]
+
+
+def _pytorch_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    """kubeflow/training-operator 1.9: pkg/controller.v1/pytorch/envvar.go."""
+    replicas = _replicas(body, "pytorchReplicaSpecs")
+    for rank, (name, template) in enumerate(replicas):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(len(replicas)), "PYTHONUNBUFFERED": "1"}
+        pet = {"PET_NODE_RANK": str(rank), "PET_NNODES": str(len(replicas)), "PET_NPROC_PER_NODE": "auto"}
+        env = {**place, **pet, "MASTER_ADDR": replicas[0][0], "MASTER_PORT": "23456"}
+        yield Pod(template["spec"], name, "", env, (name, f"{name}.{DOMAIN}"))
+
+
+def _ascend_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
+    """Ascend/mind-cluster: ascend-operator/pkg/controllers/v1/env.go; MASTER_ADDR is the address of a Service."""
+    replicas = _replicas(body, "replicaSpecs")
+    devices = next(
+        amount for key, amount in replicas[0][1]["spec"]["containers"][0]["resources"]["limits"].items() if "/" in key
+    )
+    for rank, (name, template) in enumerate(replicas):
+        labels = template["metadata"]["labels"]
+        services = [
+            one for one in bodies if one["kind"] == "Service" and one["spec"]["selector"].items() <= labels.items()
+        ]
+        env = {
+            "MASTER_ADDR": "10.96.0.7",
+            "MASTER_PORT": str(
+                body["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]
+            ),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(devices * len(replicas)),
+            "LOCAL_WORLD_SIZE": str(devices),
+            "LOCAL_RANK": ",".join(map(str, range(devices))),
+            "MINDX_TASK_ID": "0123",
+        }
+        yield Pod(template["spec"], name, "", env, tuple(service["metadata"]["name"] for service in services), labels)
+
+
+Maker = Callable[[dict[str, Any], list[Any]], Iterator[Pod]]
+_MAKERS: dict[tuple[str, str], Maker] = {
+    ("Job", "batch/v1"): _job,
+    ("JobSet", "jobset.x-k8s.io/v1alpha2"): _job_set,
+    ("TrainJob", "trainer.kubeflow.org/v1alpha1"): _train_job,
+    ("Job", "batch.volcano.sh/v1alpha1"): _volcano,
+    ("PyTorchJob", "kubeflow.org/v1"): _pytorch_job,
+    ("AscendJob", "mindxdl.gitee.com/v1"): _ascend_job,
+}

@@ -1,0 +1,103 @@
+"""A cluster for rendered manifests: every pod is a process in a network of its own, as kubelet and controllers do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from cluster_pods import DOMAIN, Pod, pods_of
+from host_net import HostNet
+from job_runner import REPOSITORY, JobRunner, Running
+
+CONTAINER = Path(__file__).with_name("pod_container.py")
+
+
+class PodCluster:
+    """Starts the pods of one manifest.
+
+    Attributes:
+        pods: in the order of their node ranks; pod i has the address of host i of the network.
+        bodies: all objects of the manifest.
+    """
+
+    def __init__(self, runner: JobRunner, net: HostNet, folder: Path, manifest: str) -> None:
+        self.pods = pods_of(manifest)
+        self.bodies = list(yaml.safe_load_all(manifest))
+        self._runner, self._net, self._folder = runner, net, folder
+        self._maps = {name: folder / "maps" / name for name in self._volume_maps()}
+        (folder / "bin").mkdir()
+        command = folder / "bin" / "msrun"  # what the image has on its PATH
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun "$@"\n')
+        command.chmod(0o755)
+
+    def _volume_maps(self) -> set[str]:
+        volumes = [volume for pod in self.pods for volume in pod.spec["volumes"]]
+        return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+
+    def start(self, working_directory: Path, env: Mapping[str, str]) -> list[Running]:
+        """Start all pods; each knows its own address, and nobody's name until `publish_names`."""
+        return [self._start(rank, pod, working_directory, env) for rank, pod in enumerate(self.pods)]
+
+    def publish_names(self) -> None:
+        """Let all pods find each other, as the DNS server does when it has heard of a headless Service."""
+        lines = [
+            f"{self._net.address(rank)} {' '.join(pod.known_as)}\n"
+            for rank, pod in enumerate(self.pods)
+            if pod.known_as
+        ]
+        for rank in range(len(self.pods)):
+            with self._hosts_file(rank).open("a") as file:
+                file.write("".join(lines))
+
+    def write_map(self, name: str, files: Mapping[str, str], version: int) -> None:
+        """Write a ConfigMap as the kubelet does: files are links into a folder that one rename replaces."""
+        place = self._maps[name]
+        data = place / f"..2026_{version}"
+        data.mkdir(parents=True)
+        for file, text in files.items():
+            (data / file).write_text(text)
+            if not (place / file).is_symlink():
+                (place / file).symlink_to(Path("..data", file))
+        (place / "..data_tmp").symlink_to(data.name)
+        (place / "..data_tmp").replace(place / "..data")
+
+    def log_folder(self, rank: int) -> Path:
+        """What the pod's volume `logs` holds."""
+        return self._folder / f"logs_{rank}"
+
+    def _hosts_file(self, rank: int) -> Path:
+        return self._folder / f"hosts_{rank}"
+
+    def _start(self, rank: int, pod: Pod, working_directory: Path, env: Mapping[str, str]) -> Running:
+        names = [f"{pod.name}.{pod.subdomain}.{DOMAIN}"] if pod.subdomain else []
+        own = " ".join([self._net.address(rank), *names, pod.name])
+        self._hosts_file(rank).write_text(f"127.0.0.1 localhost\n{own}\n")
+        for folder in (self.log_folder(rank), self._folder / f"root_{rank}"):
+            folder.mkdir()
+        mounts = {"/etc/hosts": str(self._hosts_file(rank))}
+        for mount in pod.container["volumeMounts"]:
+            mounts[mount["mountPath"]] = self._source(rank, pod, mount["name"])
+        image = {"PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **env}
+        spec = {
+            "host_name": pod.name,
+            "root": str(self._folder / f"root_{rank}"),
+            "mounts": mounts,
+            "working_directory": str(working_directory),
+            "words": pod.words,
+            "env": {**self._runner.environ(), **image, **pod.environ},
+        }
+        path = self._folder / f"pod_{rank}.json"
+        path.write_text(json.dumps(spec))
+        command: Sequence[str] = [sys.executable, str(CONTAINER), str(path)]
+        logs = f"{self.log_folder(rank)}/log_output{f'/node_{rank}' if rank else ''}"
+        return self._runner.start(cwd=REPOSITORY, prefix=self._net.prefix(rank), command=command, log_dir=logs)
+
+    def _source(self, rank: int, pod: Pod, volume_name: str) -> str:
+        [volume] = [volume for volume in pod.spec["volumes"] if volume["name"] == volume_name]
+        if "configMap" in volume:
+            return str(self._maps[volume["configMap"]["name"]])
+        return "tmpfs" if volume["emptyDir"].get("medium") == "Memory" else str(self.log_folder(rank))

@@ -1,0 +1,54 @@
+"""The page of a job's settings says what the dataclass says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch_templates import list_kinds, load_kind
+from launch_templates.kinds import takers
+from launch_templates.spec import Setting, settings_of_spec
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "job_spec.md"
+
+
+def row(setting: Setting) -> str:
+    """The line of the table for one setting."""
+    default = (
+        "required" if setting.is_required else f"`{setting.default}`" if setting.default not in ({}, [], None) else ""
+    )
+    found = list(takers(setting.name))
+    missing = [kind for kind in list_kinds() if kind not in found]
+    kinds = "all" if not missing else f"all but {', '.join(missing)}" if len(missing) < 6 else ", ".join(found)
+    words = (
+        f"`{setting.name}`",
+        setting.value_type.type_name,
+        default,
+        kinds,
+        f"{setting.meaning}; {setting.value_type.constraint}",
+    )
+    return f"| {' | '.join(word.replace('|', '/') for word in words)} |"
+
+
+def table() -> Iterator[str]:
+    yield "| setting | type | default | kinds | meaning; constraint |"
+    yield "| --- | --- | --- | --- | --- |"
+    yield from map(row, settings_of_spec().values())
+
+
+def test_table_of_settings_is_that_of_the_dataclass(request: pytest.FixtureRequest) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition("| setting | type |")
+    after = rest.partition("\n\n")[2]
+    made = before + "\n".join(table()) + "\n\n" + after
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(made, encoding="utf-8")
+        text = made
+    assert text == made, "run pytest --update-golden"
+
+
+def test_page_names_every_kind_with_its_summary() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [kind for kind in list_kinds() if f"| {kind} | {load_kind(kind).summary} |" not in text] == []

@@ -1,0 +1,109 @@
+"""Batch scripts, shell scripts and compose files: run by a shell, they start msrun with the words that were given."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launch_templates import BadValue, Finding, Severity, render_manifest
+from launch_templates.lint.reports import write_report
+
+VALUES: dict[str, Any] = {"name": "train", "image": "r.example/t:1"}
+RECORD = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('SETTING')]))"
+word = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
+
+
+def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | None]:
+    """What msrun, or srun, is started with when a shell runs the script."""
+    for name in ("msrun", "srun"):
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(RECORD)} "$@"\n')
+        (folder / name).chmod(0o755)
+    (folder / "job.sh").write_text(script)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    done = subprocess.run(["bash", "job.sh", *args], cwd=folder, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    words, setting = json.loads(done.stdout)
+    return words, setting
+
+
+@pytest.mark.parametrize("kind", ["slurm", "run", "run-cluster"])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.lists(word, max_size=3), setting=word)
+def test_script_and_variables_come_through_the_shell_byte_for_byte(
+    kind: str, arguments: list[str], setting: str, tmp_path: Path
+) -> None:
+    own = {} if kind.startswith("run") else {"name": "train"}
+    text = render_manifest(kind, {**own, "env": {"SETTING": setting}}, ["train.py", *arguments])
+    words, found = started(text, tmp_path, "10.0.0.1", "3")
+    assert words[words.index("train.py") :] == ["train.py", *arguments]
+    assert found == setting
+    if kind == "run-cluster":
+        assert words[:3] == ["--worker_num=16", "--master_addr=10.0.0.1", "--node_rank=3"]
+
+
+def test_run_cluster_without_its_arguments_says_how_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(render_manifest("run-cluster", {}, ["train.py"]))
+    done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode and "usage: run_cluster.sh MASTER_ADDR NODE_RANK" in done.stderr
+
+
+def test_directives_of_slurm_come_before_the_first_command() -> None:
+    values = {"name": "t", "device_target": "GPU", "cpu": "2500m", "memory": "1Gi", "queue": "gpu",
+              "priority": "high", "deadline_s": 3661, "env": {"A": "\n#SBATCH --uid=0\n"}}  # fmt: skip
+    text = render_manifest("slurm", values, ["train.py"])
+    directives = text.partition("export A=")[0].splitlines()[3:]
+    assert directives == [
+        "#SBATCH --job-name=t", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=3",
+        "#SBATCH --mem=1024M", "#SBATCH --gpus-per-node=8", "#SBATCH --partition=gpu", "#SBATCH --qos=high",
+        "#SBATCH --time=61:01", "#SBATCH --signal=TERM@120", "#SBATCH --no-requeue",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["slurm", "compose"])
+def test_devices_that_a_script_cannot_ask_for_are_refused(kind: str) -> None:
+    with pytest.raises(BadValue, match=f"must be CPU or GPU with {kind}"):
+        render_manifest(
+            kind, {"name": "a", "device_target": "Ascend", **({"image": "t:1"} if kind == "compose" else {})}, ["x.py"]
+        )
+
+
+def test_compose_starts_every_host_with_its_rank_and_escapes_dollars() -> None:
+    values = {**VALUES, "nodes": 3, "device_target": "GPU", "env": {"A": "${B}"}, "claims": {"data": "/data:ro"}}
+    body = yaml.safe_load(render_manifest("compose", values, ["train.py", "$HOME"]))
+    assert list(body["services"]) == ["node0", "node1", "node2"]
+    for rank, service in enumerate(body["services"].values()):
+        assert f"--node_rank={rank}" in service["command"] and "--master_addr=node0" in service["command"]
+        assert service["command"][-2:] == ["train.py", "$$HOME"]
+        assert service["environment"]["A"] == "$${B}"
+        assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 8
+        assert service["volumes"] == ["data:/data:ro"]
+    assert body["volumes"] == {"data": {"external": True}}
+
+
+FINDINGS = [
+    Finding("port", Severity.ERROR, "a,b.yaml", "Job/train", "spec", "100% wrong\nhere", "change it"),
+    Finding("no-job", Severity.WARNING, "c.yaml", "", "", "nothing", "give a job"),
+]
+
+
+def test_findings_as_annotations_of_github() -> None:
+    assert write_report(FINDINGS, "github").splitlines() == [
+        "::error file=a%2Cb.yaml,title=port::Job/train spec: 100%25 wrong%0Ahere; change it",
+        "::warning file=c.yaml,title=no-job::: nothing; give a job",
+    ]
+
+
+def test_findings_as_sarif() -> None:
+    [run] = json.loads(write_report(FINDINGS, "sarif"))["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["port", "no-job"]
+    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [("port", "error"), ("no-job", "warning")]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a,b.yaml"

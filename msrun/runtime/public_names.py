@@ -19,6 +19,7 @@ HOMES = {
     "parallel.batch.micro_batch": "MicroBatchInterleaved",
     "parallel.batch.accumulation": "GradAccumulation",
     "parallel.recomputation": "recompute",
+    "parallel.host_operators": "set_target",
     "parallel.pipeline.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.given_strategies": "shard",

@@ -25,6 +25,7 @@ from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.host_operators import targets_in
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
@@ -33,6 +34,7 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.wanted import entry_layout
@@ -144,6 +146,7 @@ class Compilation:
                 input_shapes=shapes,
                 parameter_shapes=self.storage.shapes,
                 strategies=strategies,
+                targets=targets_in(self.target.root),
                 wrappers=wrappers,
             )
         if captured.stored and parts.total > 1:
@@ -166,6 +169,9 @@ class Compilation:
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
+        is_beside = world.device().type != "cpu"
+        host_inputs = [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
+        place_operators(program, stored=self.storage.on_host, host_inputs=host_inputs)
         return captured, program
 
     def _settle_mesh(self, layouts: Iterable[Layout]) -> None:

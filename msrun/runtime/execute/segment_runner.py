@@ -81,6 +81,9 @@ class SegmentRunner:
         """Compute a segment and start its collectives; the host's in its thread, with the copies of its values."""
         segment = self._segments[index]
         copies = [crossing for crossing in crossings if crossing.collective.is_copy and segment.on_host]
+        started = [c for c in crossings if c.collective.is_copy and c.source not in segment.writes and c not in copies]
+        for crossing in started:  # what was there before goes first
+            self._start_crossing(step, copy, crossing)
         if not segment.on_host:
             compute()
         else:
@@ -92,7 +95,7 @@ class SegmentRunner:
             for group in segment.groups:
                 step.readers.setdefault(group, []).append(task)
         for crossing in crossings:
-            if crossing not in copies:
+            if crossing not in (*copies, *started):
                 self._start_crossing(step, copy, crossing)
 
     def _compute_and_copy(

@@ -211,8 +211,7 @@ class AutoParallel(FluentSettings, NetworkModule):
             ):
                 return replicas.call(target, args, kwargs)
         agreement.begin_call()
-        args, kwargs = tuple(args), dict(kwargs)
-        tensors = find_tensors(args, kwargs)
+        args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
         if known is not None:
             with contextlib.suppress(ParameterChanged):
                 return known.run(target.call, args, kwargs, tensors)

@@ -9,7 +9,8 @@ Operators of the host have segments of their own: they run beside the device's o
 the one to the other without a copy, and copies are collectives here.
 
 Sums over the ranks that need nothing but the program's inputs, as the number of targets that count in a mean loss, come
-first: they leave before anything is computed, and are waited for only by what stands after the next level.
+first: they leave before anything is computed, and are waited for only by what stands after the next level. So do copies
+of inputs between the memories of host and device, so that both sides begin at once.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _collective(node: fx.Node) -> Collective:
 
 
 def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]:
-    """Return the sums over ranks that need inputs alone, with all that they are computed from."""
+    """Return the sums over ranks that need inputs alone, and copies of inputs, with all that they are computed from."""
     given = {*program.inputs, *program.buffers.values(), *(node for node, _ in program.constants.values())}
     ready = given - set(program.buffer_updates)
     found: set[fx.Node] = set()
@@ -156,7 +157,9 @@ def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]
         elif node.op == "call_function" and node.name not in region_of and ready.issuperset(node.all_input_nodes):
             if not _is_collective(node) or _collective(node).is_local:
                 ready.add(node)
-            elif _collective(node).kind == "all_reduce":
+            elif _collective(node).kind == "all_reduce" or (
+                _collective(node).is_copy and all(map(_is_collective, _computed_from(node)))
+            ):
                 found |= {node, *_computed_from(node)}
     return found
 
@@ -186,7 +189,7 @@ def _places(
             continue
         level, region, on_host = _earliest(node, places, region_of)
         levels = group_levels[on_host]
-        if any(n in early and _moves(n) for n in node.all_input_nodes):
+        if any(n in early and _moves(n) and not _collective(n).is_copy for n in node.all_input_nodes):
             level = max(level, first + 1)
         elif not _is_collective(node) or node.all_input_nodes[0].op != "placeholder":
             level = max(level, first)

@@ -45,13 +45,13 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """With an embedding that the last layer shares, and dropout."""
+    """With an embedding that the last layer shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
         self.letters = nn.Embedding(16, 8)
         self.attention, self.norm = Attention(), nn.LayerNorm(8)
-        self.up, self.down, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(0.25)
+        self.up, self.down, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(drop)
         self.head = nn.Linear(8, 16, bias=False)
         self.head.weight = self.letters.weight
 
@@ -62,7 +62,12 @@ class Transformer(nn.Module):
         return self.head(x).mean(1)[:, :CLASSES]
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": Mlp, "conv": ConvNet, "transformer": Transformer}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": Mlp,
+    "conv": ConvNet,
+    "transformer": Transformer,
+    "dropping": lambda: Transformer(0.25),
+}
 
 
 def new_network(name: str, seed: int = 0) -> nn.Module:

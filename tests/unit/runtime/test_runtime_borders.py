@@ -220,7 +220,7 @@ def test_what_cannot_be_called_has_no_target() -> None:
 def test_one_process_on_an_accelerator_moves_modules_and_functions_at_their_borders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch's meta device stands for the accelerator: it refuses operators that read both memories; its copies are empty."""
+    """torch's meta device stands for the accelerator, with empty copies: no operator may read both memories."""
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(world, "device", lambda: torch.device("meta"))
     monkeypatch.setattr(

@@ -47,6 +47,7 @@ PLACEMENTS = {
     f"{name}/{'+'.join(chosen) or 'nothing'}": (name, chosen)
     for name, modules in MODULES.items()
     for chosen in subsets(modules)
+    if len(modules) < 6 or len(chosen) not in (3, 4)
 }
 
 
@@ -76,7 +77,7 @@ def train(
     losses: list[list[float]] = [[], []]
     for step in range(STEPS):
         batch = [value[: ROWS // 2 if step == STEPS - 1 else None] for value in new_batch(step)]
-        own = batch if is_full else [part.chunk(get_group_size())[get_rank()] for part in batch]
+        own = batch if is_full else own_part(batch)
         traffic.reset()
         for found, net, given in ((losses[0], model, own), (losses[1], single, batch)):
             loss = net(*given)
@@ -87,15 +88,14 @@ def train(
             optimizer.zero_grad()
     plan = model.plan
     assert plan.traffic is not None
+    counted = [dict(traffic.calls), dict(traffic.bytes)]
     right = alone.state_dict()
+    state = {name.removeprefix("network."): value for name, value in model.state_dict().items()}
     return {
         "losses": losses[0],
         "right": losses[1],
-        "difference": max(
-            float((value - right[key.removeprefix("network.")]).abs().max())
-            for key, value in model.state_dict().items()
-        ),
-        "counted": [dict(traffic.calls), dict(traffic.bytes)],
+        "difference": max(float((value - right[name]).abs().max()) for name, value in state.items()),
+        "counted": counted,
         "planned": [plan.traffic.calls, plan.traffic.bytes],
         "parameters": {p.name: [p.local_bytes, p.on_host] for p in plan.parameters},
         "ranks": get_group_size(),
@@ -103,6 +103,10 @@ def train(
         "device_bytes": plan.device_bytes,
         "explain": plan.explain(),
     }
+
+
+def own_part(batch: Iterable[Tensor]) -> list[Tensor]:
+    return [part.chunk(get_group_size())[get_rank()] for part in batch]
 
 
 def level(number: int) -> Callable[[AutoParallel], AutoParallel]:
@@ -129,9 +133,7 @@ def with_dropout() -> Result:
             set_target(network.get_submodule(path), "cpu")
         model = AutoParallel(WithLoss(network, F.cross_entropy))
         torch.manual_seed(5)
-        found.append(
-            [model(*(part.chunk(get_group_size())[get_rank()] for part in new_batch(s))).item() for s in (0, 1)]
-        )
+        found.append([model(*own_part(new_batch(step))).item() for step in (0, 1)])
     return {"losses": found[1], "right": found[0]}
 
 
@@ -157,7 +159,7 @@ def refused(build: Callable[[nn.Module], AutoParallel], target: str = "first") -
     network = new_network("mlp")
     set_target(network.get_submodule(target), "cpu")
     try:
-        build(network)(*(part.chunk(get_group_size())[get_rank()] for part in new_batch(0)))
+        build(network)(*own_part(new_batch(0)))
     except StrategyError as error:
         return {"refused": str(error)}
     return {}
@@ -187,12 +189,7 @@ WAYS: dict[str, Callable[[], Result]] = {
     "data-parallel-mode": partial(
         refused, lambda net: AutoParallel(WithLoss(net, F.cross_entropy), parallel_mode="data_parallel")
     ),
-    "pipeline": partial(
-        refused,
-        lambda net: (
-            AutoParallel(Pipeline(WithLoss(net, F.cross_entropy), 2)).pipeline(2).dataset_strategy("full_batch")
-        ),
-    ),
+    "pipeline": partial(refused, lambda net: AutoParallel(Pipeline(WithLoss(net, F.cross_entropy), 2)).pipeline(2)),
 }
 
 

@@ -76,19 +76,11 @@ def test_parameters_of_the_host_leave_the_device(outcome: Callable[[str], Outcom
     assert rank["device_bytes"] == sum(size for size, on_host in rank["parameters"].values() if not on_host)
     lines = rank["explain"].splitlines()
     begin = lines.index("borders between host (1 operators) and device")
-    assert [line.split() for line in lines[begin + 1 : begin + 3]] == [
-        [
-            "aten.relu",
-            "of",
-            "network",
-            *f"to_host {(size := 8 * 4 // rank['ranks'] * 12)} B, gradient to_device {size} B".split(),
-        ],
-        [
-            "aten.linear",
-            "of",
-            "second",
-            *f"to_device {(size := 8 * 4 // rank['ranks'] * 8)} B, gradient to_host {size} B".split(),
-        ],
+    rows = 4 // rank["ranks"]
+    into, out = 8 * 12 * rows, 8 * 8 * rows
+    assert [" ".join(line.split()) for line in lines[begin + 1 : begin + 3]] == [
+        f"aten.relu of network to_host {into} B, gradient to_device {into} B",
+        f"aten.linear of second to_device {out} B, gradient to_host {out} B",
     ]
 
 

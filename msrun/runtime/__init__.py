@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
     from msrun.runtime.train.callbacks import TimeMonitor as TimeMonitor
     from msrun.runtime.train.exit_request import OnRequestExit as OnRequestExit
+    from msrun.runtime.train.metrics import AUC as AUC
     from msrun.runtime.train.metrics import Accuracy as Accuracy
     from msrun.runtime.train.metrics import Loss as Loss
     from msrun.runtime.train.metrics import Metric as Metric

@@ -37,7 +37,9 @@ HOMES = {
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler",
     "train.exit_request": "OnRequestExit",
-    "train.metrics": ("Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy Loss"),
+    "train.metrics": (
+        "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss"
+    ),
     "train.run_context": "RunContext",
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "checkpoint.save": "save_checkpoint",

@@ -75,6 +75,7 @@ def train(
     single = AutoParallel(wrap(WithLoss(alone, F.cross_entropy)), parallel_mode="stand_alone")
     optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (network, alone)]
     losses: list[list[float]] = [[], []]
+    first = ""
     for step in range(STEPS):
         batch = [value[: ROWS // 2 if step == STEPS - 1 else None] for value in new_batch(step)]
         own = batch if is_full else own_part(batch)
@@ -86,6 +87,7 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        first = first or model.plan.explain()
     plan = model.plan
     assert plan.traffic is not None
     counted = [dict(traffic.calls), dict(traffic.bytes)]
@@ -101,6 +103,7 @@ def train(
         "ranks": get_group_size(),
         "host_bytes": plan.host_bytes,
         "device_bytes": plan.device_bytes,
+        "first": first,
         "explain": plan.explain(),
     }
 
@@ -165,6 +168,15 @@ def refused(build: Callable[[nn.Module], AutoParallel], target: str = "first") -
     return {}
 
 
+def limited(limit_kb: float, adds: Callable[[AutoParallel], AutoParallel] = lambda net: net) -> Result:
+    """Train the transformer in so much memory of the device, or return why that is refused."""
+    try:
+        found = train("transformer", (), lambda net: adds(net).device_memory_limit(limit_kb / 1024))
+        return {**found, "limit": limit_kb}
+    except StrategyError as error:
+        return {"refused": str(error)}
+
+
 WAYS: dict[str, Callable[[], Result]] = {
     **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
     "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
@@ -184,6 +196,9 @@ WAYS: dict[str, Callable[[], Result]] = {
         wrap=lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
         is_full=True,
     ),
+    "limit": partial(limited, 40),
+    "limit-level2": partial(limited, 34, level(2)),
+    "limit-impossible": partial(limited, 2),
     "dropout": with_dropout,
     "function": with_function,
     "data-parallel-mode": partial(

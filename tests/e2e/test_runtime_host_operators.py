@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from host_placements import PLACEMENTS, WAYS, cases
 from job_runner import JobRunner
 
 DEADLINE_S = 400.0
-OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline")
+OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline", "limit-impossible")
 TRAINED = [*PLACEMENTS, *(name for name in WAYS if name not in OTHERS)]
 FAST = ("mlp/second", "conv/conv+head", "transformer/letters+attention", "tensor-parallel", "everything")
 TABLE = CaseTable(
     [*cases(2), *cases(4)],
-    fast=[f"2/{name}" for name in (*FAST, "function", "data-parallel-mode", "pipeline")],
+    fast=[f"2/{name}" for name in (*FAST, *OTHERS[1:], "limit")],
     key=lambda case: case,
 )
 Outcome = list[dict[str, Any]]
@@ -90,6 +91,30 @@ def test_dropouts_and_functions_on_the_host_change_no_number(outcome: Callable[[
         assert rank["losses"] == pytest.approx(rank["right"], rel=1e-12, abs=0)
         assert rank.get("difference", 0.0) < 1e-12
         assert "explain" not in rank or "aten.sin" in rank["explain"]
+
+
+@TABLE.parametrize("case", [(f"{ranks}/{name}",) for ranks in (2, 4) for name in ("limit", "limit-level2")])
+def test_limit_of_device_memory_moves_parameters_and_says_which(outcome: Callable[[str], Outcome], case: str) -> None:
+    for rank in outcome(case):
+        assert rank["host_bytes"] > 0
+        assert rank["device_bytes"] > 0
+        (note,) = [line for line in rank["first"].splitlines() if line.startswith("note: device_memory_limit")]
+        found = re.fullmatch(r".*: (\S+) KB instead of (\S+) KB of the device; on the host: (.*)", note)
+        assert found is not None, note
+        assert float(found[1]) <= rank["limit"] < float(found[2])
+        moved = {name.rpartition(".")[0] for name, (_, on_host) in rank["parameters"].items() if on_host}
+        assert moved == set(found[3].split(", "))
+        assert f"as in the first call, on the host: {found[3]}" in rank["explain"]
+
+
+@TABLE.looks_at("2/limit-impossible")
+def test_impossible_limit_is_refused_with_what_is_missing(outcome: Callable[[str], Outcome]) -> None:
+    for rank in outcome("2/limit-impossible"):
+        assert re.match(
+            r"device_memory_limit\(\S+\): a step needs \S+ KB of the device, and \S+ KB with every operator that has "
+            r"parameters on the host: \S+ KB are missing; give more",
+            rank["refused"],
+        )
 
 
 @TABLE.looks_at("2/data-parallel-mode", "2/pipeline")

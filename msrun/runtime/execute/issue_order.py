@@ -57,7 +57,7 @@ def plan_issue_order(
         forward=join_turns(forward_turns(segments, gathered), spans),
         backward=backward_turns(segments, gathered, replayed),
         gathered_before=[_upcoming(segments, index, gathered, bool(freed)) for index in range(len(segments) + 1)],
-        gathered_again=[_preceding(segments, index, freed) for index in range(len(segments))],
+        gathered_again=[_following(segments, order[order.index(i) :], freed) for i in range(len(segments))],
         freed_after=[[g for g in freed if last_reader.get(g) == index] for index in range(len(segments))],
         way_back=order,
         next_back=dict(pairwise(order)),
@@ -73,6 +73,7 @@ def _upcoming(segments: Sequence[Segment], index: int, gathered: Set[int], is_fe
     return [] if index else upcoming
 
 
-def _preceding(segments: Sequence[Segment], index: int, freed: Set[int]) -> list[int]:
-    wanted = (group for segment in reversed(segments[: index + 1]) for group in segment.groups)
+def _following(segments: Sequence[Segment], rest: Sequence[int], freed: Set[int]) -> list[int]:
+    """Return the next groups of the way back."""
+    wanted = (group for index in rest for group in segments[index].groups)
     return list(dict.fromkeys(group for group in wanted if group in freed))[:AHEAD]

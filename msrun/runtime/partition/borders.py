@@ -84,7 +84,7 @@ class _Placing:
 
     def _place_parameters(self) -> None:
         for name, use in self._program.parameters.items():
-            readers = _readers(use.node)
+            readers = find_readers(use.node)
             is_own = bool(readers) and all(self._on_host[reader] for reader in readers)
             self._on_host[use.node] = self._stored.get(name, is_own)
             if self._on_host[use.node]:
@@ -124,11 +124,14 @@ class _Placing:
         return self._copies[value]
 
 
-def _readers(value: fx.Node) -> set[fx.Node]:
+def find_readers(value: fx.Node) -> set[fx.Node]:
     """Return the operators that read a value, or what collectives make of it."""
     found: set[fx.Node] = set()
     for user in value.users:
-        found |= _readers(user) if user.target is apply_collective else {user} if user.op == "call_function" else set()
+        if user.target is apply_collective:
+            found |= find_readers(user)
+        elif user.op == "call_function":
+            found.add(user)
     return found
 
 

@@ -96,6 +96,10 @@ class ParameterStorage:
         named = self._root.named_parameters()
         return {name: found.on_host for name, value in named if (found := placement_of(value)) is not None}
 
+    def decide(self, program: LocalProgram) -> dict[str, StoredParameter]:
+        """Return how every parameter is stored, or would be for this program."""
+        return self.stored if self._is_complete else self._decide_all(program)
+
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
 
@@ -152,7 +156,7 @@ class ParameterStorage:
             StrategyError: a later program wants a parameter in another layout, or in another stage, than the first one.
         """
         self._check_stages(stages)
-        self._check_same(program, self.stored if self._is_complete else self._decide_all(program))
+        self._check_same(program, self.decide(program))
 
     @property
     def _is_complete(self) -> bool:

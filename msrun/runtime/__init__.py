@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
+    from msrun.runtime.parallel.host_operators import set_target as set_target
     from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
     from msrun.runtime.train.callbacks import TimeMonitor as TimeMonitor
     from msrun.runtime.train.exit_request import OnRequestExit as OnRequestExit
+    from msrun.runtime.train.metrics import AUC as AUC
     from msrun.runtime.train.metrics import Accuracy as Accuracy
     from msrun.runtime.train.metrics import Loss as Loss
     from msrun.runtime.train.metrics import Metric as Metric

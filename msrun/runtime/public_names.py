@@ -19,6 +19,7 @@ HOMES = {
     "parallel.batch.micro_batch": "MicroBatchInterleaved",
     "parallel.batch.accumulation": "GradAccumulation",
     "parallel.recomputation": "recompute",
+    "parallel.host_operators": "set_target",
     "parallel.pipeline.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.given_strategies": "shard",
@@ -40,7 +41,9 @@ HOMES = {
     "train.model": "Model",
     "train.callbacks": "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler",
     "train.exit_request": "OnRequestExit",
-    "train.metrics": ("Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy Loss"),
+    "train.metrics": (
+        "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss"
+    ),
     "train.run_context": "RunContext",
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "checkpoint.save": "save_checkpoint",

@@ -216,6 +216,23 @@ def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, 
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
 
 
+AUC_LINE = re.compile(r"^epoch: (\d+), test: auc (\d)(\.\d+)$", re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["device", "host"])
+def test_wide_and_deep_learns_on_the_device_and_with_its_tables_on_the_host(
+    msrun: JobRunner, examples: Path, way: str
+) -> None:
+    folder = examples / "wide_and_deep"
+    text = run_example(msrun, folder, "", way, EPOCHS="2")
+    aucs = [float(whole + rest) for _, whole, rest in AUC_LINE.findall(text)]
+    assert 0.75 < aucs[0] < aucs[1]
+    assert ("borders between host (3 operators) and device" in text) is (way == "host")
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="2"))
+    np.testing.assert_allclose(losses(MONITOR_LINE, text), alone, rtol=1e-4)
+
+
 SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", "GRAPH_OP_RUN": "1"}
 """The distributed training example at the size of a test."""
 

@@ -23,6 +23,7 @@ from msrun.runtime.capture.divisions import check_wrappers
 from msrun.runtime.capture.dynamo import TracedCall, trace_call
 from msrun.runtime.capture.fakes import Fakes, GlobalShape, faked
 from msrun.runtime.capture.flattened_linear import unflatten_linears
+from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
 from msrun.runtime.capture.marked_calls import TOP, marking, number_calls
 from msrun.runtime.capture.target import Target
 from msrun.runtime.capture.writes import make_functional
@@ -38,6 +39,7 @@ def capture(
     input_shapes: Sequence[GlobalShape],
     parameter_shapes: Mapping[str, GlobalShape],
     strategies: Mapping[str, OperatorStrategy] | None = None,
+    targets: Mapping[str, HostOrDevice] | None = None,
     wrappers: Sequence[Any] = (),
 ) -> CapturedGraph:
     """Trace `target` once.
@@ -47,6 +49,7 @@ def capture(
         input_shapes: global shape of every tensor among them, in order.
         parameter_shapes: global shape of every parameter, which may be sharded already.
         strategies: module path -> the user's strategy. Those of functions come with their calls.
+        targets: module path -> where the user wants it to run. Those of functions come with their calls.
         wrappers: those of the network that divide its batch, outermost first; one part of it is traced.
 
     Raises:
@@ -67,6 +70,7 @@ def capture(
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)
     _drop_bookkeeping(graph)
+    note_functions(graph)
     regions = number_calls(graph, marked.names)
     check_wrappers(graph, wrappers, roles.inputs, traced.stores.results)
     assignment = assign_strategies(graph, regions, roles.parameters, root)
@@ -77,6 +81,9 @@ def capture(
     unflatten_linears(graph)
     number_dropouts(graph)
     trace_batch_rows(graph, roles.inputs)
+    idle = sorted(set(targets or {}) - assign_targets(graph, targets or {}))
+    if idle:
+        assignment.notes.append(f"targets of modules that the graph does not call: {', '.join(idle)}")
     return CapturedGraph(
         graph=graph,
         parameters=roles.parameters,

@@ -43,9 +43,9 @@ def faked(
         of_parameters: parameter name -> global shape, of those that hold a part.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    device = given[0].device if given else torch.device("cpu")
+    device = _device_of([*given, *root.parameters(), *root.buffers()])
     with mode:
-        fakes = Fakes([_like(tensor, shape, tensor.device) for tensor, shape in zip(given, shapes, strict=True)])
+        fakes = Fakes([_like(tensor, shape, device) for tensor, shape in zip(given, shapes, strict=True)])
     stand_ins: dict[int, Any] = {}
     undo: list[tuple[dict[str, Any], str, Any]] = []
     names: dict[int, str] = {}
@@ -61,7 +61,7 @@ def faked(
                     name = names.get(id(value), key)
                     shape = of_parameters.get(name, tuple(value.shape))
                     with mode:
-                        fake = _like(value, shape, device if value.is_meta else value.device)
+                        fake = _like(value, shape, device)
                     stand_ins[id(value)] = fake
                     fakes.names[id(fake)] = name
                 undo.append((table, key, value))
@@ -77,6 +77,12 @@ def faked(
     finally:
         for table, key, value in undo:
             table[key] = value
+
+
+def _device_of(tensors: Sequence[Tensor]) -> torch.device:
+    """Return the device that a network is captured for; some of its tensors may lie on the host beside it."""
+    host = torch.device("cpu")
+    return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), host)
 
 
 def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:

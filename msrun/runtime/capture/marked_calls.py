@@ -116,8 +116,13 @@ def call_marked(marked: MarkedFunction, number: int, args: tuple[Any, ...], kwar
     """Call a function; while a network is captured, mark what enters and what leaves."""
     if not MSRUN_CAPTURING:
         return marked.function(*args, **kwargs)
+    return mark_call(marked.function, number, args, kwargs)
+
+
+def mark_call(function: Callable[..., Any], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function, with marks on what enters and what leaves."""
     args, kwargs = _mark_arguments(args, kwargs, number)
-    return mark(marked.function(*args, **kwargs), number, leaves=True)
+    return mark(function(*args, **kwargs), number, leaves=True)
 
 
 @dataclass

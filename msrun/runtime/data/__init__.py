@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from msrun.errors import DataError
     from msrun.runtime.data import config, transforms, vision
     from msrun.runtime.data.cifar import Cifar10Dataset, Cifar100Dataset
+    from msrun.runtime.data.clicks import write_clicks
+    from msrun.runtime.data.criteo import CriteoDataset
     from msrun.runtime.data.dataset import Dataset
     from msrun.runtime.data.digits import write_digits, write_digits_as_cifar10
     from msrun.runtime.data.idx import read_idx, write_idx
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cifar10Dataset",
     "Cifar100Dataset",
+    "CriteoDataset",
     "DataError",
     "Dataset",
     "GeneratorDataset",
@@ -35,6 +38,7 @@ __all__ = [
     "read_idx",
     "transforms",
     "vision",
+    "write_clicks",
     "write_digits",
     "write_digits_as_cifar10",
     "write_idx",
@@ -43,12 +47,14 @@ __all__ = [
 _MODULE_OF_NAME = {
     "Cifar10Dataset": "msrun.runtime.data.cifar",
     "Cifar100Dataset": "msrun.runtime.data.cifar",
+    "CriteoDataset": "msrun.runtime.data.criteo",
     "DataError": "msrun.errors",
     "Dataset": "msrun.runtime.data.dataset",
     "GeneratorDataset": "msrun.runtime.data.own_data",
     "MnistDataset": "msrun.runtime.data.mnist",
     "NumpySlicesDataset": "msrun.runtime.data.own_data",
     "read_idx": "msrun.runtime.data.idx",
+    "write_clicks": "msrun.runtime.data.clicks",
     "write_digits": "msrun.runtime.data.digits",
     "write_digits_as_cifar10": "msrun.runtime.data.digits",
     "write_idx": "msrun.runtime.data.idx",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from msrun.runtime.execute.copies import start_copy
 from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.transfers import (
     start_all_reduce,
@@ -24,6 +25,8 @@ def start_forward(collective: Collective, value: Tensor, mesh: Mesh, rank: int, 
     Args:
         in_place: nobody else reads it; an all-reduce may write to it.
     """
+    if collective.is_copy:
+        return start_copy(value, to_host=collective.kind == "to_host")
     group = axes_group(mesh, collective.axes)
     match collective.kind:
         case "all_reduce":
@@ -42,10 +45,13 @@ def start_forward(collective: Collective, value: Tensor, mesh: Mesh, rank: int, 
             place = _place(collective, mesh, rank)
             message = window_message(value, *place)
             return start_halo(message, group, lambda pieces: join_window(value, pieces, *place))
+    raise AssertionError(collective.kind)
 
 
 def start_backward(collective: Collective, grad: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False) -> Pending:
     """Start what happens to the gradient of the result; gives the gradient of the value. `in_place`: see there."""
+    if collective.is_copy:
+        return start_copy(grad, to_host=collective.kind == "to_device")
     group = axes_group(mesh, collective.axes)
     match collective.kind:
         case "all_reduce":
@@ -64,6 +70,7 @@ def start_backward(collective: Collective, grad: Tensor, mesh: Mesh, rank: int, 
             place = _place(collective, mesh, rank)
             message = gradient_message(grad, *place)
             return start_halo(message, group, lambda pieces: add_gradients(grad, pieces, *place))
+    raise AssertionError(collective.kind)
 
 
 def _place(collective: Collective, mesh: Mesh, rank: int) -> tuple[int, Window, int, int]:

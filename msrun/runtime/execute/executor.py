@@ -17,20 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from msrun.errors import CaptureError, ParallelError
-from msrun.runtime.execute.collectives import start_backward, start_forward
+from msrun.errors import ParallelError
 from msrun.runtime.execute.gradients import GradientGroup, LeavingGradients, StepParameters
 from msrun.runtime.execute.issue_order import plan_issue_order
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.execute.pending import Pending
-from msrun.runtime.execute.step import Copy, Step, ValueOnItsWay
+from msrun.runtime.execute.segment_runner import SegmentRunner
+from msrun.runtime.execute.step import Copy, Step
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.buffers import plan_buffers
 from msrun.runtime.schedule.late_weights import LateWeight, compute_late_weights, forget_late_weights, take_late_weights
 from msrun.runtime.schedule.regions import Region
-from msrun.runtime.schedule.replay import Replay, SavedResults, forgetting, plan_replays
-from msrun.runtime.schedule.segments import Crossing, Name, Segment
+from msrun.runtime.schedule.replay import Replay, plan_replays
+from msrun.runtime.schedule.segments import Name, Segment
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import DRAW, PLACE
 
@@ -67,17 +66,19 @@ class Executor:
         self._rank = rank
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
-        self._group_of = {name: i for i, group in enumerate(self.groups) for name in group.placeholders}
-        freed = {name: i for name, i in self._group_of.items() if self.groups[i].regathers}
-        aliases = {value: freed[of] for value, of in (memory_of or {}).items() if of in freed}
-        self._freed_with = {**freed, **aliases}
-        """value -> the group whose memory it is, of those that are given back"""
         self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
         self._buffer_plan = plan_buffers(program, self._segments)
+        self.runner = SegmentRunner(
+            program,
+            self._segments,
+            self.groups,
+            self.replays,
+            self._buffer_plan,
+            mesh=mesh,
+            rank=rank,
+            memory_of=memory_of or {},
+        )
         changed = set(self._buffer_plan.written)
-        borrowed = set(memory_of or {})
-        self._borrowed_results = borrowed & {node.name for node in program.outputs if isinstance(node, fx.Node)}
-        self._borrowed_updates = borrowed & {value.name for value in program.buffer_updates.values()}
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
         self._order = plan_issue_order(
             self._segments,
@@ -126,7 +127,7 @@ class Executor:
                         if copy is copies[0]:
                             self._wait_for_parameters(step, index)
                             self._prefetch(step, index + 1)
-                        self._run(step, copy, index, self._segments[index], needs_grad)
+                        self.runner.run(step, copy, index, needs_grad)
                 for index in turn:
                     self._free_after(step, index)
         with torch.no_grad():
@@ -164,69 +165,8 @@ class Executor:
 
     def _free_after(self, step: Step, index: int) -> None:
         for group in self._order.freed_after[index]:
+            step.wait_for_readers(group)
             step.parameters.gathered[group].free()
-
-    def _run(self, step: Step, copy: Copy, index: int, segment: Segment, needs_grad: bool) -> None:
-        if not segment.is_empty:
-            inputs = [self._read(step, copy, name) for name in segment.reads]
-            if needs_grad and segment.region is not None:
-                written = self._run_forgetting(copy, index, segment, inputs)
-            else:
-                written = segment.module(*inputs)
-                if needs_grad:
-                    copy.written[index] = list(written)
-            for name, value in zip(segment.writes, written, strict=True):
-                copy.values[name] = value.detach().requires_grad_(value.requires_grad) if needs_grad else value
-                if name in self._borrowed_results:
-                    copy.copied[name] = value.detach().clone()
-        for crossing in segment.crossings:
-            self._start_crossing(step, copy, crossing)
-        self._write_buffers(step, copy, index)
-        if needs_grad and segment.region is not None and index == self.replays[segment.region].last:
-            for name in self.replays[segment.region].dropped:
-                copy.values.pop(name, None)
-
-    def _write_buffers(self, step: Step, copy: Copy, index: int) -> None:
-        """Let the next copy, and at the end the module, have the buffers' new values."""
-        for update in self._buffer_plan.updates.get(index, ()):
-            value = self._read(step, copy, update.value)
-            if value.requires_grad:
-                names = {node.name: name for name, node in self._program.buffers.items()}
-                raise CaptureError(
-                    f"buffer {names[update.buffer]} is set to a value that gradients flow through, which would reach "
-                    "into the next step: give it value.detach()"
-                )
-            copy.values.setdefault(update.buffer, step.buffers[update.buffer])  # for later readers of the old value
-            step.buffers[update.buffer] = value.clone() if update.value in self._borrowed_updates else value
-
-    def _run_forgetting(self, copy: Copy, index: int, segment: Segment, inputs: list[Tensor]) -> Sequence[Tensor]:
-        assert segment.region is not None
-        policy = self.replays[segment.region].save
-        with forgetting():
-            if policy is None:
-                return tuple(segment.module(*inputs))
-            copy.saved[index] = SavedResults(policy)
-            return tuple(copy.saved[index].run(segment.module, inputs, again=False))
-
-    def _start_crossing(self, step: Step, copy: Copy, crossing: Crossing) -> None:
-        source = self._read(step, copy, crossing.source)
-        in_place = crossing.takes_source
-        pending = start_forward(crossing.collective, source.detach(), self._mesh, self._rank, in_place=in_place)
-        if crossing.source in self._freed_with:
-            step.parameters.gathered[self._freed_with[crossing.source]].lend(pending)
-        copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
-        if crossing.result in self._borrowed_results:
-            copy.copied[crossing.result] = pending.wait().detach().clone()
-
-    def _read(self, step: Step, copy: Copy, name: Name) -> Tensor:
-        group = self._group_of.get(name)
-        if group is not None:
-            return step.parameters.leaf(name)
-        if name in step.buffers:  # what the copy read first is what it reads until its end
-            return copy.values.setdefault(name, step.buffers[name])
-        if name in copy.arriving:
-            copy.values[name] = copy.arriving.pop(name).wait()
-        return copy.values[name]
 
     # -- backward -----------------------------------------------------------------------------------------------
 
@@ -255,22 +195,24 @@ class Executor:
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
-            self._start_crossings(copy, len(self._segments) - 1)
+            self.runner.start_crossings(copy, self._order.way_back[0])
         for turn in self._order.backward:
             for copy in step.copies:
                 for index in turn:
                     if copy is step.copies[0]:
                         self._have_values_again(step, index)
-                    self._run_backward(copy, index, self._segments[index])
-                    self._give_to_parameters(step, copy, self._segments[index])
-                    if index:
-                        self._start_crossings(copy, index - 1)
+                    self.runner.run_backward(step, copy, index)
+                    self.runner.give_to_parameters(step, copy, index)
+                    if index in self._order.next_back:
+                        self.runner.start_crossings(copy, self._order.next_back[index])
                     if late is None:
                         compute_late_weights()
                     else:
                         late += take_late_weights()
                     if copy is step.copies[-1]:
                         self._give_back(step, index, leaving, reduces=reduces)
+        for task in step.tasks:
+            task.wait()
         return leaving.arrive()
 
     def _give_back(self, step: Step, index: int, leaving: LeavingGradients, *, reduces: bool) -> None:
@@ -281,9 +223,12 @@ class Executor:
         """
         for number in self._segments[index].new_groups:
             if self.groups[number].regathers:
+                step.wait_for_readers(number)
                 step.parameters.gathered[number].free()
         for number in self._order.departures.get(index, []):
             total = step.parameters.sums[number]
+            for group in {self.runner.group_of[name] for name in total.group.placeholders}:
+                step.wait_for_readers(group)
             if total.group.shard_axes:
                 leaving.make_room(step.parameters.sums)
             if reduces:
@@ -314,66 +259,13 @@ class Executor:
     def _run_again(self, step: Step, replay: Replay) -> None:
         """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
         for index in replay.steps:
-            segment = self._segments[index]
             self._wait_for_parameters(step, index)
             for copy in step.copies:
-                if index in replay.segments:
-                    inputs = [self._read(step, copy, name) for name in segment.reads]
-                    saved = copy.saved.pop(index, None)
-                    written = saved.run(segment.module, inputs, again=True) if saved else segment.module(*inputs)
-                    copy.written[index] = list(written)
-                    for name, value in zip(segment.writes, written, strict=True):
-                        if name in replay.dropped:
-                            copy.values[name] = value.detach().requires_grad_(value.requires_grad)
-                for crossing in replay.crossings.get(index, []):
-                    self._start_crossing(step, copy, crossing)
-
-    def _run_backward(self, copy: Copy, index: int, segment: Segment) -> None:
-        written = copy.written.pop(index, [])
-        outputs, gradients = [], []
-        for name, value in zip(segment.writes, written, strict=True):
-            gradient = self._take_gradient(copy, name)
-            if gradient is not None and value.requires_grad:
-                outputs.append(value)
-                gradients.append(gradient)
-        if outputs:
-            torch.autograd.backward(outputs, gradients)
-
-    def _give_to_parameters(self, step: Step, copy: Copy, segment: Segment) -> None:
-        """Add to a parameter's gradient what comes back through collectives that read it directly."""
-        for crossing in segment.crossings:
-            if crossing.source in self._group_of:
-                leaf = step.parameters.leaf(crossing.source)
-                for part in copy.gradients.pop(crossing.source, []):
-                    given = part.wait() if isinstance(part, Pending) else part
-                    leaf.grad = given if leaf.grad is None else leaf.grad + given
-
-    def _start_crossings(self, copy: Copy, index: int) -> None:
-        """Start the way back of the collectives of one level: everything that read their results is done."""
-        for crossing in self._segments[index].crossings:
-            gradient = self._take_gradient(copy, crossing.result)
-            if gradient is not None:
-                in_place = crossing.takes_gradient
-                pending = start_backward(crossing.collective, gradient, self._mesh, self._rank, in_place=in_place)
-                copy.gradients.setdefault(crossing.source, []).append(pending)
-
-    @staticmethod
-    def _take_gradient(copy: Copy, name: Name) -> Tensor | None:
-        """Return the whole gradient of a value: from its leaf, from results, from collectives."""
-        parts = [p.wait() if isinstance(p, Pending) else p for p in copy.gradients.pop(name, [])]
-        leaf = copy.values.pop(name, None)
-        if leaf is not None and leaf.grad is not None:
-            parts.append(leaf.grad)
-        if not parts:
-            return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+                self.runner.run_again(step, copy, index, replay)
 
     def input_gradients(self, step: Step) -> list[list[Tensor | None]]:
         """Return per copy the gradients of the user's tensors, after `backward`."""
-        return [[self._take_gradient(copy, name) for name in self._input_names] for copy in step.copies]
+        return [[copy.take_gradient(name) for name in self._input_names] for copy in step.copies]
 
     def results(self, step: Step, *, leaves_late: bool = False) -> list[list[Any]]:
         """Return the program's results for every copy, detached.
@@ -393,4 +285,4 @@ class Executor:
             return copy.copied[value.name]
         if leaves_late and (late := copy.arriving.get(value.name)) and late.is_number_on_host:
             return late
-        return self._read(step, copy, value.name).detach()
+        return self.runner.read(step, copy, value.name).detach()

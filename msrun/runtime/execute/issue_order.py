@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 from msrun.runtime.execute.gradients import GradientGroup, plan_departures
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.schedule.segments import Segment
-from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns
+from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns, way_back
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
@@ -27,6 +28,10 @@ class IssueOrder:
     """Segment -> groups to gather before its way back."""
     freed_after: list[list[int]]
     """Segment -> groups that no later segment reads and that are gathered again for the way back."""
+    way_back: list[int]
+    """All segments in the order of the backward pass."""
+    next_back: dict[int, int]
+    """Segment -> the one whose way back follows, if any."""
     departures: dict[int, list[int]]
     """Segment -> gradient groups that are complete after its way back."""
 
@@ -47,12 +52,15 @@ def plan_issue_order(
     gathered = {number for number, group in enumerate(groups) if group.shard_axes}
     freed = {number for number, group in enumerate(groups) if group.regathers}
     last_reader = {group: index for index, segment in enumerate(segments) for group in segment.groups}
+    order = way_back(segments)
     return IssueOrder(
         forward=join_turns(forward_turns(segments, gathered), spans),
         backward=backward_turns(segments, gathered, replayed),
         gathered_before=[_upcoming(segments, index, gathered, bool(freed)) for index in range(len(segments) + 1)],
-        gathered_again=[_preceding(segments, index, freed) for index in range(len(segments))],
+        gathered_again=[_following(segments, order[order.index(i) :], freed) for i in range(len(segments))],
         freed_after=[[g for g in freed if last_reader.get(g) == index] for index in range(len(segments))],
+        way_back=order,
+        next_back=dict(pairwise(order)),
         departures=plan_departures(segments, gradient_groups),
     )
 
@@ -65,6 +73,7 @@ def _upcoming(segments: Sequence[Segment], index: int, gathered: Set[int], is_fe
     return [] if index else upcoming
 
 
-def _preceding(segments: Sequence[Segment], index: int, freed: Set[int]) -> list[int]:
-    wanted = (group for segment in reversed(segments[: index + 1]) for group in segment.groups)
+def _following(segments: Sequence[Segment], rest: Sequence[int], freed: Set[int]) -> list[int]:
+    """Return the next groups of the way back."""
+    wanted = (group for index in rest for group in segments[index].groups)
     return list(dict.fromkeys(group for group in wanted if group in freed))[:AHEAD]

@@ -39,6 +39,8 @@ class StoredParameter:
     """Why it is cut, or why it is left whole."""
     fusion_id: int | None = None
     """None: fused by size."""
+    on_host: bool = False
+    """Whether it lies in the host's memory, as operators of the host alone read it."""
 
     @property
     def stored(self) -> TensorLayout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Lock
 
 import torch
 import torch.distributed as dist
@@ -14,17 +15,24 @@ from msrun.runtime.progress import begin_collective, waiting_in
 
 
 class Traffic:
-    """Counts what this rank has put on the wire: number of collectives and bytes of their local input, by operation."""
+    """Counts what this rank has put on the wire, and copied between host and device: number and bytes, by operation."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self._copying = Lock()
 
     def add(self, name: str, value: Tensor) -> None:
         """Count one collective."""
         begin_collective()
         self.calls[name] += 1
         self.bytes[name] += value.numel() * value.element_size()
+
+    def add_copy(self, name: str, value: Tensor) -> None:
+        """Count one copy between the memories of the host and the device; in any thread."""
+        with self._copying:
+            self.calls[name] += 1
+            self.bytes[name] += value.numel() * value.element_size()
 
     def reset(self) -> None:
         """Start again at zero."""
@@ -60,6 +68,11 @@ class Pending:
         self._works = [*work] if isinstance(work, Sequence) else [] if work is None else [work]
         self._finish = finish
         self._name = name
+
+    @property
+    def is_message(self) -> bool:
+        """Whether other ranks send it."""
+        return bool(self._works) or self._finish is not None
 
     @property
     def dtype(self) -> torch.dtype:

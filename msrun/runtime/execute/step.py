@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.execute.gradients import StepParameters
+from msrun.runtime.execute.host_thread import HostTask
 from msrun.runtime.execute.pending import Pending
 from msrun.runtime.schedule.replay import SavedResults
 from msrun.runtime.schedule.segments import Name
@@ -30,6 +32,35 @@ class Copy:
     """segment of a recomputed region -> results that are kept of it"""
     copied: dict[Name, Tensor] = field(default_factory=dict)
     """Results that lie in the memory of a gathered parameter, copied out of it before it is given back."""
+    computing: dict[Name, HostTask] = field(default_factory=dict)
+    """Values that the host may still be computing."""
+    reading: dict[Name, list[HostTask]] = field(default_factory=dict)
+    """Values whose readers on the host may not have added to their gradient yet."""
+
+    def take_gradient(self, name: Name) -> Tensor | None:
+        """Return the whole gradient of a value: from its leaf, from results, from collectives."""
+        for task in self.reading.pop(name, ()):
+            task.wait()
+        parts = [p.wait() if isinstance(p, Pending) else p for p in self.gradients.pop(name, [])]
+        leaf = self.values.pop(name, None)
+        if leaf is not None and leaf.grad is not None:
+            parts.append(leaf.grad)
+        return add_up(parts)
+
+    def settle_gradients(self, names: Sequence[Name]) -> None:
+        """Wait for what is on its way from other ranks to the gradients of these values."""
+        for name in names:
+            parts = self.gradients.get(name, [])
+            parts[:] = [p.wait() if isinstance(p, Pending) and p.is_message else p for p in parts]
+
+
+def add_up(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the sum of the parts of a gradient, of those that there are."""
+    total: Tensor | None = None
+    for part in parts:
+        if part is not None:
+            total = part if total is None else total + part
+    return total
 
 
 class ValueOnItsWay(Pending):
@@ -74,3 +105,12 @@ class Step:
     parameters: StepParameters
     buffers: dict[Name, Tensor] = field(default_factory=dict)
     """Present values of the buffers that the forward pass changes."""
+    readers: dict[int, list[HostTask]] = field(default_factory=dict)
+    """group of parameters -> what reads them on the host and may not be done yet"""
+    tasks: list[HostTask] = field(default_factory=list)
+    """Of the backward pass, on the host."""
+
+    def wait_for_readers(self, group: int) -> None:
+        """Wait until the host has done what reads a group of parameters."""
+        for task in self.readers.pop(group, ()):
+            task.wait()

@@ -29,6 +29,7 @@ from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.fluent_settings import FluentSettings
+from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
@@ -197,9 +198,10 @@ class AutoParallel(FluentSettings, NetworkModule):
 
     def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone" or runs_alone.get():
-            init_parameters(target.root)
+            root = target.root
+            init_parameters(root)
             self._warn_of_one_process()
-            with autocast(self.settings.precision), RandomCalls(), checkpointed(target.root):
+            with autocast(self.settings.precision), RandomCalls(), checkpointed(root), moved_at_borders(root):
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             replicas = self._replicas_of()
@@ -210,8 +212,7 @@ class AutoParallel(FluentSettings, NetworkModule):
             ):
                 return replicas.call(target, args, kwargs)
         agreement.begin_call()
-        args, kwargs = tuple(args), dict(kwargs)
-        tensors = find_tensors(args, kwargs)
+        args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
         if known is not None:
             with contextlib.suppress(ParameterChanged):
                 return known.run(target.call, args, kwargs, tensors)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from msrun.errors import StrategyError
+from msrun.runtime.parallel.host_search import DeviceLimit
 from msrun.runtime.parallel.overlap import parse_transformer_opt
 from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
@@ -100,6 +101,21 @@ class FluentSettings:
             StrategyError: at capture, when nothing fits; with the bytes that are needed.
         """
         return self._set("recompute", activation_limit_bytes=check_limit(mode, memory_limit_mb))
+
+    def device_memory_limit(self, limit_mb: float, optimizer_states: int = 2) -> Self:
+        """Move operators and their parameters to the host, chosen at the first capture, until a step fits.
+
+        Counted are, for this rank, parameters, what is gathered of them, their gradients and optimizer states, and the
+        activations of one micro batch. Those operators go first that save most bytes for each byte that a step copies;
+        operators with a target (`set_target`) stay where they are. The plan's notes say what was moved.
+
+        Args:
+            optimizer_states: tensors of a weight's size that the optimizer keeps for it: Adam 2, momentum 1, SGD 0.
+
+        Raises:
+            StrategyError: at the first capture, when nothing fits; with the bytes that are missing.
+        """
+        return self._set("device_memory_limit", device_limit=DeviceLimit(limit_mb, optimizer_states))
 
     def pipeline(
         self, stages: int = 1, scheduler: str = "1f1b", interleave: bool = False, output_broadcast: bool = False

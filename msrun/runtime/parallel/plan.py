@@ -11,6 +11,7 @@ import torch
 
 from msrun.errors import StrategyError
 from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.parallel.border_plan import BorderPlan, build_border_plans
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.placement import find_stages
@@ -58,6 +59,8 @@ class ParameterPlan:
     """The layout at rest in the names of the user's Layout, "None" for whole dimensions; None without a Layout."""
     stages: tuple[int, ...] = ()
     """Stages of a pipeline that hold it; () when every rank does."""
+    on_host: bool = False
+    """Whether it lies in the host's memory."""
 
     @property
     def is_own_part(self) -> bool:
@@ -98,6 +101,8 @@ class ParallelPlan:
     traffic: Totals | None = None
     """All messages of one training step on this rank, all copies together; None when they could not be told."""
     pipeline: PipelinePlan | None = None
+    borders: tuple[BorderPlan, ...] = ()
+    """Values that are copied between host and device, of one part of the batch."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
@@ -122,6 +127,16 @@ class ParallelPlan:
         return sum(parameter.local_bytes for parameter in self.parameters)
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of those that lie in the host's memory beside a device."""
+        return sum(parameter.local_bytes for parameter in self.parameters if parameter.on_host)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of those in the device's memory."""
+        return self.local_bytes - self.host_bytes
+
+    @property
     def global_bytes(self) -> int:
         """Bytes of all parameters of the network."""
         return sum(parameter.global_bytes for parameter in self.parameters)
@@ -137,7 +152,8 @@ class ParallelPlan:
         if sharding != HSDP_OFF and not any(parameter.shard_ranks > 1 for parameter in self.parameters):
             sharding = f"{sharding.partition(':')[0]} cuts no parameter of this network"
         ranks = f"{self.world_size} ranks{stages}, {self.mode}, {sharding}{copies}"
-        return f"{ranks}; {self.losses}; {self._stored()}"
+        host = f", {self.host_bytes / 1024:.0f} KB of them on the host" if self.host_bytes else ""
+        return f"{ranks}; {self.losses}; {self._stored()}{host}"
 
     def _stored(self) -> str:
         """Return in words what of the parameters lies on this rank."""
@@ -157,15 +173,20 @@ class ParallelPlan:
             shape = f"{'?' if p.is_own_part else _shape(p.global_shape)} -> {_shape(p.local_shape)}"
             where = f"message {p.group}" if p.group >= 0 else "unused" if not p.stages else "elsewhere"
             where = f"stage {','.join(map(str, p.stages))}, {where}" if p.stages else where
+            where = f"{where}, host" if p.on_host else where
             cut = _row(p.axes if p.axes is not None else p.layout)
             lines.append(f"  {p.name:<{width}}  {shape:<28} {cut:<14} {p.local_bytes:>10} B  {where:<10}  {p.reason}")
         lines += ["", "operators"]
         for o in self.operators:
             strategy = ", ".join(str(numbers) for numbers in o.strategy)
             repeated = f", the same on {o.repeats} ranks" if o.repeats > 1 and any(o.strategy) else ""
-            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}")
+            host = ", on the host" if o.on_host else ""
+            lines.append(f"  {o.operator:<28} {o.module_path or '-':<16} {strategy:<32} {o.origin}{repeated}{host}")
             lines += [f"      {collective}" for collective in o.traffic or o.collectives]
         lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
+        if self.borders:
+            count = sum(o.on_host for o in self.operators)
+            lines += ["", f"borders between host ({count} operators) and device", *(f"  {b}" for b in self.borders)]
         if self.pipeline is None:
             lines += self._messages()
         else:
@@ -252,6 +273,7 @@ def build_parallel_plan(
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,
+        borders=build_border_plans(compiled.program, step.borders) if step.borders else (),
     )
 
 
@@ -283,5 +305,6 @@ def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequenc
         reason=stored.reason,
         group=group,
         stages=find_stages(stored.parameter),
+        on_host=stored.on_host,
         axes=next((names for layout in layouts if (names := layout.names(stored.stored, mesh)) is not None), None),
     )

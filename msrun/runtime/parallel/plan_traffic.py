@@ -34,6 +34,8 @@ class StepTraffic:
     """For each fusion group of parameters."""
     sums: list[list[Message]]
     """For each group of gradients."""
+    borders: tuple[CollectiveTraffic, ...]
+    """Copies between host and device, for one part of the batch."""
     totals: Totals | None
     notes: tuple[str, ...] = ()
 
@@ -52,15 +54,16 @@ def predict_traffic(compiled: CompiledCall, rank: int) -> StepTraffic:
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        return StepTraffic(nothing, (), gathers, sums, None, (note,))
+        return StepTraffic(nothing, (), gathers, sums, (), None, (note,))
     trained = {node.name for node in nodes_with_gradient(program, values)}
     groups = compiled.executor.gradient_groups
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
-    messages = [m for of_one in moved for traffic in of_one for m in traffic.messages]
+    borders = collective_traffic(program.borders, program, values, nodes_with_gradient(program, values), rank)
+    messages = [m for of_one in (*moved, borders) for traffic in of_one for m in traffic.messages]
     messages = (messages + _again(compiled, values, rank)) * parts.total
     messages += [m for of_group in (*gathers, *sums) for m in of_group]
-    return StepTraffic(moved[:-1], moved[-1], gathers, sums, Totals.of(messages))
+    return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
 
 
 def predict_pipeline_traffic(call: PipelinedCall, rank: int) -> StepTraffic:
@@ -86,7 +89,7 @@ def predict_pipeline_traffic(call: PipelinedCall, rank: int) -> StepTraffic:
         for gradients in compiled.executor.gradient_groups:
             messages += sum_messages(gradients, call.parts.micro_batches)
     messages += _along_the_line(call)
-    return StepTraffic(moved[:-1], moved[-1], [], [], Totals.of(messages))
+    return StepTraffic(moved[:-1], moved[-1], [], [], (), Totals.of(messages))
 
 
 def _across_borders(call: PipelinedCall) -> list[Message]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime.parallel.host_search import DeviceLimit
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
@@ -54,6 +55,8 @@ class ParallelSettings:
     comm_fusion: FusionConfig = field(default_factory=FusionConfig)
     activation_limit_bytes: int | None = None
     """Modules are recomputed until a rank's activations fit; None: only those that the user names."""
+    device_limit: DeviceLimit | None = None
+    """Operators are moved to the host until a step fits into the device; None: only those that the user names."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     overlaps_weights: bool = False
     """Gradients of linear layers' weights are computed while those of their inputs travel."""

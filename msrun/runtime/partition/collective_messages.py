@@ -24,13 +24,14 @@ class Message:
     """One operation of one rank."""
 
     operation: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all or halo: the counter's words."""
+    """all_reduce, all_gather, reduce_scatter, all_to_all, halo, to_host or to_device: the counter's words."""
     bytes: int
     """Of the input on this rank."""
     ranks: int
 
     def __str__(self) -> str:
-        return f"{self.operation} of {self.bytes} B by {self.ranks} ranks"
+        by = f" by {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.operation} of {self.bytes} B{by}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int,
         case "halo":
             assert collective.window is not None
             result[collective.dim] = collective.window.length
-        case "all_reduce" | "enter":
+        case "all_reduce" | "enter" | "to_host" | "to_device":
             pass
         case _:
             assert_never(collective.kind)
@@ -103,7 +104,7 @@ def forward_message(collective: Collective, shape: Shape, dtype: torch.dtype, me
             return None
         case "gather" | "gather_enter":
             operation = "all_gather"
-        case "all_reduce" | "reduce_scatter":
+        case "all_reduce" | "reduce_scatter" | "to_host" | "to_device":
             operation = collective.kind
         case "exchange":
             operation = "all_to_all"
@@ -127,6 +128,10 @@ def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, m
             operation = "all_gather"
         case "exchange":
             operation = "all_to_all"
+        case "to_host":
+            operation = "to_device"
+        case "to_device":
+            operation = "to_host"
         case "halo":
             return _halo(collective, shape, dtype, mesh, rank, is_gradient=True)
         case _:

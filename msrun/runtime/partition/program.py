@@ -16,6 +16,8 @@ MODULE_PATH = "module_path"
 """Key in a local node's meta: the module whose operator it is, or for whose operator it was inserted."""
 ORIGIN = "captured"
 """Key in a local node's meta: the captured operator that it was made for."""
+ON_HOST = "msrun_on_host"
+"""Key in a local node's meta: whether it runs on the host; of a copy, where its value is."""
 
 
 @dataclass
@@ -51,6 +53,8 @@ class OperatorPlan:
     """What these move, in the plan of a program."""
     repeats: int = 1
     """Ranks that compute the same: its strategy cuts it into fewer parts than there are ranks."""
+    on_host: bool = False
+    """Whether it runs on the host beside the device."""
 
 
 @dataclass
@@ -76,3 +80,7 @@ class LocalProgram:
     """placeholder of a buffer -> its value after the forward pass"""
     differentiable_inputs: frozenset[int] = frozenset()
     """Indexes of the user's tensors whose gradient is wanted."""
+    borders: list[fx.Node] = field(default_factory=list)
+    """Copies between the memories of the host and the device."""
+    host_parameters: set[str] = field(default_factory=set)
+    """Names of parameters that lie in the host's memory."""

@@ -1,8 +1,8 @@
 """Activations: the bytes that one rank keeps between a forward and a backward pass, found without computing.
 
 The segments run once on fake tensors of the local shapes, with autograd; what the operators save is counted, storage
-by storage. That is exact for any operator, views and shared storages included. Parameters, buffers and the user's own
-batch are not counted.
+by storage. That is exact for any operator, views and shared storages included. Parameters, buffers, the user's own
+batch and what lies on the host beside a device are not counted.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class _Run:
         self._replays = replays
         self._values = values
         self._given = _Storages(values.values())
+        self._on_host = {name for segment in segments if segment.on_host for name in segment.writes}
+        self._on_host |= {c.result for s in segments for c in s.crossings if c.collective.kind == "to_host"}
         self._kept = _Storages()
 
     def forward(self) -> int:
@@ -140,14 +142,14 @@ class _Run:
         given = dict(self._values)
         for index, segment in enumerate(self._segments):
             replay = None if segment.region is None else self._replays[segment.region]
-            self._segment(segment, self._kept if replay is None else _Storages(), replay)
+            self._segment(segment, self._kept if replay is None and not segment.on_host else _Storages(), replay)
             for crossing in segment.crossings:
                 self._values[crossing.result] = self._cross(crossing)
             if replay is not None and index == replay.last:
                 for name in replay.dropped:
                     self._values.pop(name, None)
         for name, value in self._values.items():
-            if name not in given:
+            if name not in given and name not in self._on_host:
                 self._kept.add(value)
         return self._kept.bytes_beside(self._given)
 
@@ -159,10 +161,12 @@ class _Run:
             found = _Storages()
             for index in replay.steps:
                 if index in replay.segments:
-                    self._segment(self._segments[index], found, None)
+                    on_host = self._segments[index].on_host
+                    self._segment(self._segments[index], _Storages() if on_host else found, None)
                 for crossing in replay.crossings.get(index, []):
                     self._values[crossing.result] = self._cross(crossing)
-                    found.add(self._values[crossing.result])
+                    if crossing.result not in self._on_host:
+                        found.add(self._values[crossing.result])
             most = max(most, found.bytes_beside(self._given, self._kept))
             self._values = before
         return most

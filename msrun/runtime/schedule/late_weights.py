@@ -138,6 +138,8 @@ def delay_weights(
     """
     for before, segment in pairwise((None, *segments)):
         assert segment is not None
+        if segment.on_host:  # its thread would leave them while the device's do
+            continue
         if segment.region is not None and regions[segment.region].spec.save is not None:
             continue
         feeds = before is not None and any(crossing.collective.moves_backward for crossing in before.crossings)

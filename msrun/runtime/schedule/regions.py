@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram
-from msrun.runtime.sharding.operators.rule import CHECKPOINT, IS_CAST
+from msrun.runtime.sharding.operators.rule import CHECKPOINT, IS_CAST, find_module
 
 SavePolicy = Callable[[object], bool]
 
@@ -40,15 +40,6 @@ class Region:
     """Names of its nodes in the local graph, in order."""
 
 
-def find_spec(path: str | None, specs: Mapping[str, RecomputeSpec]) -> str | None:
-    """Return the recomputed module that `path` is or lies in; None when there is none."""
-    if path is None:
-        return None
-    parts = path.split(".") if path else []
-    ends = range(len(parts), -1, -1)
-    return next((prefix for end in ends if (prefix := ".".join(parts[:end])) in specs), None)
-
-
 def find_regions(program: LocalProgram, specs: Mapping[str, RecomputeSpec]) -> list[Region]:
     """Return the regions in program order.
 
@@ -60,7 +51,7 @@ def find_regions(program: LocalProgram, specs: Mapping[str, RecomputeSpec]) -> l
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
-        path = find_spec(node.meta.get(MODULE_PATH), specs)
+        path = find_module(node.meta[MODULE_PATH], specs) if MODULE_PATH in node.meta else None
         if path is None and ORIGIN in node.meta and CHECKPOINT in node.meta[ORIGIN].meta:
             path = f"checkpoint {node.meta[ORIGIN].meta[CHECKPOINT]}"
         if path is None and current is not None and _casts_result_of(node, current):

@@ -5,27 +5,43 @@ level k; the collectives of level k start when it has been computed and are wait
 them. Reading a fusion group of parameters for the first time begins a level too: then gathers are waited for one group
 at a time on the way forward, and on the way back a group's gradient leaves as soon as its segment is done.
 
+Operators of the host have segments of their own: they run beside the device's of the same level, for no value goes from
+the one to the other without a copy, and copies are collectives here.
+
 Sums over the ranks that need nothing but the program's inputs, as the number of targets that count in a mean loss, come
-first: they leave before anything is computed, and are waited for only by what stands after the next level.
+first: they leave before anything is computed, and are waited for only by what stands after the next level. So do copies
+of inputs between the memories of host and device, so that both sides begin at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import fx, nn
 
-from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.program import ON_HOST, LocalProgram
 from msrun.runtime.schedule.in_place import may_take_gradient, may_take_source
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import PLACE, apply_collective
 
 Name = str
 """Name of a value: that of its node in the local graph."""
-_Place = tuple[int, int | None]
-"""Level and recomputed region."""
+
+
+class _Place(NamedTuple):
+    """Where a node stands."""
+
+    level: int
+    region: int | None = None
+    """Recomputed."""
+    on_host: bool = False
+
+    @property
+    def order(self) -> tuple[int, int, bool]:
+        """Of segments: the host's before the device's, so that it has begun while the device computes."""
+        return self.level, -1 if self.region is None else self.region, not self.on_host
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,9 @@ class Segment:
     """Those that no earlier segment reads."""
     region: int | None = None
     """Recomputed region that all its operators belong to."""
+    level: int = 0
+    on_host: bool = False
+    """Whether its operators run on the host, beside those of the device of its level."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,19 +102,19 @@ def cut_segments(
     places = _places(program.graph, group_of, region_of, _early(program, region_of))
     kept = _read_later(program, places)
     results = _results(program)
-    count = 1 + max((level for level, _ in places.values()), default=0)
-    inside: dict[_Place, list[fx.Node]] = {(level, None): [] for level in range(count)}
+    count = 1 + max((place.level for place in places.values()), default=0)
+    inside: dict[_Place, list[fx.Node]] = {_Place(level): [] for level in range(count)}
     for node in program.graph.nodes:
         if node.op == "call_function":
             inside.setdefault(places[node], []).append(node)
     seen: set[int] = set()
     segments = []
-    for place in sorted(inside, key=lambda p: (p[0], -1 if p[1] is None else p[1])):
+    for place in sorted(inside, key=lambda p: p.order):
         nodes = inside[place]
         segment = _segment([n for n in nodes if not _is_collective(n)], kept)
         read = {memory_of.get(n.name, n.name) for node in nodes for n in node.all_input_nodes}
         segment.groups = sorted({group_of[name] for name in read if name in group_of})
-        segment.region = place[1]
+        segment.level, segment.region, segment.on_host = place
         segment.new_groups = [group for group in segment.groups if group not in seen]
         seen |= set(segment.groups)
         for node in nodes:
@@ -128,7 +147,7 @@ def _collective(node: fx.Node) -> Collective:
 
 
 def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]:
-    """Return the sums over ranks that need inputs alone, with all that they are computed from."""
+    """Return the sums over ranks that need inputs alone, and copies of inputs, with all that they are computed from."""
     given = {*program.inputs, *program.buffers.values(), *(node for node, _ in program.constants.values())}
     ready = given - set(program.buffer_updates)
     found: set[fx.Node] = set()
@@ -138,7 +157,9 @@ def _early(program: LocalProgram, region_of: Mapping[Name, int]) -> set[fx.Node]
         elif node.op == "call_function" and node.name not in region_of and ready.issuperset(node.all_input_nodes):
             if not _is_collective(node) or _collective(node).is_local:
                 ready.add(node)
-            elif _collective(node).kind == "all_reduce":
+            elif _collective(node).kind == "all_reduce" or (
+                _collective(node).is_copy and all(map(_is_collective, _computed_from(node)))
+            ):
                 found |= {node, *_computed_from(node)}
     return found
 
@@ -157,26 +178,27 @@ def _places(
     graph: fx.Graph, group_of: Mapping[Name, int], region_of: Mapping[Name, int], early: Set[fx.Node]
 ) -> dict[fx.Node, _Place]:
     """Return the level and region of every node; a collective stands where its source was computed."""
-    places: dict[fx.Node, _Place] = {node: (0, None) for node in graph.nodes if node.op == "placeholder"}
+    places: dict[fx.Node, _Place] = {node: _Place(0) for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
         if node in early:
             places[node] = _earliest(node, places, region_of)
-    first = 1 + max((places[node][0] for node in early), default=-1)
-    group_levels: dict[int, int] = {}
+    first = 1 + max((places[node].level for node in early), default=-1)
+    group_levels: dict[bool, dict[int, int]] = {True: {}, False: {}}
     for node in graph.nodes:
         if node.op != "call_function" or node in early:
             continue
-        level, region = _earliest(node, places, region_of)
-        if any(n in early and _moves(n) for n in node.all_input_nodes):
+        level, region, on_host = _earliest(node, places, region_of)
+        levels = group_levels[on_host]
+        if any(n in early and _moves(n) and not _collective(n).is_copy for n in node.all_input_nodes):
             level = max(level, first + 1)
         elif not _is_collective(node) or node.all_input_nodes[0].op != "placeholder":
             level = max(level, first)
         for group in sorted({group_of[n.name] for n in node.all_input_nodes if n.name in group_of}):
-            if group not in group_levels:
-                newest = max(group_levels.values(), default=-1)
-                group_levels[group] = max(level, newest + 1)
-            level = max(level, group_levels[group])
-        places[node] = (level, region)
+            if group not in levels:
+                newest = max(levels.values(), default=-1)
+                levels[group] = max(level, newest + 1)
+            level = max(level, levels[group])
+        places[node] = _Place(level, region, on_host)
     return places
 
 
@@ -185,8 +207,8 @@ def _earliest(node: fx.Node, places: Mapping[fx.Node, _Place], region_of: Mappin
     if _is_collective(node) and not _is_collective(node.all_input_nodes[0]):
         return places[node.all_input_nodes[0]]
     region = region_of.get(node.name)
-    waits = [places[n][0] + _begins_level(n, region, region_of) for n in node.all_input_nodes]
-    return max(waits, default=0), region
+    waits = [places[n].level + _begins_level(n, region, region_of) for n in node.all_input_nodes]
+    return _Place(max(waits, default=0), region, not _is_collective(node) and node.meta.get(ON_HOST, False))
 
 
 def _moves(node: fx.Node) -> bool:
@@ -234,7 +256,8 @@ def render_segments(segments: list[Segment]) -> str:
     """Return the whole local program as text: operators, and every collective where it starts."""
     lines: list[str] = []
     for number, segment in enumerate(segments):
-        lines.append(f"segment {number}: reads {', '.join(segment.reads) or 'nothing'}")
+        where = " on the host" if segment.on_host else ""
+        lines.append(f"segment {number}{where}: reads {', '.join(segment.reads) or 'nothing'}")
         for node in segment.module.graph.nodes:
             if node.op == "call_function":
                 lines.append(f"    {node.name} = {node.target}({_arguments(node)})")

@@ -9,6 +9,7 @@ and what moves on the way forward may stand still on the way back; the two direc
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from itertools import pairwise
 
 from msrun.runtime.schedule.segments import Name, Segment
 
@@ -31,11 +32,25 @@ def forward_turns(segments: Sequence[Segment], gathered: Set[int]) -> list[list[
     return turns
 
 
+def way_back(segments: Sequence[Segment]) -> list[int]:
+    """Return the segments' indexes in the order of the backward pass: the last one first.
+
+    Of two segments of one level the host's comes first, as on the way forward; but in order where they are recomputed.
+    """
+    order = list(reversed(range(len(segments))))
+    for place, (index, before) in enumerate(pairwise(order)):
+        one, host = segments[index], segments[before]
+        is_beside = host.on_host and not one.on_host and host.level == one.level
+        if is_beside and one.region is None and host.region is None:
+            order[place], order[place + 1] = before, index
+    return order
+
+
 def backward_turns(segments: Sequence[Segment], gathered: Set[int], replayed: Set[int]) -> list[list[int]]:
     """Return the segments' indexes, last one first, in turns.
 
-    The way back of segment k is followed at once by that of the collectives of segment k - 1, which may have to wait
-    for other collectives' gradients.
+    The way back of a segment is followed at once by that of the collectives of the next one, which may have to wait for
+    other collectives' gradients.
 
     Args:
         replayed: last segments of recomputed regions, which all copies compute again before any has its turn.
@@ -43,8 +58,9 @@ def backward_turns(segments: Sequence[Segment], gathered: Set[int], replayed: Se
     turns: list[list[int]] = []
     flying: set[Name] = set()
     gives_back = True
-    for index in reversed(range(len(segments))):
-        before = segments[index - 1].crossings if index else []
+    order = way_back(segments)
+    for place, index in enumerate(order):
+        before = segments[order[place + 1]].crossings if place + 1 < len(order) else []
         waits = flying & {*segments[index].writes, *(crossing.result for crossing in before)}
         if gives_back or waits or index in replayed:
             turns.append([])

@@ -12,6 +12,8 @@ gradient on the way back. The pairs follow from one convention: the gradient of 
     reduce_scatter  reduce-scatter   all-gather         all_reduce, then slice
     exchange        all-to-all       all-to-all
     halo            all-to-all       all-to-all         borders of neighbours' parts; their gradients are added
+    to_host         copy to host     copy to device     between the memories of one rank, over no axes
+    to_device       copy to device   copy to host
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ from typing import Literal
 from msrun.runtime.sharding.halo import Window
 from msrun.runtime.sharding.layout import Axes
 
-Kind = Literal["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter", "exchange", "halo"]
+Kind = Literal[
+    "all_reduce",
+    "enter",
+    "gather",
+    "gather_enter",
+    "slice",
+    "reduce_scatter",
+    "exchange",
+    "halo",
+    "to_host",
+    "to_device",
+]
 
 
 @dataclass(frozen=True)
@@ -37,12 +50,19 @@ class Collective:
     """What each rank reads; of a halo."""
 
     def __str__(self) -> str:
+        if self.is_copy:
+            return self.kind
         where = "" if self.kind in ("all_reduce", "enter") else f" dim {self.dim}"
         if self.kind == "exchange":
             where = f" dim {self.from_dim} -> {self.dim}"
         if self.window is not None:
             where += f", {self.window.length} rows from {self.window.offset} every {self.window.step}"
         return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
+
+    @property
+    def is_copy(self) -> bool:
+        """True when it moves between the memories of this rank alone."""
+        return self.kind in ("to_host", "to_device")
 
     @property
     def is_local(self) -> bool:

@@ -119,6 +119,51 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
         super().__init__(5)
 
 
+class AUC(Metric):
+    """The area under the ROC curve: how often a sample of class 1 has a higher score than one of class 0.
+
+    Outputs are scores (n,) or (n, 1), labels 0 or 1 of the same number. Scores are counted in `BINS` equal bins of
+    [0, 1]; a pair in one bin counts half, so the value is exact but for such pairs. (Hanley, McNeil 1982.)
+
+    Args:
+        from_logits: the sigmoid of the scores is counted; it keeps their order. Else they must lie in [0, 1].
+
+    Raises:
+        ParallelError: with `update`, another shape, scores outside of [0, 1] or labels that are neither 0 nor 1; with
+            `eval`, only one class was counted.
+    """
+
+    BINS = 2**16
+
+    def __init__(self, from_logits: bool = False) -> None:
+        self._from_logits = from_logits
+        super().__init__()
+
+    def clear(self) -> None:
+        self.sums = {name: torch.zeros(self.BINS, dtype=torch.float64) for name in ("class 0", "class 1")}
+
+    def update(self, loss: Tensor | None, outputs: Any, label: Any) -> None:  # noqa: ARG002 - the interface of Metric
+        if not isinstance(outputs, Tensor) or not isinstance(label, Tensor) or outputs.numel() != label.numel():
+            raise ParallelError(f"AUC: needs a score for each label, got {_shape(outputs)} and {_shape(label)}")
+        scores, label = outputs.detach().double().reshape(-1).cpu(), label.reshape(-1).cpu()
+        if self._from_logits:
+            scores = scores.sigmoid()
+        if not ((scores >= 0) & (scores <= 1)).all():
+            raise ParallelError("AUC: scores outside of 0 to 1; give AUC(from_logits=True) for logits")
+        if not ((label == 0) | (label == 1)).all():
+            raise ParallelError("AUC: labels must be 0 or 1")
+        bins = (scores * self.BINS).long().clamp(max=self.BINS - 1)
+        for name, is_own in (("class 0", label == 0), ("class 1", label == 1)):
+            self.sums[name] += torch.bincount(bins[is_own], minlength=self.BINS)
+
+    def eval(self) -> float:
+        low, high = self.sums["class 0"], self.sums["class 1"]
+        if not low.sum() or not high.sum():
+            raise ParallelError("AUC: needs samples of both classes; give more data")
+        below = low.cumsum(0) - low / 2
+        return float((high * below).sum() / (low.sum() * high.sum()))
+
+
 class Loss(Metric):
     """The mean loss over the batches."""
 
@@ -138,6 +183,7 @@ class Loss(Metric):
 NAMES: Mapping[str, type[Metric]] = {
     "accuracy": Accuracy,
     "acc": Accuracy,
+    "auc": AUC,
     "loss": Loss,
     "top_1_accuracy": Top1CategoricalAccuracy,
     "top_5_accuracy": Top5CategoricalAccuracy,

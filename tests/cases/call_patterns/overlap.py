@@ -143,10 +143,11 @@ def backward_takes_turns_as_well() -> None:
     compiled = step._captured[0].compiled
     executor, names = compiled.executor, []
     copies = loss.grad_fn.step.copies
-    run, start = executor._run_backward, executor._start_crossings
+    runner = executor.runner
+    run, start = runner.run_backward, runner.start_crossings
     number = lambda copy: next(n for n, other in enumerate(copies) if other is copy)  # noqa: E731
-    executor._run_backward = lambda c, i, s: names.append(("compute", i, number(c))) or run(c, i, s)
-    executor._start_crossings = lambda c, i: names.append(("start", i, number(c))) or start(c, i)
+    runner.run_backward = lambda s, c, i: names.append(("compute", i, number(c))) or run(s, c, i)
+    runner.start_crossings = lambda c, i: names.append(("start", i, number(c))) or start(c, i)
     loss.backward()
     last = len(compiled.segments) - 1
     expected = [("start", last, 0), ("start", last, 1)]

@@ -20,6 +20,7 @@ from msrun import contract
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.errors import ParallelError, UsageError
 from msrun.runtime import (
+    AUC,
     Accuracy,
     AutoParallel,
     Callback,
@@ -327,6 +328,35 @@ def test_metrics_of_torchmetrics_form_and_one_hot_labels_are_taken() -> None:
     assert values["acc"] == Model(network, nn.CrossEntropyLoss(), metrics="acc").eval(batches)["acc"]
     network.eval()
     assert values["high"] == pytest.approx(max(network(x).max().item() for x, _ in batches))
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_auc_is_the_share_of_pairs_in_the_right_order(*, from_logits: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(300, generator=draw), torch.randint(2, (300,), generator=draw).float()
+    scores = (scores + labels).round(decimals=1)  # so that some are equal
+    metric = AUC(from_logits=from_logits)
+    for part, of_part in zip(scores.split(64), labels.split(64), strict=True):
+        metric.update(None, (part if from_logits else part.sigmoid()).unsqueeze(1), of_part)
+    high, low = scores[labels == 1].unsqueeze(1), scores[labels == 0]
+    right = ((high > low).float() + (high == low).float() / 2).mean().item()
+    assert metric.eval() == pytest.approx(right, abs=1e-6)
+    metric.clear()
+    metric.update(None, torch.tensor([0.1, 0.9]), torch.tensor([0, 1]))
+    assert metric.eval() == 1.0
+
+
+def test_auc_refuses_what_it_cannot_count() -> None:
+    metric = AUC()
+    with pytest.raises(ParallelError, match=r"a score for each label, got \(2, 2\) and \(2,\)"):
+        metric.update(None, torch.zeros(2, 2), torch.zeros(2))
+    with pytest.raises(ParallelError, match="from_logits=True"):
+        metric.update(None, torch.tensor([-1.0]), torch.zeros(1))
+    with pytest.raises(ParallelError, match="labels must be 0 or 1"):
+        metric.update(None, torch.tensor([0.5]), torch.tensor([2]))
+    metric.update(None, torch.tensor([0.5]), torch.tensor([1]))
+    with pytest.raises(ParallelError, match="samples of both classes"):
+        metric.eval()
 
 
 def test_wrong_metrics_are_refused() -> None:

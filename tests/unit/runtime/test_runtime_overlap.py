@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.execute import executor
-from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -107,21 +107,23 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
 
     def run(copies: int, message: float, *, overlaps_weights: bool = False) -> Clock:
         clock = Clock(message)
-        run_forward, run_backward = Executor._run, Executor._run_backward
+        run_forward, run_backward = SegmentRunner.run, SegmentRunner.run_backward
 
-        def forward(self, step, copy, index, segment, needs_grad):  # type: ignore[no-untyped-def]
+        def forward(self, step, copy, index, needs_grad):  # type: ignore[no-untyped-def]
+            segment = self._segments[index]
             for name in segment.reads:
-                self._read(step, copy, name)
+                self.read(step, copy, name)
             clock.compute(products(segment, AT_ONCE, LATE) / copies)
-            run_forward(self, step, copy, index, segment, needs_grad)
+            run_forward(self, step, copy, index, needs_grad)
 
-        def backward(self, copy, index, segment):  # type: ignore[no-untyped-def]
+        def backward(self, step, copy, index):  # type: ignore[no-untyped-def]
+            segment = self._segments[index]
             for name in segment.writes:
                 copy.gradients[name] = [
                     part.wait() if isinstance(part, Pending) else part for part in copy.gradients.get(name, [])
                 ]
             clock.compute((2 * products(segment, AT_ONCE) + products(segment, LATE)) / copies)
-            run_backward(self, copy, index, segment)
+            run_backward(self, step, copy, index)
 
         def compute_late() -> None:
             clock.compute(len(late_weights._left) / copies)
@@ -141,10 +143,10 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             return clock.send(grad, 1 / copies) if collective.kind == "enter" else Pending(grad)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Executor, "_run", forward)
-            patch.setattr(Executor, "_run_backward", backward)
-            patch.setattr(executor, "start_forward", start_forward)
-            patch.setattr(executor, "start_backward", start_backward)
+            patch.setattr(SegmentRunner, "run", forward)
+            patch.setattr(SegmentRunner, "run_backward", backward)
+            patch.setattr(segment_runner, "start_forward", start_forward)
+            patch.setattr(segment_runner, "start_backward", start_backward)
             patch.setattr(executor, "compute_late_weights", compute_late)
             compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)])[0].backward()
         return clock

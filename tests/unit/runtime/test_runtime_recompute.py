@@ -17,10 +17,11 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, find_spec, parameters_of
+from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
 from msrun.runtime.schedule.replay import Replay, forgetting, plan_replays
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.rule import find_module
 
 
 class Block(nn.Module):
@@ -110,12 +111,12 @@ def test_parameters_that_others_read_too_are_not_a_regions_own() -> None:
     ("path", "right"), [("a.b", "a.b"), ("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")]
 )
 def test_operator_belongs_to_the_recomputed_module_around_it(path: str | None, right: str | None) -> None:
-    assert find_spec(path, {"a.b": RecomputeSpec(), "d": RecomputeSpec()}) == right
+    assert find_module(path, {"a.b": RecomputeSpec(), "d": RecomputeSpec()}) == right
 
 
 def test_everything_lies_in_a_recomputed_network() -> None:
-    assert find_spec("a.b", {"": RecomputeSpec()}) == ""
-    assert find_spec("", {"": RecomputeSpec()}) == ""
+    assert find_module("a.b", {"": RecomputeSpec()}) == ""
+    assert find_module("", {"": RecomputeSpec()}) == ""
 
 
 def test_parent_and_child_cannot_both_be_recomputed() -> None:

@@ -18,8 +18,10 @@ from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.partition.local_values import parameter_memory
 from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.late_weights import delay_weights
-from msrun.runtime.schedule.regions import find_regions, parameters_of
+from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
+from msrun.runtime.schedule.replay import plan_replays
 from msrun.runtime.schedule.segments import cut_segments
 from msrun.runtime.sharding.layout import Axes, Mesh
 
@@ -74,6 +76,29 @@ def build_compiled_call(
     )
     trained = [use.stored for use in used if use.stored.parameter.requires_grad]
     return CompiledCall(program, segments, executor, trained, groups, spec.parts, spec.scales, regions, captured)
+
+
+def activations_of(
+    captured: CapturedGraph,
+    program: LocalProgram,
+    recompute: Mapping[str, RecomputeSpec],
+    buffers: Mapping[str, Tensor],
+    copies: int,
+) -> ActivationEstimate:
+    """Return what a step of a program keeps, before its parameters are put in place.
+
+    Args:
+        recompute: module path -> how it is recomputed.
+        buffers: of the network, by name.
+    """
+    regions = find_regions(program, recompute)
+    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
+    segments = cut_segments(program, {}, region_of)
+    given = {node.name: buffers[name] for name, node in program.buffers.items()}
+    given |= {name: constant for name, (_, constant) in program.constants.items()}
+    trained = frozenset(name for name, use in program.parameters.items() if use.node.meta["val"].requires_grad)
+    replays = plan_replays(segments, regions, program.outputs)
+    return estimate_activations(captured, program, segments, replays, given, trained, copies)
 
 
 def _find_memory(program: LocalProgram) -> dict[str, str] | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -21,10 +22,12 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.host_operators import targets_in
+from msrun.runtime.parallel.host_search import choose_host_operators, keep_host_operators
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
@@ -33,6 +36,7 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.wanted import entry_layout
@@ -144,6 +148,7 @@ class Compilation:
                 input_shapes=shapes,
                 parameter_shapes=self.storage.shapes,
                 strategies=strategies,
+                targets=targets_in(self.target.root),
                 wrappers=wrappers,
             )
         if captured.stored and parts.total > 1:
@@ -156,7 +161,8 @@ class Compilation:
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         lower = precision.torch_dtype if precision else None
         apply_autocast(captured.graph, captured.parameters, world.device().type, lower)
-        program = partition(
+        divide = partial(
+            partition,
             captured,
             self.mesh,
             input_layouts=layouts,
@@ -166,7 +172,40 @@ class Compilation:
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
-        return captured, program
+        is_beside = world.device().type != "cpu"
+        host_inputs = [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
+        return captured, self._place(captured, divide, host_inputs, parts)
+
+    def _place(
+        self, captured: CapturedGraph, divide: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
+    ) -> LocalProgram:
+        """Return the local program, with operators on the host where the user or a limit of memory wants them."""
+
+        def placed(moved: Collection[str], *notes: str) -> LocalProgram:
+            program = divide()
+            place_operators(program, stored=self.storage.on_host, host_inputs=host_inputs, moved=moved)
+            program.notes += notes
+            return program
+
+        limit = self.settings.device_limit
+        if limit is None:
+            return placed(())
+        program = divide()
+        if self.storage.on_host:
+            moved, note = keep_host_operators(program, self.storage.on_host)
+            return placed(moved, note)
+        specs = recomputed_in(self.target.root)
+        buffers = dict(self.target.root.named_buffers())
+        items = self.storage.decide(program)
+        sizes = {name: limit.bytes_of(item, self.mesh) for name, item in items.items()}
+
+        def device_bytes(moved: Collection[str]) -> int:
+            program = placed(moved)
+            kept = sum(size for name, size in sizes.items() if name not in program.host_parameters)
+            return kept + activations_of(captured, program, specs, buffers, parts.copies).peak_bytes
+
+        moved, note = choose_host_operators(program, limit, sizes, device_bytes)
+        return placed(moved, note)
 
     def _settle_mesh(self, layouts: Iterable[Layout]) -> None:
         """Give the mesh the axes of the user's device matrices; parameters that are stored already keep theirs.

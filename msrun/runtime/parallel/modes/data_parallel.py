@@ -26,6 +26,7 @@ from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
@@ -79,7 +80,8 @@ class Replicas:
         run: Callable[..., Any] = target.call if wrapped is None else wrapped
         own = self._scales.own
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
-        with autocast(self._settings.precision):
+        mode = self._settings.parallel_mode
+        with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
         if reduces and wrapped is None:
             result = self._wrap(target.call, result)

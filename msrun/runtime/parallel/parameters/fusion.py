@@ -75,7 +75,7 @@ def group_parameters(
         if not stored.shard_axes and partial_axes and is_trained:
             reduced += 1
         is_regathered = stored.name in regathered
-        key = (stored.shard_axes, partial_axes, value.dtype, is_trained, fused_by, is_regathered)
+        key = (stored.shard_axes, partial_axes, value.dtype, is_trained, fused_by, is_regathered, stored.on_host)
         number = open_groups.get(key)
         is_small = number is not None and (rule.most_bytes is None or sizes[number] + size <= rule.most_bytes)
         if number is None or is_alone or not (is_small or stored.fusion_id is not None):

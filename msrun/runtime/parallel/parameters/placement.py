@@ -34,6 +34,8 @@ class Placement:
     """Pipeline ranks of these stages, ascending."""
     is_held: bool = True
     """False on the ranks of other stages: their parameter object is empty."""
+    on_host: bool = False
+    """Whether it lies in the host's memory."""
 
     @cached_property
     def stored(self) -> TensorLayout:

@@ -90,6 +90,16 @@ class ParameterStorage:
         named = self._root.named_parameters()
         return {name: found.used for name, value in named if (found := placement_of(value)) is not None}
 
+    @property
+    def on_host(self) -> dict[str, bool]:
+        """Whether a parameter lies on the host, of every one that is stored already."""
+        named = self._root.named_parameters()
+        return {name: found.on_host for name, value in named if (found := placement_of(value)) is not None}
+
+    def decide(self, program: LocalProgram) -> dict[str, StoredParameter]:
+        """Return how every parameter is stored, or would be for this program."""
+        return self.stored if self._is_complete else self._decide_all(program)
+
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
 
@@ -146,7 +156,7 @@ class ParameterStorage:
             StrategyError: a later program wants a parameter in another layout, or in another stage, than the first one.
         """
         self._check_stages(stages)
-        self._check_same(program, self.stored if self._is_complete else self._decide_all(program))
+        self._check_same(program, self.decide(program))
 
     @property
     def _is_complete(self) -> bool:
@@ -158,7 +168,7 @@ class ParameterStorage:
 
     def _decide_all(self, program: LocalProgram) -> dict[str, StoredParameter]:
         return {
-            name: self._decide(name, parameter, program.parameters.get(name))
+            name: self._decide(name, parameter, program.parameters.get(name), on_host=name in program.host_parameters)
             for name, parameter in self._root.named_parameters()
         }
 
@@ -175,13 +185,17 @@ class ParameterStorage:
             self._stages.holders.get(item.name, ()),
             self._stages.ranks(item.name),
             self._stages.is_held(item.name),
+            item.on_host,
         )
 
-    def _decide(self, name: str, parameter: nn.Parameter, use: ParameterUse | None) -> StoredParameter:
+    def _decide(
+        self, name: str, parameter: nn.Parameter, use: ParameterUse | None, *, on_host: bool
+    ) -> StoredParameter:
         placed = placement_of(parameter)
         if placed is not None:
+            fusion_id = fusion_id_of(parameter)
             return StoredParameter(
-                name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id_of(parameter)
+                name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id, placed.on_host
             )
         shape = tuple(parameter.shape)
         used = use.layout if use is not None else TensorLayout.replicated(len(shape))
@@ -196,7 +210,7 @@ class ParameterStorage:
         )
         if use is None:
             axes, reason = (), "the graph does not use it"
-        return StoredParameter(name, parameter, shape, used, axes, reason, fusion_id_of(parameter))
+        return StoredParameter(name, parameter, shape, used, axes, reason, fusion_id_of(parameter), on_host)
 
     def _check_same(self, program: LocalProgram, stored: Mapping[str, StoredParameter]) -> None:
         for name, use in program.parameters.items():
@@ -223,13 +237,20 @@ class ParameterStorage:
         deferred = deferred_tensors(self._root)
 
         def cut(name: str, whole: Tensor) -> Tensor:
-            return new[name].cut(whole) if name in new else whole  # a buffer: whole on every rank
+            if name not in new:  # a buffer: whole on every rank
+                return whole
+            part = new[name].cut(whole)
+            return part.cpu() if new[name].on_host else part
 
         for name, value in list(replay_deferred(self._root, cut)):
             put_value(deferred[name], value)
         for name, placement in new.items():
-            if name not in deferred and placement.is_cut:
-                parameter = self.stored[name].parameter
+            parameter = self.stored[name].parameter
+            if name in deferred:
+                continue
+            if placement.on_host and parameter.device.type != "cpu":
+                put_value(parameter, placement.cut(parameter.detach()).cpu())
+            elif placement.is_cut:
                 put_value(parameter, placement.cut(parameter.detach()).clone())
 
     def _agree(self, new: Set[str]) -> list[str]:

@@ -194,6 +194,9 @@ def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:
             'recompute("auto") does not know how many micro batches the stages of a pipeline hold: name the modules, '
             "recompute(module)"
         )
+    if program.borders or settings.device_limit is not None:
+        what = "set_target" if settings.device_limit is None else "device_memory_limit"
+        raise StrategyError(f"{what} with pipeline(stages=...): stages run on the device alone; leave one of both out")
     if program.buffer_updates:
         name = next(name for name, node in program.buffers.items() if node in program.buffer_updates)
         raise StrategyError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,12 @@ def operator_call(node: fx.Node) -> OperatorCall:
     tensors: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), lambda n: tensors.append(n) or n)  # type: ignore[func-returns-value]
     return OperatorCall(node, tuple(n for n in tensors if isinstance(n.meta.get("val"), torch.Tensor)))
+
+
+def find_module(path: str, among: Collection[str]) -> str | None:
+    """Return the innermost of these modules that `path` is or lies in; None when there is none."""
+    parts = path.split(".") if path else []
+    return next((prefix for end in range(len(parts), -1, -1) if (prefix := ".".join(parts[:end])) in among), None)
 
 
 def user_line(node: fx.Node) -> str:

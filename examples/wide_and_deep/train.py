@@ -1,0 +1,106 @@
+"""Wide & Deep: will a user click? The tables of categories lie on the device, or on the host beside it.
+
+Start with `bash run.sh [DATA_PATH] [WAY]`. DATA_PATH holds train.txt and test.txt in Criteo's format; without it the
+program trains on made-up clicks. The network is that of Cheng et al. 2016: a linear part over all columns ("wide"),
+which remembers, and a network over embeddings of the categories ("deep"), which generalises; their scores are added.
+One process gives the same losses: `python train.py`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from msrun.runtime import (
+    AUC,
+    AutoParallel,
+    Callback,
+    LossMonitor,
+    Model,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    init,
+    no_init_parameters,
+    release,
+    set_target,
+)
+from msrun.runtime.data import CriteoDataset, write_clicks
+
+WAYS = {
+    "device": "everything on the rank's device",
+    "host": "the tables, and what looks rows up in them, on the host",
+}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--way", choices=WAYS, default="host", help="; ".join(f"{k}: {v}" for k, v in WAYS.items()))
+way = parser.parse_args().way
+
+INTEGERS, CATEGORIES = 13, 26
+HASH_SIZE = int(os.getenv("HASH_SIZE", "2000"))
+BATCH_SIZE = int(os.getenv("BATCH_SIZE", "256"))
+
+init()
+torch.manual_seed(1)
+
+
+def create_dataset(usage):
+    path = os.getenv("DATA_PATH") or write_clicks(Path(__file__).parent.parent / "data" / "clicks")
+    dataset = CriteoDataset(path, usage, shuffle=usage == "train", hash_size=HASH_SIZE)
+    return dataset.batch(BATCH_SIZE // get_group_size())
+
+
+class Wide(nn.Module):
+    """A weight for every integer, and one for every value of every category."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Embedding(CATEGORIES * HASH_SIZE, 1)
+        nn.init.zeros_(self.weights.weight)
+
+    def forward(self, ids):
+        return self.weights(ids).sum(1)
+
+
+class WideAndDeep(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.wide = Wide()
+        self.linear = nn.Linear(INTEGERS, 1)
+        self.embedding = nn.Embedding(CATEGORIES * HASH_SIZE, width)
+        nn.init.normal_(self.embedding.weight, std=0.05)
+        self.deep = nn.Sequential(
+            nn.Linear(INTEGERS + CATEGORIES * width, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
+
+    def forward(self, dense, ids):
+        deep = self.deep(torch.cat([dense, self.embedding(ids).flatten(1)], 1))
+        return (self.wide(ids) + self.linear(dense) + deep).flatten()
+
+
+class PrintMetrics(Callback):
+    """Print what every evaluation has measured."""
+
+    def on_eval_end(self, run_context):
+        values = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in run_context.metrics.items())
+        print(f"epoch: {run_context.cur_epoch_num}, test: {values}")
+
+
+with no_init_parameters():
+    net = WideAndDeep()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+
+if way == "host":
+    set_target(net.wide, "cpu")
+    set_target(net.embedding, "cpu")
+
+network = AutoParallel(WithLoss(net, nn.BCEWithLogitsLoss()))
+model = Model(network, optimizer=optimizer, metrics={"auc": AUC(from_logits=True)})
+callbacks = [LossMonitor(16), PrintMetrics()]
+model.fit(int(os.getenv("EPOCHS", "3")), create_dataset("train"), create_dataset("test"), callbacks=callbacks)
+
+if get_group_size() > 1 and get_rank() == 0:
+    print(network.plan.explain())
+release()

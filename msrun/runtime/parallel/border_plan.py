@@ -1,0 +1,60 @@
+"""BorderPlan: what a step copies between the memories of the host and the device, for the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message
+from msrun.runtime.partition.program import MODULE_PATH, LocalProgram
+
+
+@dataclass(frozen=True)
+class BorderPlan:
+    """One value that is read in the other memory, of one part of the batch."""
+
+    value: str
+    """What makes it: an operator with its module, an input or a parameter."""
+    forward: Message
+    """to_host or to_device, with its bytes."""
+    backward: Message | None
+    """Of its gradient, which goes the other way; None where there is none."""
+
+    def __str__(self) -> str:
+        back = "" if self.backward is None else f", gradient {_bytes_of(self.backward)}"
+        return f"{self.value:<44} {_bytes_of(self.forward)}{back}"
+
+
+def build_border_plans(program: LocalProgram, moved: Sequence[CollectiveTraffic]) -> tuple[BorderPlan, ...]:
+    """Return what crosses the borders.
+
+    Args:
+        moved: of every copy of the program, what it moves.
+    """
+    names = {use.node: user_name(name) for name, use in program.parameters.items()}
+    names |= {node: user_name(name) for name, node in program.buffers.items()}
+    names |= {node: f"input {index}" for index, node in enumerate(program.inputs)}
+    found = []
+    for node, traffic in zip(program.borders, moved, strict=True):
+        if traffic.forward is not None:
+            found.append(BorderPlan(_name_of(node.all_input_nodes[0], names), traffic.forward, traffic.backward))
+    return tuple(found)
+
+
+def _name_of(value: fx.Node, names: dict[fx.Node, str]) -> str:
+    if value in names:
+        return names[value]
+    if value.op == "placeholder":
+        return value.name
+    collective = value.kwargs.get("collective")
+    if collective is not None:
+        return f"{collective} of {_name_of(value.all_input_nodes[0], names)}"
+    path = value.meta.get(MODULE_PATH)
+    return f"{str(value.target).removesuffix('.default')} of {user_name(path) if path else 'no module'}"
+
+
+def _bytes_of(message: Message) -> str:
+    return f"{message.operation} {message.bytes} B"

@@ -1,0 +1,213 @@
+"""Networks trained with parts of them on the host, beside one process that trains them as they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from host_networks import ROWS, new_batch, new_network
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    Pipeline,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    no_init_parameters,
+    recompute,
+    set_target,
+    shard,
+    value_and_grad,
+)
+from msrun.runtime.execute.pending import traffic
+
+STEPS = 3
+MODULES = {
+    "mlp": ("first", "second", "third"),
+    "conv": ("conv", "norm", "pool", "head"),
+    "transformer": ("letters", "attention", "norm", "up", "down", "head"),
+}
+Result = dict[str, Any]
+
+
+def subsets(names: Iterable[str]) -> list[tuple[str, ...]]:
+    names = tuple(names)
+    return [chosen for size in range(len(names) + 1) for chosen in itertools.combinations(names, size)]
+
+
+PLACEMENTS = {
+    f"{name}/{'+'.join(chosen) or 'nothing'}": (name, chosen)
+    for name, modules in MODULES.items()
+    for chosen in subsets(modules)
+    if len(modules) < 6 or len(chosen) not in (3, 4)
+}
+
+
+def train(
+    name: str,
+    on_host: Iterable[str],
+    settings: Callable[[AutoParallel], AutoParallel] = lambda net: net,
+    *,
+    prepare: Callable[[nn.Module], object] = lambda network: None,
+    wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
+    is_full: bool = False,
+    is_deferred: bool = False,
+) -> Result:
+    """Train on all ranks and alone; the last batch is a smaller one, so that the network is captured twice."""
+    network, alone = new_network(name), new_network(name)
+    if is_deferred:
+        with no_init_parameters():
+            network = new_network(name)
+    for path in on_host:
+        set_target(network.get_submodule(path), "cpu")
+    prepare(network)
+    model = settings(AutoParallel(wrap(WithLoss(network, F.cross_entropy))))
+    if is_full:
+        model.dataset_strategy("full_batch")
+    single = AutoParallel(wrap(WithLoss(alone, F.cross_entropy)), parallel_mode="stand_alone")
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (network, alone)]
+    losses: list[list[float]] = [[], []]
+    first = ""
+    for step in range(STEPS):
+        batch = [value[: ROWS // 2 if step == STEPS - 1 else None] for value in new_batch(step)]
+        own = batch if is_full else own_part(batch)
+        traffic.reset()
+        for found, net, given in ((losses[0], model, own), (losses[1], single, batch)):
+            loss = net(*given)
+            loss.backward()
+            found.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        first = first or model.plan.explain()
+    plan = model.plan
+    assert plan.traffic is not None
+    counted = [dict(traffic.calls), dict(traffic.bytes)]
+    right = alone.state_dict()
+    state = {name.removeprefix("network."): value for name, value in model.state_dict().items()}
+    return {
+        "losses": losses[0],
+        "right": losses[1],
+        "difference": max(float((value - right[name]).abs().max()) for name, value in state.items()),
+        "counted": counted,
+        "planned": [plan.traffic.calls, plan.traffic.bytes],
+        "parameters": {p.name: [p.local_bytes, p.on_host] for p in plan.parameters},
+        "ranks": get_group_size(),
+        "host_bytes": plan.host_bytes,
+        "device_bytes": plan.device_bytes,
+        "first": first,
+        "explain": plan.explain(),
+    }
+
+
+def own_part(batch: Iterable[Tensor]) -> list[Tensor]:
+    return [part.chunk(get_group_size())[get_rank()] for part in batch]
+
+
+def level(number: int) -> Callable[[AutoParallel], AutoParallel]:
+    return lambda net: net.hsdp(threshold=0, optimizer_level=f"level{number}")  # type: ignore[arg-type]
+
+
+def cut_layers(network: nn.Module) -> None:
+    """Megatron's pair: the sum of the second layer is a message of the host's values."""
+    ranks = get_group_size()
+    shard(network.up, ((1, 1), (ranks, 1), (ranks,)))
+    shard(network.down, ((1, ranks), (1, ranks)))
+
+
+def recompute_all(network: nn.Module) -> None:
+    recompute(network)
+
+
+def with_dropout() -> Result:
+    """The same masks wherever a dropout runs."""
+    found = []
+    for on_host in ((), ("drop", "attention")):
+        network = new_network("dropping")
+        for path in on_host:
+            set_target(network.get_submodule(path), "cpu")
+        model = AutoParallel(WithLoss(network, F.cross_entropy))
+        torch.manual_seed(5)
+        found.append([model(*own_part(new_batch(step))).item() for step in (0, 1)])
+    return {"losses": found[1], "right": found[0]}
+
+
+def with_function() -> Result:
+    """A step function that calls a function on the host."""
+    ends = set_target(lambda layer, x: torch.sin(layer(x)), "cpu")
+    network, alone = new_network("mlp"), new_network("mlp")
+
+    def loss_of(net: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(ends(net.third, torch.tanh(net.second(torch.relu(net.first(x))))), labels)
+
+    x, labels = new_batch(0)
+    forward = value_and_grad(lambda x, labels: loss_of(network, x, labels), None, list(network.parameters()))
+    step = AutoParallel(lambda x, labels: forward(x, labels)).dataset_strategy("full_batch")
+    loss, gradients = step(x, labels)
+    right = loss_of(alone, x, labels)
+    right.backward()
+    differences = [float((g - p.grad).abs().max()) for g, p in zip(gradients, alone.parameters(), strict=True)]
+    return {"losses": [loss.item()], "right": [right.item()], "difference": max(differences), "explain": str(step.plan)}
+
+
+def refused(build: Callable[[nn.Module], AutoParallel], target: str = "first") -> Result:
+    network = new_network("mlp")
+    set_target(network.get_submodule(target), "cpu")
+    try:
+        build(network)(*own_part(new_batch(0)))
+    except StrategyError as error:
+        return {"refused": str(error)}
+    return {}
+
+
+def limited(limit_kb: float, adds: Callable[[AutoParallel], AutoParallel] = lambda net: net) -> Result:
+    """Train the transformer in so much memory of the device, or return why that is refused."""
+    try:
+        found = train("transformer", (), lambda net: adds(net).device_memory_limit(limit_kb / 1024))
+        return {**found, "limit": limit_kb}
+    except StrategyError as error:
+        return {"refused": str(error)}
+
+
+WAYS: dict[str, Callable[[], Result]] = {
+    **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
+    "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
+    "tensor-parallel": partial(train, "transformer", ("up", "down"), prepare=cut_layers, is_full=True),
+    "recompute": partial(train, "transformer", ("attention", "up"), prepare=recompute_all),
+    "recompute-and-limit": partial(
+        train, "transformer", ("attention.out", "down"), prepare=lambda network: recompute(network.attention)
+    ),
+    "accumulation": partial(train, "mlp", ("second",), wrap=lambda net: GradAccumulation(net, 2), is_full=True),
+    "copies": partial(train, "conv", ("norm",), wrap=lambda net: MicroBatchInterleaved(net, 2), is_full=True),
+    "everything": partial(
+        train,
+        "transformer",
+        ("letters", "attention", "down"),
+        level(3),
+        prepare=lambda network: (recompute(network.attention), cut_layers(network)),
+        wrap=lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
+        is_full=True,
+    ),
+    "limit": partial(limited, 40),
+    "limit-level2": partial(limited, 34, level(2)),
+    "limit-impossible": partial(limited, 2),
+    "dropout": with_dropout,
+    "function": with_function,
+    "data-parallel-mode": partial(
+        refused, lambda net: AutoParallel(WithLoss(net, F.cross_entropy), parallel_mode="data_parallel")
+    ),
+    "pipeline": partial(refused, lambda net: AutoParallel(Pipeline(WithLoss(net, F.cross_entropy), 2)).pipeline(2)),
+}
+
+
+def cases(world_size: int) -> dict[str, Callable[[], Result]]:
+    every = {**{name: partial(train, *placed) for name, placed in PLACEMENTS.items()}, **WAYS}
+    return {f"{world_size}/{name}": case for name, case in every.items()}

@@ -12,6 +12,22 @@ from msrun.runtime.optim.ftrl import FTRL
 from msrun.runtime.optim.lamb import Lamb
 from msrun.runtime.optim.lars import LARS
 from msrun.runtime.optim.lazy_adam import LazyAdam
+from msrun.runtime.optim.memory import OptimizerMemory, memory_of
 from msrun.runtime.optim.of_torch import SGD, Adam, AdamW, Momentum
+from msrun.runtime.optim.offload import offload
 
-__all__ = ["FTRL", "LARS", "SGD", "Adam", "AdamW", "AdamWeightDecay", "Lamb", "LazyAdam", "Momentum", "Optimizer"]
+__all__ = [
+    "FTRL",
+    "LARS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "AdamWeightDecay",
+    "Lamb",
+    "LazyAdam",
+    "Momentum",
+    "Optimizer",
+    "OptimizerMemory",
+    "memory_of",
+    "offload",
+]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
+from msrun.runtime.optim.host_steps import find_offload, offload
 from msrun.runtime.optim.memory import OptimizerMemory, memory_of
-from msrun.runtime.optim.offload import find_offload, offload
 
 TARGETS = ("cpu", "device")
 

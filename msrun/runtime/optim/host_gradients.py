@@ -29,13 +29,13 @@ class HostGradient(nn.Parameter):
     def grad(self) -> Tensor | None:
         """The gradient on the host; of a part, a part."""
         arriving.settle()
-        own: Tensor | None = super().grad
+        own = super().grad
         held: Tensor | None = _held.get(self)
         if held is None:
             return own
         if own is not None:  # a backward pass that nobody watched
             plain(held).add_(plain(own).to(held))
-            self._set_own(None)
+            put_own_gradient(self, None)
         if isinstance(self, Part) and type(held) is Tensor:
             as_part(held, self.placement)
         return held
@@ -47,15 +47,24 @@ class HostGradient(nn.Parameter):
         if gradient is not None and (gradient.device != self.device or gradient.dtype != self.dtype):
             _held[self] = plain(gradient)
             gradient = None
-        self._set_own(gradient)
+        put_own_gradient(self, gradient)
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
 
-    def _set_own(self, gradient: Tensor | None) -> None:
-        with plain_tensors():
-            _GRADIENT.__set__(self, gradient)
+
+def own_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient that autograd has left on the device."""
+    with plain_tensors():
+        found: Tensor | None = _GRADIENT.__get__(parameter)
+    return found
+
+
+def put_own_gradient(parameter: Tensor, gradient: Tensor | None) -> None:
+    """Put a gradient where autograd adds to it."""
+    with plain_tensors():
+        _GRADIENT.__set__(parameter, gradient)
 
 
 class _Arriving:

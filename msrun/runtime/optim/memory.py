@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 from msrun.runtime.optim.host_gradients import held_gradient
+from msrun.runtime.optim.host_steps import find_offload
 from msrun.runtime.optim.host_weights import MASTER, Copies, local_gradient, tensor_bytes
-from msrun.runtime.optim.offload import find_offload
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ class OptimizerMemory:
         for name in ("weights", "gradients", "state", "total"):
             rows.append((name, *(_words(getattr(side, name), self.elements) for side in (self.device, self.host))))
         rows.append(("copied in a step", _mib(self.copied.to_device), _mib(self.copied.to_host)))
-        return "\n".join(f"{name:<18}{device:<26}{host}".rstrip() for name, device, host in rows)
+        return "\n".join(f"{name:<18}{device:<28}{host}".rstrip() for name, device, host in rows)
 
 
 def memory_of(optimizer: Optimizer) -> OptimizerMemory:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.nn.replaced import follow
-from msrun.runtime.optim.host_gradients import bring
-from msrun.runtime.optim.offload import Offload, find_offload
+from msrun.runtime.optim.host_gradients import bring, own_gradient, put_own_gradient
+from msrun.runtime.optim.host_steps import Offload, find_offload
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.step_in_backward import StepsInBackward
 
@@ -53,12 +53,11 @@ class GradientsToHost:
     def watch_backward(self) -> None:
         """Take the gradients of one process, where autograd gives them, one parameter at a time."""
 
-        def take(parameter: Tensor) -> None:
-            gradient = parameter.grad
+        def take(parameter: Any) -> None:
+            gradient = own_gradient(parameter)
             if gradient is not None and id(parameter) in self.trained():
-                own: Any = parameter
-                torch.Tensor.grad.__set__(own, None)  # type: ignore[attr-defined]
-                self.take([(own, gradient)])
+                put_own_gradient(parameter, None)
+                self.take([(parameter, gradient)])
 
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:

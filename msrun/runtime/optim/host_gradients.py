@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
-from msrun.runtime.optim.host_weights import Fetched, HostWeights
+from msrun.runtime.optim.host_weights import Fetched, HostWeights, wide_room
 from msrun.runtime.parallel.parameters.part import Part, as_part
 
 _held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its gradient in host memory, as wide as the weight's copy there"""
+_spare: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""parameter -> the memory of its last gradient there"""
 _GRADIENT: Any = Tensor.grad
 
 
@@ -77,7 +79,14 @@ class _Arriving:
     def start(self, weights: HostWeights, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         self.settle()
         self._parameters = [parameter for parameter, _ in gradients]
-        self._fetched = weights.fetch([plain(gradient) for _, gradient in gradients])
+        spares = iter([None if parameter in _held else _spare.get(parameter) for parameter in self._parameters])
+
+        def make(gradient: Tensor) -> Tensor:
+            spare: Tensor | None = next(spares)
+            fits = spare is not None and spare.shape == gradient.shape and spare.stride() == gradient.stride()
+            return spare if fits and spare is not None else wide_room(gradient)
+
+        self._fetched = weights.fetch([plain(gradient) for _, gradient in gradients], make)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -89,6 +98,8 @@ class _Arriving:
             held = _held.get(parameter)
             if held is None:
                 _held[parameter] = gradient
+                if not gradient.is_sparse:
+                    _spare[parameter] = plain(gradient)
             else:
                 plain(held).add_(gradient)
         self._parameters = ()

@@ -10,7 +10,7 @@ import copy
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,16 @@ from msrun.runtime.optim.host_weights import (
     MASTER,
     Copies,
     HostWeights,
+    Room,
     is_narrow,
     local_gradient,
     put_gradient,
+    wide_room,
     wide_type,
 )
 from msrun.runtime.parallel.parameters.part import Part
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
 """Gradients of so many bytes are brought to the host while others are stepped; of whole parameters, so that all ranks
 step the same ones together."""
 _STEPS_ONCE = ("torch.optim.", "msrun.runtime.optim.")
@@ -85,6 +87,7 @@ class Offload:
     def __init__(self, optimizer: Optimizer, ratio: float, *, keeps_masters: bool) -> None:
         self.ratio = ratio
         self.weights = HostWeights(keeps=keeps_masters)
+        self.room = Room()
         self._copied = Copies()
         self.last_step = Copies()
         """Bytes copied for the last step, from the end of the one before."""
@@ -229,10 +232,11 @@ class HostGroups(Sequence[dict[str, Any]]):
             for group in self._optimizer.param_groups
             for some in _cut([p for p in group["params"] if (id(p) in self._chosen) == on_host])
         ]
+        room = self._host.room  # is written to when a gradient has come, and read no more after its chunk's step
         for chunk, ahead in zip(chunks, [*chunks[1:], None], strict=False):
-            chunk.start()
-            if ahead is not None and chunk.is_fetched:
-                ahead.start()
+            chunk.start(room.enter())
+            if ahead is not None and chunk.is_fetched and ahead.is_fetched:
+                ahead.start(room.enter())
             chunk.prepare()
             yield chunk.group
             chunk.finish()
@@ -267,11 +271,11 @@ class _Chunk:
     @property
     def is_fetched(self) -> bool:
         """Whether the copies of gradients run beside the host's work."""
-        return any(parameter.device != HOST for parameter, _ in self._parameters)
+        return all(parameter.device != HOST for parameter, _ in self._parameters)
 
     @torch.no_grad()
-    def start(self) -> None:
-        """Start bringing the gradients of the parameters on the host."""
+    def start(self, make: Callable[[Tensor], Tensor] = wide_room) -> None:
+        """Start bringing the gradients of the parameters on the host, to memory that `make` gives."""
         if self._is_started:
             return
         self._is_started = True
@@ -283,7 +287,7 @@ class _Chunk:
                 self._gradients[id(parameter)] = gradient
                 if on_host and held is None:
                     away.append((parameter, gradient))
-        self._fetched = self._weights.fetch([gradient for _, gradient in away])
+        self._fetched = self._weights.fetch([gradient for _, gradient in away], make)
         self._away = [id(parameter) for parameter, _ in away]
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ last place of a weight add up (mixed precision training's master weights).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,9 +102,13 @@ class HostWeights:
         if kept is not None:
             kept.seen = _mark(local)
 
-    def fetch(self, gradients: Sequence[Tensor]) -> Fetched:
-        """Start copying gradients, dense or sparse, to the host, where they become as wide as their weights' copies."""
-        return Fetched(self.copies, gradients)
+    def fetch(self, gradients: Sequence[Tensor], make: Callable[[Tensor], Tensor]) -> Fetched:
+        """Start copying gradients, dense or sparse, to the host, where they become as wide as their weights' copies.
+
+        Args:
+            make: gives memory there for a dense gradient.
+        """
+        return Fetched(self.copies, gradients, make)
 
     def copy_bytes(self, parameter: Tensor) -> int:
         """Return the bytes of a parameter's copy; 0 where there is none."""
@@ -125,18 +129,48 @@ class HostWeights:
         return master.copy_(torch.where(master.to(local.dtype) == fresh.to(local.dtype), master, fresh))
 
 
+class Room:
+    """Memory on the host that gradients are brought to again and again: fresh pages cost more than the copies."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def enter(self) -> Callable[[Tensor], Tensor]:
+        """Forget what is there; returns what makes room for a gradient, as wide as its weight's copy."""
+        places = 0
+
+        def make(gradient: Tensor) -> Tensor:
+            nonlocal places
+            places += 1
+            key = (places, wide_type(gradient))
+            known = self._memory.get(key)
+            if known is None or known.numel() < gradient.numel():
+                known = self._memory[key] = torch.empty(gradient.numel(), dtype=key[1])
+            if not gradient.is_contiguous():
+                return wide_room(gradient)
+            return known[: gradient.numel()].view(gradient.shape)
+
+        return make
+
+
+def wide_room(gradient: Tensor) -> Tensor:
+    """Return memory on the host for a gradient, as wide as its weight's copy and laid out as it is."""
+    return torch.empty_like(gradient, dtype=wide_type(gradient), device=HOST)
+
+
 class Fetched:
     """Gradients on their way to the host."""
 
-    def __init__(self, copies: Copies, gradients: Sequence[Tensor]) -> None:
+    def __init__(self, copies: Copies, gradients: Sequence[Tensor], make: Callable[[Tensor], Tensor]) -> None:
+        self._make = make
         self._values: list[Tensor] = []
         self._event: Any = None
         for gradient in gradients:
             copies.to_host += _bytes(gradient)
-            if gradient.device == HOST:
-                self._values.append(gradient.to(wide_type(gradient), copy=True))
+            if gradient.device == HOST and not gradient.is_sparse:
+                self._values.append(make(gradient).copy_(gradient))
             elif gradient.is_sparse:
-                self._values.append(gradient.to(HOST))
+                self._values.append(gradient.to(HOST, wide_type(gradient), copy=True).coalesce())
             else:
                 self._values.append(_empty(gradient, gradient.dtype).copy_(gradient, non_blocking=True))
                 self._event = self._event or torch.Event(gradient.device)
@@ -145,10 +179,10 @@ class Fetched:
 
     def wait(self) -> list[Tensor]:
         """Return the gradients on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        wide = [value.to(wide_type(value)) for value in self._values]
-        return [value.coalesce() if value.is_sparse else value for value in wide]
+        if self._event is None:
+            return self._values
+        self._event.synchronize()
+        return [value if value.is_sparse else self._make(value).copy_(value) for value in self._values]
 
 
 def wide_type(tensor: Tensor) -> torch.dtype:

@@ -61,7 +61,7 @@ class Lamb(Optimizer):
             ):
                 if update is not None:
                     ratio = torch.where((of_weight > 0) & (of_update > 0), of_weight / of_update, 1.0)
-                    ratio = ratio.clamp(max=group["max_ratio"]).to(update.dtype)
+                    ratio = ratio.clamp(max=group["max_ratio"]).to(update)  # which may be on the host
                     parameter.sub_(update * ratio, alpha=group["lr"])
         return loss
 

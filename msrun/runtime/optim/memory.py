@@ -43,7 +43,8 @@ class OptimizerMemory:
     def __str__(self) -> str:
         rows = [("", "device", "host")]
         for name in ("weights", "gradients", "state", "total"):
-            rows.append((name, *(_words(getattr(side, name), self.elements) for side in (self.device, self.host))))
+            device, host = (_words(getattr(side, name), self.elements) for side in (self.device, self.host))
+            rows.append((name, device, host))
         rows.append(("copied in a step", _mib(self.copied.to_device), _mib(self.copied.to_host)))
         return "\n".join(f"{name:<18}{device:<28}{host}".rstrip() for name, device, host in rows)
 

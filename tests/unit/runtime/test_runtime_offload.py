@@ -147,7 +147,7 @@ def test_documents_recipe_without_masters_stalls_and_says_so_once(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight = nn.Parameter(torch.ones(4, dtype=dtype))
-    optimizer = optim.offload(AdamWeightDecayOp([weight], learning_rate=5e-5), master_weights=False)
+    optimizer = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5), master_weights=False)
     with caplog.at_level(logging.WARNING, "msrun.runtime"):
         assert descend(optimizer, weight) == 1.0
     (record,) = caplog.records
@@ -157,7 +157,7 @@ def test_documents_recipe_without_masters_stalls_and_says_so_once(
     )
     assert "master_weight" not in optimizer.state[weight]
     assert optimizer.state[weight]["adam_m"].dtype == torch.float32
-    with_masters = optim.offload(AdamWeightDecayOp([weight], learning_rate=5e-5))
+    with_masters = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5))
     assert descend(with_masters, weight, 200) < 0.99
 
 

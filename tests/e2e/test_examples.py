@@ -233,6 +233,23 @@ def test_wide_and_deep_learns_on_the_device_and_with_its_tables_on_the_host(
     np.testing.assert_allclose(losses(MONITOR_LINE, text), alone, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_heterogeneous_gpt_holds_an_eighth_on_the_device_and_learns_as_in_float32(
+    msrun: JobRunner, examples: Path
+) -> None:
+    found, tables = {}, {}
+    for place in ("host", "device"):
+        text = run_example(msrun, examples / "heterogeneous", STEPS="51", PLACE=place)
+        found[place] = losses(GPT_LINE, text)
+        rows = [line.split() for line in text.splitlines() if line.startswith(("weights", "total"))]
+        tables[place] = [[word.strip("(") for word in row if word.startswith("(")] for row in rows]
+    assert tables == {"host": [["2.00", "4.00"], ["2.00", "16.00"]], "device": [["4.00", "0.00"], ["16.00", "0.00"]]}
+    assert found["host"][-1, 1] < found["host"][0, 1] / 1.5
+    np.testing.assert_allclose(found["host"], found["device"], rtol=0.03)
+    alone = losses(GPT_LINE, run_alone(msrun, examples / "heterogeneous", STEPS="51"))
+    np.testing.assert_allclose(found["host"], alone, rtol=0.03)
+
+
 SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", "GRAPH_OP_RUN": "1"}
 """The distributed training example at the size of a test."""
 

@@ -22,6 +22,7 @@ class AdamWeightDecay(Optimizer):
 
     Args:
         decay_filter: whether a parameter decays; None: all do. `lambda p: p.dim() > 1` spares biases and norms.
+        target: where it works, "device" or "cpu"; see `Optimizer`.
 
     Raises:
         StrategyError: a value out of its range.
@@ -36,11 +37,12 @@ class AdamWeightDecay(Optimizer):
         weight_decay: float = 0.0,
         *,
         decay_filter: Callable[[Tensor], bool] | None = None,
+        target: str = "device",
     ) -> None:
         check_adam("AdamWeightDecay", lr, betas, eps)
         check_number("AdamWeightDecay", "weight_decay", weight_decay, least=0.0)
         self._decay_filter = decay_filter
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, target=target)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -24,6 +24,7 @@ class FTRL(PerParameter):
         lr_power: 0 keeps the rate as it is.
         use_locking: MindSpore's word; a rank updates its rows alone, so that there is nothing to lock.
         weight_decay: g + decay w in place of g; of a sparse gradient in its rows.
+        target: where it works, "device" or "cpu"; see `Optimizer`.
 
     Raises:
         StrategyError: a value out of its range.
@@ -39,6 +40,8 @@ class FTRL(PerParameter):
         l2: float = 0.0,
         use_locking: bool = False,
         weight_decay: float = 0.0,
+        *,
+        target: str = "device",
     ) -> None:
         del use_locking
         for name, value in (("initial_accum", initial_accum), ("lr", lr), ("l1", l1), ("l2", l2)):
@@ -46,7 +49,7 @@ class FTRL(PerParameter):
         check_number("FTRL", "-lr_power", -lr_power, least=0.0)
         check_number("FTRL", "weight_decay", weight_decay, least=0.0)
         defaults = {"lr": lr, "lr_power": lr_power, "l1": l1, "l2": l2, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "initial_accum": initial_accum})
+        super().__init__(params, {**defaults, "initial_accum": initial_accum}, target=target)
 
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the accumulator and the linear term."""

@@ -22,6 +22,7 @@ class Lamb(Optimizer):
 
     Args:
         max_ratio: the ratio is at most this.
+        target: where it works, "device" or "cpu"; see `Optimizer`.
 
     Raises:
         StrategyError: a value out of its range.
@@ -36,12 +37,13 @@ class Lamb(Optimizer):
         weight_decay: float = 0.0,
         *,
         max_ratio: float = 10.0,
+        target: str = "device",
     ) -> None:
         check_adam("Lamb", lr, betas, eps)
         check_number("Lamb", "weight_decay", weight_decay, least=0.0)
         check_number("Lamb", "max_ratio", max_ratio, least=0.0)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_ratio": max_ratio}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, target=target)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,7 +61,7 @@ class Lamb(Optimizer):
             ):
                 if update is not None:
                     ratio = torch.where((of_weight > 0) & (of_update > 0), of_weight / of_update, 1.0)
-                    ratio = ratio.clamp(max=group["max_ratio"]).to(update.dtype)
+                    ratio = ratio.clamp(max=group["max_ratio"]).to(update)  # which may be on the host
                     parameter.sub_(update * ratio, alpha=group["lr"])
         return loss
 

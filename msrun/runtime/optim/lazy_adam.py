@@ -24,6 +24,7 @@ class LazyAdam(PerParameter):
         use_locking: MindSpore's word; a rank updates its rows alone, so that there is nothing to lock.
         use_nesterov: step with b1 m + (1 - b1) g in place of m.
         weight_decay: g + decay w in place of g; of a sparse gradient in its rows.
+        target: where it works, "device" or "cpu"; see `Optimizer`.
 
     Raises:
         StrategyError: a value out of its range.
@@ -38,12 +39,14 @@ class LazyAdam(PerParameter):
         use_locking: bool = False,
         use_nesterov: bool = False,
         weight_decay: float = 0.0,
+        *,
+        target: str = "device",
     ) -> None:
         del use_locking
         check_adam("LazyAdam", lr, betas, eps)
         check_number("LazyAdam", "weight_decay", weight_decay, least=0.0)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "use_nesterov": use_nesterov}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, target=target)
 
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the interface
         """Return the moments, 0, and the steps done."""

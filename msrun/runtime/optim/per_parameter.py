@@ -11,6 +11,9 @@ from torch import Tensor
 
 from msrun.runtime.optim.base import Optimizer
 
+ROWS_BYTES = 1 << 16
+"""Of a sparse gradient, so much is used at once: its rows are still in the processor's cache when they are put back."""
+
 
 class PerParameter(Optimizer):
     """Base: a subclass makes the state of a parameter and changes tensors of one shape.
@@ -47,12 +50,13 @@ class PerParameter(Optimizer):
             self.change(parameter, self._decayed(gradient, parameter, group), tables, state, group)
             return
         gradient = gradient.coalesce()
-        rows = gradient.indices()[0]
-        weight, some = parameter.index_select(0, rows), {key: t.index_select(0, rows) for key, t in tables.items()}
-        self.change(weight, self._decayed(gradient.values(), weight, group), some, state, group)
-        parameter.index_copy_(0, rows, weight)
-        for key, table in tables.items():
-            table.index_copy_(0, rows, some[key])
+        count = max(1, ROWS_BYTES * len(gradient.values()) // max(1, gradient.values().nbytes))
+        for rows, values in zip(gradient.indices()[0].split(count), gradient.values().split(count), strict=True):
+            weight, some = parameter.index_select(0, rows), {key: t.index_select(0, rows) for key, t in tables.items()}
+            self.change(weight, self._decayed(values, weight, group), some, state, group)
+            parameter.index_copy_(0, rows, weight)
+            for key, table in tables.items():
+                table.index_copy_(0, rows, some[key])
 
     @staticmethod
     def _decayed(gradient: Tensor, weight: Tensor, group: dict[str, Any]) -> Tensor:

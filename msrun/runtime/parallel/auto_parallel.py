@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.fluent_settings import FluentSettings
+from msrun.runtime.parallel.gradients_in_backward import GradientsInBackward, GradientTaker
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
@@ -43,7 +44,6 @@ from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
-from msrun.runtime.parallel.step_in_backward import StepsInBackward
 from msrun.runtime.parallel.strategy_file import write_layout_files
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 from msrun.runtime.schedule.activations import ActivationEstimate
@@ -53,7 +53,7 @@ current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
 
-class AutoParallel(FluentSettings, NetworkModule):
+class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
     """Run `network` in parallel over the world.
 
     `network` is a module (with its loss), used like any module in an ordinary torch loop; or a step function that
@@ -98,7 +98,7 @@ class AutoParallel(FluentSettings, NetworkModule):
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
-        self._steps: StepsInBackward | None = None
+        self._taker: GradientTaker | None = None
         self._layout_files = layout_files()
         self._is_warned = False
         self._announced: set[str] = set()
@@ -254,42 +254,11 @@ class AutoParallel(FluentSettings, NetworkModule):
         with self._replicas_of().no_sync():
             yield
 
-    def step_in_backward(self, optimizer: torch.optim.Optimizer) -> Self:
-        """Let an optimizer step during the backward pass, with each message of gradients as it arrives.
-
-        Gradients are not kept, so a rank never holds those of all parameters, and the step overlaps with what is still
-        computed and sent. `optimizer.step()` in the training loop may stay: it finds no gradients. What needs all
-        gradients at once has no place: clipping by the global norm, several backward passes for one step, micro
-        batches, pipelines, loss scales. In a world of one process nothing changes.
-
-        Raises:
-            StrategyError: one of these, a mode without capture, or an optimizer that cannot step so.
-        """
-        self.settings.check_setter("step_in_backward", {})
-        wrong = {
-            "a step function": not isinstance(self.network, nn.Module),
-            "pipeline(stages=...)": self.settings.pipeline.stages > 1,
-            "a loss scale": self.settings.precision is not None and self.settings.precision.loss_scale is not None,
-        }
-        what = next((word for word, is_so in wrong.items() if is_so), None)
-        if what is not None:
-            raise StrategyError(
-                f"step_in_backward with {what}, which needs all gradients at once: leave one of both out"
-            )
-        self._steps = StepsInBackward(optimizer)
+    def _give_to(self, taker: GradientTaker) -> None:
+        self._taker = taker
         for call in self._captured:
             if isinstance(call.compiled, CompiledCall):
-                call.compiled.steps = self._steps
-        return self
-
-    def check_gradients_stay(self, what: str) -> None:
-        """Refuse what needs the gradients after the backward pass.
-
-        Raises:
-            StrategyError: `step_in_backward` has used them by then.
-        """
-        if self._steps is not None:
-            raise StrategyError(f"{what} with step_in_backward, which keeps no gradients: leave one of them out")
+                call.compiled.taker = taker
 
     def _replicas_of(self) -> Replicas:
         if self._replicas is None:
@@ -325,7 +294,7 @@ class AutoParallel(FluentSettings, NetworkModule):
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
         captured, compiled, self._plan = compile_call(compilation, args, kwargs)
         if isinstance(compiled, CompiledCall):
-            compiled.steps = self._steps
+            compiled.taker = self._taker
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
         self._write_layouts(target.root)

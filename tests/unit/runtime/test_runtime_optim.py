@@ -94,7 +94,8 @@ def test_gradient_of_another_shape_is_refused_and_nothing_moves() -> None:
 
 def test_exported_names() -> None:
     own = {"AdamWeightDecay", "FTRL", "LARS", "Lamb", "LazyAdam", "Momentum", "Optimizer"}
-    assert set(optim.__all__) == {"SGD", "Adam", "AdamW", *own}
+    on_host = {"OptimizerMemory", "memory_of", "offload"}
+    assert set(optim.__all__) == {"SGD", "Adam", "AdamW", *own, *on_host}
 
 
 def test_steps_in_the_backward_pass_wait_for_what_is_being_saved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
+from msrun.runtime.parallel.gradients_in_backward import GradientTaker
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
-from msrun.runtime.parallel.step_in_backward import StepsInBackward
 from msrun.runtime.parallel.verification.entry import is_verifying
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
@@ -45,7 +45,7 @@ class CompiledCall:
     """What is recomputed."""
     captured: CapturedGraph
     """What the program was made of."""
-    steps: StepsInBackward | None = None
+    taker: GradientTaker | None = None
     """Takes the gradients as they arrive."""
 
     @property
@@ -80,22 +80,21 @@ class CompiledCall:
         Returns what the captured graph gives back.
         """
         parameters = [stored.parameter for stored in self.stored]
-        if self.steps is not None and self.parts.micro_batches > 1:
+        if self.taker is not None and self.parts.micro_batches > 1:
             raise StrategyError(
-                f"step_in_backward with {self.parts.micro_batches} micro batches: their gradients are added up before "
-                "the step; leave one of both out"
+                f"step_in_backward or offload_gradients with {self.parts.micro_batches} micro batches, whose gradients "
+                "are added up on the device: leave one of both out"
             )
         way = _RunMicroBatches if self.parts.micro_batches > 1 else _RunProgram
         return list(way.apply(self, torch.is_grad_enabled(), len(tensors), *tensors, *parameters))
 
     def backward(self, step: Step, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part, of those that were not trained with it already."""
-        if self.steps is None or is_verifying.get():
+        if self.taker is None or is_verifying.get():
             return self.executor.backward(step, gradients)
         left: dict[str, Tensor] = {}
         parameters = {stored.name: stored.parameter for stored in self.stored}
-
-        steps, trained = self.steps, self.steps.trained()
+        taker, trained = self.taker, self.taker.trained()
 
         def hand_out(arrived: dict[str, Tensor]) -> None:
             mine = []
@@ -104,7 +103,7 @@ class CompiledCall:
                     mine.append((parameters[name], gradient))
                 else:
                     left[name] = gradient
-            steps.take(mine)
+            taker.take(mine)
 
         self.executor.backward(step, gradients, hand_out=hand_out)
         return left

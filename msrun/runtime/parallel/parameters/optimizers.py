@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -20,6 +21,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
+from msrun.runtime.optim.host_steps import find_offload
 from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, describe
 from msrun.runtime.parallel.parameters.state_dicts import part_of, state_tensor
 from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
@@ -69,13 +71,15 @@ def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
     some: Optimizer = object.__new__(type(optimizer))
     vars(some).update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
     step = inspect.unwrap(type(optimizer).step)
-    if isinstance(optimizer, LOOK_AT_WHOLES):
-        step(stand_in_with_wholes(some))
-    elif step in _elementwise_steps():
-        with plain_tensors():
-            step(some)
-    else:
+    host = find_offload(optimizer)
+    if host is not None:
+        some, chosen_ones = host.stand_in(some, optimizer), some
+    elif isinstance(optimizer, LOOK_AT_WHOLES):
+        some = stand_in_with_wholes(some)
+    with plain_tensors() if step in _elementwise_steps() else contextlib.nullcontext():
         step(some)
+    if host is not None:
+        host.finish(chosen_ones, some)
 
 
 def _before_step(

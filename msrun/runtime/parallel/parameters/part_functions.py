@@ -290,7 +290,7 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     norms = [torch.linalg.vector_norm(plain(tensor), power, dtype=dtype) for tensor in tensors]
     cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, Part)]
     wide = torch.float32 if world.device().type == "npu" else torch.float64
-    totals = torch.stack([norms[index].to(wide) for index in cut])
+    totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
     shares = torch.tensor([1.0 / tensors[index].placement.copies for index in cut]).to(totals)  # type: ignore[attr-defined]
     totals = totals if is_max else totals**power * shares
     for index in cut:
@@ -300,7 +300,7 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
         dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
     totals = totals if is_max else totals ** (1.0 / power)
     for index, total in zip(cut, totals, strict=True):
-        norms[index] = total.to(norms[index].dtype)
+        norms[index] = total.to(norms[index])
     return norms
 
 

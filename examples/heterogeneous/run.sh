@@ -1,0 +1,8 @@
+#!/bin/bash
+# bash run.sh [TEXT]
+#   TEXT: a text file; without it, the program itself.
+set -e
+[ -n "$1" ] && export TEXT="$(realpath "$1")"
+cd "$(dirname "$0")"
+
+exec msrun --worker_num=2 --local_worker_num=2 --join=True --log_dir=./log_output train.py

@@ -1,0 +1,245 @@
+"""Weights of an optimizer that works on the host: a wide copy of every parameter, and what is copied there and back.
+
+The weights on the device may be of 16 bits; their copies are of 32 at least, so that updates below half a unit in the
+last place of a weight add up (mixed precision training's master weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.parallel.parameters.part import Part, become_part
+
+MASTER = "master_weight"
+"""Key of a parameter's wide copy in its optimizer's state, where the parameter itself is of fewer bits."""
+HOST = torch.device("cpu")
+
+
+@dataclass
+class Copies:
+    """Bytes that were copied between the device and the host."""
+
+    to_host: int = 0
+    to_device: int = 0
+
+    def __sub__(self, other: Copies) -> Copies:
+        return Copies(self.to_host - other.to_host, self.to_device - other.to_device)
+
+
+@dataclass
+class _Kept:
+    """A wide copy, and the weight as it was when both were equal."""
+
+    copy: Tensor
+    seen: tuple[int, int]
+
+
+class HostWeights:
+    """The wide copies of one optimizer's parameters.
+
+    Args:
+        keeps: copies stay from step to step; else each step makes them of the parameters, and of 16-bit weights loses
+            what they cannot hold.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        self.keeps = keeps
+        self.copies = Copies()
+        self._kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def take(self, parameter: Tensor, master: Any = None, *, on_host: bool) -> nn.Parameter:
+        """Return what an optimizer steps in a parameter's place: the wide copy, without gradient.
+
+        A weight that somebody has changed since the last step counts as it is now.
+
+        Args:
+            master: the copy that the optimizer's state holds; None where it has none.
+            on_host: False: it stays on the device, where a weight that is wide enough is its own copy.
+        """
+        local = _local(parameter)
+        if not on_host and not is_narrow(local):
+            return _like(parameter, local)
+        kept: _Kept | None = self._kept.get(parameter)
+        copy = _local(master) if isinstance(master, Tensor) else kept.copy if kept is not None else None
+        place = HOST if on_host else local.device
+        if copy is not None and (copy.shape != local.shape or copy.device != place or not self.keeps):
+            copy = None
+        is_same = copy is not None and kept is not None and copy.data_ptr() == kept.copy.data_ptr()
+        if not is_same or kept is None or kept.seen != _mark(local):
+            copy = self._read(local, copy, on_host=on_host)
+        assert copy is not None
+        if self.keeps:
+            self._kept[parameter] = _Kept(copy, _mark(local))
+        return _like(parameter, copy)
+
+    def give(self, parameter: Tensor, stepped: Tensor, rows: Tensor | None = None, *, on_host: bool) -> None:
+        """Copy a stepped copy back into its parameter.
+
+        Args:
+            rows: the only ones that have changed; None: all.
+        """
+        local, copy = _local(parameter), _local(stepped)
+        if rows is not None:
+            changed = copy.index_select(0, rows).to(local.dtype)
+            self.copies.to_device += _bytes(changed) if on_host else 0
+            local.index_copy_(0, rows.to(local.device), changed.to(local.device))
+        elif local.data_ptr() != copy.data_ptr() or not local.numel():
+            self.copies.to_device += _bytes(local) if on_host else 0
+            if local.device == copy.device:
+                local.copy_(copy)
+            else:
+                narrow = _empty(local, local.dtype).copy_(copy)  # in pinned memory: the device fetches it by itself
+                local.copy_(narrow, non_blocking=True)
+        kept: _Kept | None = self._kept.get(parameter)
+        if kept is not None:
+            kept.seen = _mark(local)
+
+    def fetch(self, gradients: Sequence[Tensor], make: Callable[[Tensor], Tensor]) -> Fetched:
+        """Start copying gradients, dense or sparse, to the host, where they become as wide as their weights' copies.
+
+        Args:
+            make: gives memory there for a dense gradient.
+        """
+        return Fetched(self.copies, gradients, make)
+
+    def copy_bytes(self, parameter: Tensor) -> int:
+        """Return the bytes of a parameter's copy; 0 where there is none."""
+        kept: _Kept | None = self._kept.get(parameter)
+        return 0 if kept is None else _bytes(kept.copy)
+
+    def _read(self, local: Tensor, master: Tensor | None, *, on_host: bool) -> Tensor:
+        """Return the weight as it is on the device; wider where `master` rounds to it."""
+        dtype = wide_type(local)
+        if on_host:
+            self.copies.to_host += _bytes(local)
+        if on_host and local.device != HOST:
+            fresh = _empty(local, dtype).copy_(local)
+        else:
+            fresh = local.to(dtype, copy=True)
+        if master is None or dtype == local.dtype:
+            return fresh
+        return master.copy_(torch.where(master.to(local.dtype) == fresh.to(local.dtype), master, fresh))
+
+
+class Room:
+    """Memory on the host that gradients are brought to again and again: fresh pages cost more than the copies."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def enter(self) -> Callable[[Tensor], Tensor]:
+        """Forget what is there; returns what makes room for a gradient, as wide as its weight's copy."""
+        places = 0
+
+        def make(gradient: Tensor) -> Tensor:
+            nonlocal places
+            places += 1
+            key = (places, wide_type(gradient))
+            known = self._memory.get(key)
+            if known is None or known.numel() < gradient.numel():
+                known = self._memory[key] = torch.empty(gradient.numel(), dtype=key[1])
+            if not gradient.is_contiguous():
+                return wide_room(gradient)
+            return known[: gradient.numel()].view(gradient.shape)
+
+        return make
+
+
+def wide_room(gradient: Tensor) -> Tensor:
+    """Return memory on the host for a gradient, as wide as its weight's copy and laid out as it is."""
+    return torch.empty_like(gradient, dtype=wide_type(gradient), device=HOST)
+
+
+class Fetched:
+    """Gradients on their way to the host."""
+
+    def __init__(self, copies: Copies, gradients: Sequence[Tensor], make: Callable[[Tensor], Tensor]) -> None:
+        self._make = make
+        self._values: list[Tensor] = []
+        self._event: Any = None
+        for gradient in gradients:
+            copies.to_host += _bytes(gradient)
+            if gradient.device == HOST and not gradient.is_sparse:
+                self._values.append(make(gradient).copy_(gradient))
+            elif gradient.is_sparse:
+                self._values.append(gradient.to(HOST, wide_type(gradient), copy=True).coalesce())
+            else:
+                self._values.append(_empty(gradient, gradient.dtype).copy_(gradient, non_blocking=True))
+                self._event = self._event or torch.Event(gradient.device)
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> list[Tensor]:
+        """Return the gradients on the host."""
+        if self._event is None:
+            return self._values
+        self._event.synchronize()
+        return [value if value.is_sparse else self._make(value).copy_(value) for value in self._values]
+
+
+def wide_type(tensor: Tensor) -> torch.dtype:
+    """Return the type of a weight's copy, and of its optimizer's state: float32, or the weight's own if wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def is_narrow(tensor: Tensor) -> bool:
+    """Return whether a weight is of fewer bits than its copy."""
+    return wide_type(tensor) != tensor.dtype
+
+
+def local_gradient(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of this rank's part as an ordinary tensor."""
+    return None if parameter.grad is None else _local(parameter.grad)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of this rank's part of a tensor; 0 of everything else."""
+    return _bytes(_local(value)) if isinstance(value, Tensor) else 0
+
+
+def put_gradient(stepped: nn.Parameter, gradient: Tensor) -> None:
+    """Give a copy its gradient, of this rank's part."""
+    stepped.grad = _around(stepped, gradient) if isinstance(stepped, DTensor) else gradient
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
+
+
+def _like(parameter: Tensor, copy: Tensor) -> nn.Parameter:
+    """Return a copy as what its parameter is: a part, a DTensor or an ordinary one; it shares the copy's memory."""
+    if isinstance(parameter, DTensor):
+        return nn.Parameter(_around(parameter, copy), requires_grad=False)
+    found = nn.Parameter(copy, requires_grad=False)
+    if isinstance(parameter, Part):
+        become_part(found, parameter.placement)
+    return found
+
+
+def _around(owner: DTensor, local: Tensor) -> DTensor:
+    mesh, placements = owner.device_mesh, owner.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=owner.shape, stride=owner.stride())
+
+
+def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return memory on the host that the device of `like` can copy from and to by itself."""
+    return torch.empty_like(like, dtype=dtype, device=HOST, pin_memory=like.device != HOST)
+
+
+def _mark(local: Tensor) -> tuple[int, int]:
+    """Return what changes when a weight is written to or gets other memory."""
+    return local._version, local.data_ptr()
+
+
+def _bytes(local: Tensor) -> int:
+    if local.is_sparse:
+        return _bytes(local._indices()) + _bytes(local._values())
+    return local.numel() * local.element_size()

@@ -1,0 +1,333 @@
+"""Optimizers whose work is on the host, in one process: what moves there, what stays, and who may still touch what."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from host_operators import AdamWeightDecayOp
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError
+from msrun.mindspore import nn as ms_nn
+from msrun.runtime import AutoParallel, clip_grad_norm_, optim
+from msrun.runtime.optim import host_steps
+
+STEPS = 5
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: optim.SGD(p, 0.1, 0.9),
+    "Adam": lambda p: optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "AdamW of torch": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "AdamW with foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "AdamWeightDecay": lambda p: optim.AdamWeightDecay(p, 0.01, decay_filter=lambda x: x.dim() > 1, weight_decay=0.1),
+    "Lamb": lambda p: optim.Lamb(p, 0.01),
+    "LazyAdam": lambda p: optim.LazyAdam(p, 0.01),
+    "FTRL": lambda p: optim.FTRL(p, lr=0.1),
+    "a user's own": lambda p: AdamWeightDecayOp(p, 0.01, weight_decay=0.1),
+}
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).to(dtype)
+
+
+def take_steps(net: nn.Module, optimizer: torch.optim.Optimizer, count: int = STEPS) -> list[float]:
+    draw = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(count):
+        x = torch.randn(3, 6, generator=draw).to(next(net.parameters()).dtype)
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.2)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_steps_are_those_of_the_device(make: Callable[[Any], torch.optim.Optimizer], ratio: float) -> None:
+    left, right = network(), network()
+    on_device, on_host = make(left.parameters()), optim.offload(make(right.parameters()), ratio=ratio)
+    assert take_steps(right, on_host) == pytest.approx(take_steps(left, on_device), rel=1e-12, abs=0)
+    for a, b in zip(left.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_small_chunks_step_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_steps, "CHUNK_BYTES", 100)
+    left, right = network(), network()
+    on_host = take_steps(right, optim.Lamb(right.parameters(), target="cpu"))
+    assert on_host == pytest.approx(take_steps(left, optim.Lamb(left.parameters())), rel=1e-12, abs=0)
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["CPU", "cpu", "Cpu"])
+def test_target_is_mindspores_word_in_any_case_before_and_after(word: str) -> None:
+    net = network()
+    assert optim.SGD(net.parameters()).target == "device"
+    assert optim.AdamW(net.parameters(), target=word).target == "cpu"
+    later = ms_nn.Lamb(net.parameters(), 0.1)
+    later.target = word
+    assert later.target == "cpu"
+    later.target = "DEVICE"
+    assert later.target == "device"
+
+
+@pytest.mark.parametrize("make", [MAKERS["Adam"], MAKERS["AdamWeightDecay"], MAKERS["LazyAdam"]])
+def test_target_may_change_between_steps_and_the_state_moves_along(make: Callable[[Any], Any]) -> None:
+    left, right = network(), network()
+    still, moving = make(left.parameters()), make(right.parameters())
+    for word in ("CPU", "device", "cpu"):
+        moving.target = word
+        for net, optimizer in ((left, still), (right, moving)):
+            take_steps(net, optimizer, 2)
+    for a, b in zip(left.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_wrong_words_are_refused_with_what_to_do() -> None:
+    net = network()
+    with pytest.raises(StrategyError, match=r"AdamW\(target='gpu'\): must be cpu or device"):
+        optim.AdamW(net.parameters(), target="gpu")
+    with pytest.raises(StrategyError, match=r"LBFGS.*use AdamW"):
+        optim.offload(torch.optim.LBFGS(net.parameters()))
+    for ratio in (0, 1.5, True, "half"):
+        with pytest.raises(StrategyError, match="must be a number above 0, 1 at most"):
+            optim.offload(optim.SGD(net.parameters()), ratio=ratio)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match=r"give a torch\.optim\.Optimizer"):
+        optim.offload(net)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match=r"works on the device: call optim\.offload"):
+        AutoParallel(net).offload_gradients(optim.SGD(net.parameters()))
+
+
+def test_half_of_the_bytes_are_on_the_host_spread_over_the_network() -> None:
+    parameters = [nn.Parameter(torch.zeros(100)) for _ in range(8)]
+    optimizer = optim.offload(optim.Adam(parameters), ratio=0.5)
+    for parameter in parameters:
+        parameter.grad = torch.ones(100)
+    optimizer.step()
+    memory = optim.memory_of(optimizer)
+    assert memory.host.weights == 4 * 400
+    assert memory.host.state == pytest.approx(memory.device.state, rel=0.01)
+    assert memory.copied.to_device == 4 * 400
+    found = host_steps.find_offload(optimizer)
+    assert found is not None
+    assert [id(parameter) in found.chosen(optimizer) for parameter in parameters] == [True, False] * 4
+
+
+# -- 16-bit weights ---------------------------------------------------------------------------------------------------
+
+
+def descend(optimizer: torch.optim.Optimizer, weight: Tensor, count: int = 100) -> float:
+    for _ in range(count):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return float(weight.detach()[0])
+
+
+def test_masters_add_up_what_16_bits_cannot_hold() -> None:
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    assert descend(optim.SGD([weight], 1e-3, target="cpu"), weight) == pytest.approx(0.9, rel=4e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_documents_recipe_without_masters_stalls_and_says_so_once(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = nn.Parameter(torch.ones(4, dtype=dtype))
+    optimizer = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5), master_weights=False)
+    with caplog.at_level(logging.WARNING, "msrun.runtime"):
+        assert descend(optimizer, weight) == 1.0
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "AdamWeightDecayOp: weights of 16 bits without master weights: updates smaller than half a unit in the last "
+        "place of a weight are lost; use master_weights=True"
+    )
+    assert "master_weight" not in optimizer.state[weight]
+    assert optimizer.state[weight]["adam_m"].dtype == torch.float32
+    with_masters = optim.offload(AdamWeightDecayOp([weight], learning_rate=2e-5))
+    assert descend(with_masters, weight, 200) < 0.99
+
+
+def test_state_dict_brings_back_masters_and_moments_in_float32() -> None:
+    left, right = network(torch.bfloat16), network(torch.bfloat16)
+    first = optim.AdamW(left.parameters(), 0.01, target="cpu")
+    take_steps(left, first, 3)
+    second = optim.AdamW(right.parameters(), 0.01, target="cpu")
+    right.load_state_dict(left.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert take_steps(left, first) == take_steps(right, second)
+    for a, b in zip(left.parameters(), right.parameters(), strict=True):
+        for key in ("master_weight", "exp_avg", "exp_avg_sq"):
+            assert first.state[a][key].dtype == second.state[b][key].dtype == torch.float32
+            assert torch.equal(first.state[a][key], second.state[b][key])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_changed_between_steps_count_as_they_are(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
+    optimizer = optim.SGD([weight], 2.0**-12, target="cpu")
+    descend(optimizer, weight, 3)
+    with torch.no_grad():
+        weight[1] = 10.0
+    descend(optimizer, weight, 1)
+    master = optimizer.state[weight]["master_weight"] if dtype == torch.bfloat16 else weight.detach()
+    steps = torch.tensor([4.0, 1.0, 4.0]) * 2.0**-12
+    assert torch.equal(master, torch.tensor([1.0, 10.0, 3.0]) - steps)
+
+
+# -- sparse gradients -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: optim.LazyAdam(p, 0.1, target="cpu"),
+        lambda p: optim.FTRL(p, lr=0.1, target="cpu"),
+        lambda p: optim.offload(torch.optim.SparseAdam(p, lr=0.1)),
+    ],
+    ids=["LazyAdam", "FTRL", "SparseAdam"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sparse_gradients_stay_sparse_and_untouched_rows_bit_for_bit(
+    make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(1000, 8, sparse=True, dtype=dtype)
+    before = table.weight.detach().clone()
+    optimizer = make(table.parameters())
+    for rows in ([3, 5, 3], [5, 7, 9]):
+        optimizer.zero_grad()
+        table(torch.tensor(rows)).float().square().sum().backward()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse
+        optimizer.step()
+    touched = [3, 5, 7, 9]
+    rest = [row for row in range(1000) if row not in touched]
+    assert torch.equal(table.weight[rest], before[rest])
+    assert not torch.equal(table.weight[touched], before[touched])
+    for value in optimizer.state[table.weight].values():
+        if isinstance(value, Tensor) and value.dim():
+            is_weights = torch.equal(value[rest].to(dtype), before[rest])
+            assert is_weights or len(value[rest].unique()) == 1, "moments as they began"
+    memory = optim.memory_of(optimizer)
+    row = 8 * dtype.itemsize
+    assert memory.copied.to_host == 3 * (row + 8), "three rows of gradients and their numbers"
+    assert memory.copied.to_device == 3 * row
+
+
+# -- gradients on the host --------------------------------------------------------------------------------------------
+
+
+def test_gradients_go_to_the_host_as_they_come_and_both_clips_find_them() -> None:
+    losses = {}
+    for clip in (None, clip_grad_norm_, nn.utils.clip_grad_norm_):
+        net = network(torch.float32)
+        optimizer = optim.AdamW(net.parameters(), 0.01, target="cpu")
+        if clip is not None:
+            AutoParallel(net).offload_gradients(optimizer)
+        found = []
+        for step in range(STEPS):
+            for part in range(2):
+                loss = net(torch.full((2, 6), 0.1 * step + part)).square().mean()
+                loss.backward()
+            norm = (clip or clip_grad_norm_)(net.parameters(), 0.05)
+            memory = optim.memory_of(optimizer)
+            held, away = memory.device.gradients, memory.host.gradients
+            assert (held, away) == ((0, 4 * 92) if clip is not None else (4 * 92, 0))
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(parameter.grad is None for parameter in net.parameters())
+            found += [loss.item(), float(norm)]
+        losses[clip] = found
+    right = losses.pop(None)
+    for found in losses.values():
+        assert found == pytest.approx(right, rel=1e-6)
+
+
+def test_gradient_that_is_assigned_or_that_a_hook_sees_is_the_one_that_counts() -> None:
+    net = network(torch.float32)
+    optimizer = optim.SGD(net.parameters(), 1.0, target="cpu")
+    seen: list[Tensor] = []
+    net[0].weight.register_hook(seen.append)
+    AutoParallel(net).offload_gradients(optimizer)
+    net(torch.ones(2, 6)).sum().backward()
+    assert len(seen) == 1
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter, old in zip(net.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 1)
+
+
+# -- what loops do with optimizers ------------------------------------------------------------------------------------
+
+
+def test_schedulers_closures_and_calls_with_gradients_work() -> None:
+    net = network()
+    optimizer = optim.SGD(net.parameters(), 1.0, target="cpu")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    before = net[0].weight.detach().clone()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net[0].weight.sum()
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure).detach()) == pytest.approx(float(before.sum()))
+    scheduler.step()
+    optimizer([torch.ones_like(parameter) for parameter in net.parameters()])
+    torch.testing.assert_close(net[0].weight.detach(), before - 1.5)
+
+
+class Counting(torch.optim.Optimizer):
+    """Looks at its groups twice, by number too, and counts on itself and in a group."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1.0, "count": 0})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        total = sum(float(p.grad.sum()) for group in self.param_groups for p in group["params"])
+        self.steps += 1
+        self.param_groups[0]["count"] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=1 / total)
+
+
+def test_optimizer_of_a_user_may_look_at_its_groups_as_it_likes() -> None:
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = Counting([{"params": [weight]} for weight in weights])
+    optim.offload(optimizer)
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.ones(2)
+        optimizer.step()
+    assert [weight.tolist() for weight in weights] == [[-0.5, -0.5]] * 2
+    assert (optimizer.steps, optimizer.param_groups[0]["count"], optimizer.param_groups[1]["count"]) == (2, 2, 0)
+
+
+def test_memory_prints_as_a_table() -> None:
+    net = network(torch.bfloat16)
+    optimizer = optim.SGD(net.parameters(), 0.1, 0.9, target="cpu")
+    take_steps(net, optimizer, 2)
+    lines = str(optimizer.memory()).splitlines()
+    assert [line.split()[0] for line in lines] == ["device", "weights", "gradients", "state", "total", "copied"]
+    assert lines[1].split()[1:] == ["0.00", "MiB", "(2.00", "B/element)", "0.00", "MiB", "(4.00", "B/element)"]

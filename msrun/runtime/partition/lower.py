@@ -133,7 +133,8 @@ class _Lowering:
         self._build.scatter = None
         self._values[node.name] = result
         self._held[node.name, decision.layouts[0]] = result
-        strategy = tuple(form.layout(labels, decision.split).numbers(self._mesh) for labels in form.inputs)
+        layouts = (form.layout_of_input(i, decision.split, self._mesh) for i in range(len(form.inputs)))
+        strategy = tuple(layout.numbers(self._mesh) for layout in layouts)
         self._record(call, decision, strategy, before)
         if rule is REPLICATED and call.tensors:
             self._note_replicated(str(node.target))

@@ -31,6 +31,7 @@ HOMES = {
     "sharding.named_layout": "Layout",
     "parallel.parameters.fusion": "set_comm_fusion",
     "nn.deferred_init": "no_init_parameters init_parameters",
+    "embedding.lookup": "EmbeddingLookup",
     "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
     "train.model": "Model",

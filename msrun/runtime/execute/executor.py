@@ -23,6 +23,7 @@ from msrun.runtime.execute.gradients import GradientGroup, LeavingGradients, Ste
 from msrun.runtime.execute.issue_order import plan_issue_order
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.row_gradients import added
 from msrun.runtime.execute.step import Copy, Step, ValueOnItsWay
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.partition.program import LocalProgram
@@ -346,7 +347,7 @@ class Executor:
                 leaf = step.parameters.leaf(crossing.source)
                 for part in copy.gradients.pop(crossing.source, []):
                     given = part.wait() if isinstance(part, Pending) else part
-                    leaf.grad = given if leaf.grad is None else leaf.grad + given
+                    leaf.grad = given if leaf.grad is None else added(leaf.grad, given)
 
     def _start_crossings(self, copy: Copy, index: int) -> None:
         """Start the way back of the collectives of one level: everything that read their results is done."""
@@ -368,8 +369,8 @@ class Executor:
             return None
         total = parts[0]
         for part in parts[1:]:
-            total = total + part
-        return total
+            total = added(total, part)
+        return total.to_dense() if total.is_sparse else total
 
     def input_gradients(self, step: Step) -> list[list[Tensor | None]]:
         """Return per copy the gradients of the user's tensors, after `backward`."""

@@ -52,6 +52,11 @@ def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
     return Pending(gradient, None, add_up)
 
 
+def added(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two gradients; it is sparse if both are."""
+    return other + one if one.is_sparse else one + other  # torch adds sparse tensors to others, not the other way
+
+
 def _padded(values: Tensor, length: int) -> Tensor:
     if values.shape[0] == length:
         return values

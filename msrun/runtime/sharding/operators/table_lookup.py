@@ -133,6 +133,6 @@ class TableLookup(Rule):
         )
 
 
-def has_row_gradient(node: fx.Node) -> bool:
-    """Return whether a local operator leaves its table a gradient of rows alone."""
+def looks_up_sparsely(node: fx.Node) -> bool:
+    """Return whether a local operator is a lookup whose table gets a gradient of rows alone."""
     return node.target is look_up and _lookups[node.kwargs["number"]].is_sparse  # type: ignore[index]

@@ -50,12 +50,13 @@ class Requests:
         found = start_row_exchange(read(self.asked), self._asked, self._sent, self._group).wait()
         if self._slices.dimension == 0:
             return found
-        pieces = found.view(self._slices.ranks, self._count, -1).transpose(0, 1)
+        pieces = found.view(self._slices.ranks, self._count, found.shape[1]).transpose(0, 1)
         return pieces.reshape(self._count, self._slices.width)
 
     def give_back(self, gradients: Tensor) -> Tensor:
         """Return the gradients of the rows that this rank was asked for, given those of the rows that it needs."""
         if self._slices.dimension == 1:
-            pieces = gradients.view(self._count, self._slices.ranks, -1).transpose(0, 1)
-            gradients = pieces.reshape(self._slices.ranks * self._count, -1)
+            columns = self._slices.width // self._slices.ranks
+            pieces = gradients.view(self._count, self._slices.ranks, columns).transpose(0, 1)
+            gradients = pieces.reshape(self._slices.ranks * self._count, columns)
         return start_row_exchange(gradients, self._sent, self._asked, self._group).wait()

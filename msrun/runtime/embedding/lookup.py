@@ -15,7 +15,7 @@ from msrun.runtime.capture import marked_calls
 from msrun.runtime.embedding.initial_values import check_init, fill_part
 from msrun.runtime.embedding.row_lookup import RowLookup
 from msrun.runtime.embedding.slices import TableSlices, build_slices
-from msrun.runtime.embedding.table_files import make_table
+from msrun.runtime.embedding.table_files import make_table, note_file
 from msrun.runtime.nn.deferred_init import fill_when_made
 from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.part import become_part
@@ -89,6 +89,8 @@ class EmbeddingLookup(nn.Module):
         part = make_table(place, dtype or torch.get_default_dtype(), device, storage, rank)
         fill_when_made(part, lambda part: fill_part(part, param_init, slices, place, _agree_on_seed(ranks)))
         self.embedding_table = nn.Parameter(part)
+        if storage is not None:
+            note_file(self.embedding_table, storage, rank)
         self._rows = RowLookup(slices, is_sparse=sparse)
         self._mesh = build_mesh(ranks)
         if ranks > 1 and (sparse or slices.dimension is not None):
@@ -122,7 +124,6 @@ class EmbeddingLookup(nn.Module):
         Raises:
             StrategyError: a negative index, or indices that are no whole numbers.
         """
-        _check_indices(indices)
         found = self._look_up(indices)
         if self.max_norm is None:
             return found
@@ -130,20 +131,10 @@ class EmbeddingLookup(nn.Module):
 
     def _look_up(self, indices: Tensor) -> Tensor:
         if marked_calls.MSRUN_CAPTURING:
-            self._check_world()
             return OPERATOR(self.embedding_table, indices, self._rows.number)
         if world.get_group_size() == 1 or runs_alone.get():
             return self._rows.run_alone(self.embedding_table, indices)
-        self._check_world()
         return self._rows.run_with_others(self.embedding_table, indices, self._mesh)
-
-    def _check_world(self) -> None:
-        ranks = world.get_group_size()
-        if self._rows.slices.ranks != ranks:
-            raise StrategyError(
-                f"EmbeddingLookup was made for {self._rows.slices.ranks} ranks and is called by {ranks}: call init() "
-                "before you build the network"
-            )
 
     def extra_repr(self) -> str:
         """Return the settings for `print`."""
@@ -167,11 +158,6 @@ def _check(vocab_size: Any, embedding_size: Any, target: Any, max_norm: Any, spa
         raise StrategyError(f"EmbeddingLookup(max_norm={max_norm!r}): must be a number above 0, or None")
     if cache != 0:
         raise StrategyError(f"EmbeddingLookup(vocab_cache_size={cache!r}): a cache is not supported; give 0")
-
-
-def _check_indices(indices: Tensor) -> None:
-    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-        raise StrategyError(f"EmbeddingLookup: indices of {indices.dtype}; give whole numbers, such as torch.int64")
 
 
 def _agree_on_seed(ranks: int) -> int:

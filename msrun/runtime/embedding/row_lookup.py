@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import StrategyError
+from msrun.runtime import world
 from msrun.runtime.embedding.exchange import Requests
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.execute.plain_tensors import plain
@@ -50,6 +51,21 @@ class RowLookup:
     def __deepcopy__(self, memo: dict[int, Any]) -> RowLookup:
         return RowLookup(self.slices, is_sparse=self.is_sparse)
 
+    def check(self, index: Tensor) -> None:
+        """Refuse what cannot be looked up, whatever its values.
+
+        Raises:
+            StrategyError: indices that are no whole numbers, or a table that was made before `init()`.
+        """
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+            raise StrategyError(f"EmbeddingLookup: indices of {index.dtype}; give whole numbers, such as torch.int64")
+        ranks = world.get_group_size()
+        if self.slices.ranks != ranks:
+            raise StrategyError(
+                f"EmbeddingLookup was made for {self.slices.ranks} ranks and is called by {ranks}: call init() before "
+                "you build the network"
+            )
+
     def run(self, table: Tensor, index: Tensor, mesh: Mesh, *, gives_gradient: bool) -> Tensor:
         """Look up as an operator of a captured graph, which adds the gradients of whole tables up by itself."""
         group = None if self.cut_dimension is None else axes_group(mesh, mesh.axes)
@@ -71,6 +87,7 @@ class RowLookup:
         return self._apply(table, index, _Ways(group, factor=factor))
 
     def _apply(self, table: Tensor, index: Tensor, ways: _Ways) -> Tensor:
+        self.check(index)
         found: Tensor = _LookUp.apply(table, index, self, ways)
         return found
 

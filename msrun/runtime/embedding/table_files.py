@@ -6,8 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import DataError, StrategyError, describe_limit
+
+_files: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""table -> the file that holds it"""
 
 
 def make_table(
@@ -32,10 +36,24 @@ def make_table(
             f"EmbeddingLookup(storage={storage!r}) {where}: files hold tables of the host and take no memory; leave "
             "storage out, or build it outside, with target=\"CPU\""
         )
-    return map_file(Path(f"{storage}.{rank}"), sizes, dtype)
+    return _map_file(Path(f"{storage}.{rank}"), sizes, dtype)
 
 
-def map_file(path: Path, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def note_file(table: Tensor, storage: str, rank: int) -> None:
+    """Say that `make_table` has put a table into files."""
+    _files[table] = Path(f"{storage}.{rank}")
+
+
+def state_like(parameter: Tensor, key: str, value: float) -> Tensor:
+    """Return a tensor of one number, like a parameter: for an optimizer, beside the file of a table that has one."""
+    path: Path | None = _files.get(parameter)
+    if path is None:
+        return torch.full_like(parameter, value)
+    found = _map_file(path.with_name(f"{path.name}.{key}"), tuple(parameter.shape), parameter.dtype)
+    return found.fill_(value) if value else found  # a new file is zeros, and takes no room until it is written
+
+
+def _map_file(path: Path, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor of zeros in a file, which is made anew.
 
     Raises:

@@ -65,7 +65,9 @@ _DUNDERS = {
 _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
 _COUNTS = {torch.numel, Tensor.numel, Tensor.nelement}
-_OF_ROWS = frozenset(_words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim"))
+_OF_ROWS = frozenset(
+    _words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim new")
+)
 """What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part."""
 _OF_NETWORKS = frozenset(
     _words(
@@ -115,7 +117,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
         return _Elementwise(func, name).run(args, kwargs)
-    if name in _OF_ROWS:
+    if name in _OF_ROWS and any(part.is_sparse for part in _parts_in([*args, *kwargs.values()])):
         found = _run_plain(func, args, kwargs)
         return as_part(found, args[0].placement) if isinstance(found, Tensor) and found.is_sparse else found
     if func == _GET_DATA:

@@ -39,6 +39,9 @@ class Lookup(Protocol):
     is_sparse: bool
     """Whether the table's gradient is one of rows."""
 
+    def check(self, index: Tensor) -> None:
+        """Refuse what cannot be looked up, whatever its values."""
+
     def run(self, table: Tensor, index: Tensor, mesh: Mesh, *, gives_gradient: bool) -> Tensor:
         """Return the rows of this rank's indices: any -> (any, width).
 
@@ -65,6 +68,7 @@ def _operator(table: Tensor, index: Tensor, number: int) -> Tensor:
 
 @_operator.register_fake
 def _(table: Tensor, index: Tensor, number: int) -> Tensor:
+    _lookups[number].check(index)
     return table.new_empty(*index.shape, _lookups[number].width, device=index.device)
 
 

@@ -228,7 +228,7 @@ class _Elementwise:
             return value
         shape = tuple(value.shape)
         is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
-        if is_part and (shape == placed.shape or not is_whole):
+        if is_part and (shape == placed.shape or not is_whole or value.is_sparse):
             return value
         if is_whole and not is_part and not is_written:
             return placed.cut(value.expand(placed.shape))

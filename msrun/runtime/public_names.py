@@ -36,6 +36,7 @@ HOMES = {
         "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list"
     ),
     "nn.deferred_init": "no_init_parameters init_parameters",
+    "embedding.lookup": "EmbeddingLookup",
     "nn.losses": "SoftmaxCrossEntropyExpand",
     "nn.with_loss": "WithLoss",
     "train.model": "Model",

@@ -277,11 +277,11 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
 
 
 def _deferred_read(source: TensorSource, key: TensorKey, tensor: Tensor) -> Callable[[], Tensor]:
-    shape, dtype = tuple(tensor.shape), tensor.dtype
+    box, dtype = find_box(tensor), tensor.dtype
 
     def read() -> Tensor:
-        value = torch.empty(shape, dtype=dtype)
-        source.fill({key: Part(value, whole(shape))})
+        value = torch.empty(box.sizes, dtype=dtype)
+        source.fill({key: Part(value, box)})
         return value
 
     return read

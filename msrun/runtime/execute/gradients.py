@@ -19,6 +19,7 @@ from torch import Tensor
 from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
 from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.plain_tensors import plain_tensors
+from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.transfers import start_all_reduce, start_reduce_scatter
 from msrun.runtime.groups import axes_group
 from msrun.runtime.schedule.segments import Segment
@@ -39,6 +40,8 @@ class GradientGroup:
     """level2 and level3: only the gradient of the stored part is kept between micro batches."""
     sum_dtype: torch.dtype | None = None
     """The type in which gradients travel and are added up; None: their own."""
+    may_be_rows: bool = False
+    """Of one member: its gradient may be sparse, and then its rows travel."""
 
     @staticmethod
     def of(group: ParameterGroup) -> GradientGroup:
@@ -56,7 +59,13 @@ class GradientGroup:
         return bool(self.shard_axes or self.partial_axes)
 
     def start(self, grads: list[Tensor]) -> Pending:
-        """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row."""
+        """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row.
+
+        A sparse gradient is given as it is, with the rows of all ranks.
+        """
+        if grads[0].is_sparse:
+            (rows,) = grads
+            return start_row_sum(rows, axes_group(self.mesh, self.partial_axes)) if self.partial_axes else Pending(rows)
         if self.shard_axes:
             return _start_sharded(self, grads)
         if self.partial_axes:
@@ -111,7 +120,8 @@ class GradientSum:
         """Return the bytes of gradients that are held now."""
         grads = [leaf_of(name).grad for name in self.group.placeholders]
         kept = [*grads, self._total, self._pending.wait() if self._pending is not None else None]
-        return sum(grad.numel() * grad.element_size() for grad in kept if grad is not None)
+        values = [grad._values() if grad.is_sparse else grad for grad in kept if grad is not None]
+        return sum(value.numel() * value.element_size() for value in values)
 
     @property
     def is_heavy(self) -> bool:
@@ -134,6 +144,8 @@ class GradientSum:
                 grad = leaf.new_zeros(leaf.shape)
             else:
                 self._reached.add(name)
+                if grad.is_sparse and (not self.group.may_be_rows or self.group.shard_axes):
+                    grad = grad.to_dense()
             grads.append(_as_type(grad, self.group.sum_dtype or grad.dtype))
             leaf.grad = None
         return grads
@@ -167,9 +179,9 @@ class PendingGradients:
         """Wait for the message and let go of it."""
         if self._pending is not None:
             flat = self._pending.wait()
-            flat = (flat if self._before is None else flat + self._before).reshape(-1)
-            members = self._group.members
-            self._ready = split_like(flat, [m.part for m in members])
+            flat = flat if self._before is None else flat + self._before
+            parts = [m.part for m in self._group.members]
+            self._ready = [flat] if flat.is_sparse else split_like(flat.reshape(-1), parts)
             self._pending = None
 
     def wait(self) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from msrun.runtime.execute.gradients import StepParameters
 from msrun.runtime.execute.host_thread import HostTask
 from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.row_gradients import added
 from msrun.runtime.schedule.replay import SavedResults
 from msrun.runtime.schedule.segments import Name
 
@@ -45,7 +46,8 @@ class Copy:
         leaf = self.values.pop(name, None)
         if leaf is not None and leaf.grad is not None:
             parts.append(leaf.grad)
-        return add_up(parts)
+        total = add_up(parts)
+        return total.to_dense() if total is not None and total.is_sparse else total
 
     def settle_gradients(self, names: Sequence[Name]) -> None:
         """Wait for what is on its way from other ranks to the gradients of these values."""
@@ -59,7 +61,7 @@ def add_up(parts: Sequence[Tensor | None]) -> Tensor | None:
     total: Tensor | None = None
     for part in parts:
         if part is not None:
-            total = part if total is None else total + part
+            total = part if total is None else added(total, part)
     return total
 
 

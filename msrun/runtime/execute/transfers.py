@@ -121,6 +121,19 @@ def start_halo(message: Message, group: dist.ProcessGroup, join: Callable[[list[
     return Pending(received, work, lambda got: join(message.pieces(got)), name_of("halo", group))
 
 
+def start_row_exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Pending:
+    """Send each rank of the group its rows, and join what the others sent: (sum of sent, ..) -> (sum of received, ..).
+
+    Args:
+        sent: rows for each rank, which stand in rank order.
+        received: rows from each rank.
+    """
+    traffic.add("all_to_all", rows)
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    work = dist.all_to_all_single(arrived, rows.contiguous(), [*received], [*sent], group=group, async_op=True)
+    return Pending(arrived, work, name=name_of("all_to_all", group))
+
+
 def _parts(value: Tensor, count: int, dim: int) -> Tensor:
     """Return (count, *part shape), contiguous: the equal parts of `dim`."""
     if dim == 0:

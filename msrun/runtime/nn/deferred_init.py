@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import ParallelError
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.nn.random_stream import torchs_numbers
 
@@ -288,6 +289,10 @@ def deferred_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.is_meta}
 
 
+def _storage(tensor: Tensor) -> int:
+    return plain(tensor).untyped_storage()._cdata
+
+
 def tape_states(module: nn.Module) -> list[Tape]:
     """Return the tapes behind a module's deferred tensors, each once, in order of first use.
 
@@ -296,7 +301,7 @@ def tape_states(module: nn.Module) -> list[Tape]:
     """
     tapes: dict[int, Tape] = {}
     for name, tensor in deferred_tensors(module).items():
-        tape = _tapes.get(tensor.untyped_storage()._cdata)
+        tape = _tapes.get(_storage(tensor))
         if tape is None:
             raise ParallelError(
                 f"parameter {name} is on the meta device but was not made inside no_init_parameters(): nothing is "
@@ -318,7 +323,7 @@ def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> 
     tapes = tape_states(module)
     by_storage: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in deferred_tensors(module).items():
-        by_storage.setdefault(tensor.untyped_storage()._cdata, (name, tensor))
+        by_storage.setdefault(_storage(tensor), (name, tensor))
     kept: list[tuple[str, Tensor]] = []
 
     def taker(name: str, meta: Tensor) -> Callable[[Tensor], None]:
@@ -356,10 +361,24 @@ def defer_values(values: Mapping[str, Callable[[], Tensor]], tensors: Mapping[st
     tape = Tape(torch.Generator().manual_seed(0).get_state())
     for name, value in values.items():
         meta = tensors[name]
-        earlier = _tapes.get(meta.untyped_storage()._cdata)
+        earlier = _tapes.get(_storage(meta))
         if earlier is not None:
-            earlier.storages.pop(meta.untyped_storage()._cdata, None)
-        tape.entries.append(_Entry(value, (), {}, (tape.remember(meta),)))
+            earlier.storages.pop(_storage(meta), None)
+        tape.entries.append(_Entry(value, (), {}, (tape.remember(plain(meta)),)))
+
+
+def fill_when_made(tensor: Tensor, fill: Callable[[Tensor], Tensor]) -> None:
+    """Fill a tensor now; one that is deferred when its values are made, with the random numbers of this place.
+
+    Args:
+        fill: gets the tensor and returns it.
+    """
+    tape = _tapes.get(_storage(tensor)) if tensor.is_meta else None
+    if tape is None:
+        fill(tensor)
+        return
+    reference = tape.remember(tensor)
+    tape.entries.append(_Entry(fill, (reference,), {}, (reference,), tape.take_new_seed()))
 
 
 @torchs_numbers()

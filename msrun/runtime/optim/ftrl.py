@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.runtime.embedding.table_files import state_like
 from msrun.runtime.optim.per_parameter import PerParameter
 from msrun.runtime.optim.settings import check_number
 
@@ -54,8 +55,8 @@ class FTRL(PerParameter):
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the accumulator and the linear term."""
         return {
-            "accum": torch.full_like(parameter, group["initial_accum"]),
-            "linear": torch.zeros_like(parameter),
+            "accum": state_like(parameter, "accum", group["initial_accum"]),
+            "linear": state_like(parameter, "linear", 0.0),
         }
 
     def change(self, weight: Tensor, gradient: Tensor, tables: dict[str, Tensor], state: Any, group: Any) -> None:

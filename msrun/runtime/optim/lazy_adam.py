@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from msrun.runtime.embedding.table_files import state_like
 from msrun.runtime.optim.per_parameter import PerParameter
 from msrun.runtime.optim.settings import check_adam, check_number
 
@@ -50,7 +50,7 @@ class LazyAdam(PerParameter):
 
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the interface
         """Return the moments, 0, and the steps done."""
-        return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        return {"step": 0, **{key: state_like(parameter, key, 0.0) for key in ("exp_avg", "exp_avg_sq")}}
 
     def change(self, weight: Tensor, gradient: Tensor, tables: dict[str, Tensor], state: Any, group: Any) -> None:
         """Change weights and moments in place."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.optim.base import Optimizer
 
 ROWS_BYTES = 1 << 16
@@ -34,9 +35,10 @@ class PerParameter(Optimizer):
         """Step once with the gradients in `.grad`."""
         loss = self.run_closure(closure)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            with plain_tensors():  # what it does is right on the parts of cut parameters
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._update(parameter, parameter.grad, group)
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:

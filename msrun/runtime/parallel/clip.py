@@ -123,6 +123,7 @@ def _find(index: int, gradient: Tensor) -> Tensor:
 
 def _scale_(gradient: Tensor, factor: Tensor) -> None:
     local = gradient.to_local() if isinstance(gradient, DTensor) else plain(gradient)
+    local = local._values() if local.is_sparse else local  # the memory itself
     local.mul_(factor.to(device=local.device, dtype=factor.dtype if local.dtype == torch.float64 else torch.float32))
 
 

@@ -123,7 +123,8 @@ class LossScale:
     def accepts(self, gradients: Sequence[Tensor]) -> bool:
         """Return whether every gradient is finite on every rank, and adapt the scale. All ranks call it together."""
         with plain_tensors():
-            norms = [torch.linalg.vector_norm(g.detach(), float("inf")).float() for g in gradients if g.numel()]
+            local = [g.detach()._values() if g.is_sparse else g.detach() for g in gradients]
+            norms = [torch.linalg.vector_norm(g, float("inf")).float() for g in local if g.numel()]
         is_bad = torch.zeros((), device=world.device())
         if norms:
             is_bad = (~torch.stack(norms).isfinite().all()).float()

@@ -219,9 +219,9 @@ class _Walk:
         scatter = self._known.scatters.get(node.name)
         after = split_of_result(form, split, scatter)
         reads = []
-        for index, (tensor, labels) in enumerate(zip(call.tensors, form.inputs, strict=True)):
+        for index, tensor in enumerate(call.tensors):
             own = after if index in form.added else split
-            wanted, entered = form.layout(labels, own), form.entered(index, own)
+            wanted, entered = form.layout_of_input(index, own, self._mesh), form.entered(index, own)
             reads.append(self._input(tensor, wanted, entered, by=node, reader=describe_operator(node)))
         value = node.meta["val"]
         if self._differentiable & set(call.tensors) and (

@@ -23,8 +23,10 @@ from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram, OperatorPlan, ParameterUse
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout
+from msrun.runtime.sharding.operators.lookup import embeds_sparsely
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, apply_collective, operator_call
+from msrun.runtime.sharding.operators.table_lookup import looks_up_sparsely
 
 
 def lower(captured: CapturedGraph, decisions: Decisions) -> LocalProgram:
@@ -66,6 +68,8 @@ class _Lowering:
             program.buffer_updates[program.buffers[name]] = self._result(read)
         program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(program.outputs))
+        for use in program.parameters.values():
+            use.has_row_gradient = any(embeds_sparsely(n) or looks_up_sparsely(n) for n in use.node.users)
         program.redistributions = self._decisions.redistributions
         program.notes += self._decisions.notes
         return program
@@ -133,7 +137,8 @@ class _Lowering:
         self._build.scatter = None
         self._values[node.name] = result
         self._held[node.name, decision.layouts[0]] = result
-        strategy = tuple(form.layout(labels, decision.split).numbers(self._mesh) for labels in form.inputs)
+        layouts = (form.layout_of_input(i, decision.split, self._mesh) for i in range(len(form.inputs)))
+        strategy = tuple(layout.numbers(self._mesh) for layout in layouts)
         self._record(call, decision, strategy, before)
         if rule is REPLICATED and call.tensors:
             self._note_replicated(str(node.target))

@@ -34,6 +34,8 @@ class ParameterUse:
     """Axes along which this rank's gradient is a partial sum."""
     node: fx.Node
     """Its placeholder in the local graph; gets the part that `layout` says."""
+    has_row_gradient: bool = False
+    """Some operator looks rows up in it, and its gradient has these rows alone unless another one adds more."""
 
 
 @dataclass(frozen=True)

@@ -119,12 +119,15 @@ class _Use:
     """Axes along which its gradient is a partial sum."""
     dtype: torch.dtype
     """In which operators read it."""
+    has_row_gradient: bool
 
 
 def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
     """Return the parameters that operators read, in order of first use."""
     uses = ((name, program.parameters[name]) for name in _order_of_use(program))
-    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype) for name, use in uses]
+    return [
+        _Use(stored[name], use.node.name, use.partial_axes, use.dtype, use.has_row_gradient) for name, use in uses
+    ]
 
 
 def _gather_groups(
@@ -144,7 +147,14 @@ def _gradient_groups(
 ) -> list[GradientGroup]:
     """Return the trained parameters in the groups in which their gradients travel."""
     return [
-        GradientGroup(*_columns(members), mesh, rank, spec.scatters, _sum_dtype(members[0].dtype, spec.sums_wide))
+        GradientGroup(
+            *_columns(members),
+            mesh,
+            rank,
+            spec.scatters,
+            _sum_dtype(members[0].dtype, spec.sums_wide),
+            members[0].has_row_gradient,
+        )
         for members in _grouped(used, "reduce", spec, regathered)
         if members[0].stored.parameter.requires_grad
     ]
@@ -153,7 +163,8 @@ def _gradient_groups(
 def _grouped(used: Sequence[_Use], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Use]]:
     """Return parameters that travel together and are read in one type."""
     pairs = [(use.stored, use.partial_axes) for use in used]
-    together = group_parameters(pairs, way, spec.fusion, regathered=regathered)
+    alone = {use.stored.name for use in used if use.has_row_gradient}
+    together = group_parameters(pairs, way, spec.fusion, regathered=regathered, alone=alone)
     types = [use.dtype for use in used]
     return [[used[i] for i in members] for members in _of_one_type(together, types)]
 

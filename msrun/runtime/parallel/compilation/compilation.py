@@ -97,6 +97,11 @@ class Compilation:
         recompute: Mapping[str, RecomputeSpec],
     ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
         program.notes += self.settings.notes
+        program.notes += [
+            f"{user_name(use.name)}: the rows that a batch names travel; how many only the run can tell"
+            for use in program.parameters.values()
+            if use.has_row_gradient
+        ]
         program.notes += self.storage.place(program)
         build = self._builder(captured, program, parts)
         limit = self.settings.activation_limit_bytes

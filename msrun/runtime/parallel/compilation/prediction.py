@@ -63,7 +63,7 @@ def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
 
 def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
     """Return what summing the gradients of one group moves in a step."""
-    if not group.members[0].parameter.requires_grad:
+    if not group.members[0].parameter.requires_grad or group.may_be_rows:
         return []
     mesh, shards = group.mesh, group.mesh.extent(group.shard_axes)
     item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize

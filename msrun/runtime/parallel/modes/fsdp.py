@@ -25,6 +25,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.nn.replaced import replace_parameter, replaced_for_now
+from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
@@ -63,7 +64,9 @@ class ShardedNetwork:
         spec.check_world(ranks)
         mesh = build_mesh(ranks)
         root = target.root
-        self.decisions = {id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters()}
+        self._ignored = {parameter for parameter in root.parameters() if has_own_gradient(parameter)}
+        own = set(map(id, self._ignored))
+        self.decisions = {id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own}
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
     @property
@@ -98,7 +101,12 @@ class ShardedNetwork:
         frees = self._spec.optimizer_level == "level3"
         for module in [*_blocks(root, before), root]:
             fully_shard(
-                module, mesh=mesh, reshard_after_forward=frees, shard_placement_fn=place, mp_policy=self._policy
+                module,
+                mesh=mesh,
+                reshard_after_forward=frees,
+                shard_placement_fn=place,
+                mp_policy=self._policy,
+                ignored_params=self._ignored,
             )
         for module, name, old in owners:
             new = module._parameters[name]
@@ -205,7 +213,7 @@ def _blocks(root: nn.Module, decisions: dict[int, Decision]) -> list[nn.Module]:
     return [
         block
         for block in dict.fromkeys(found)
-        if any(decisions[id(p)].shard_ranks > 1 for p in block.parameters())
+        if any(id(p) in decisions and decisions[id(p)].shard_ranks > 1 for p in block.parameters())
         and all(len(holders[id(p)]) == 1 for p in block.parameters())
     ]
 

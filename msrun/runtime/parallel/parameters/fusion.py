@@ -50,6 +50,7 @@ def group_parameters(
     config: FusionConfig | None = None,
     *,
     regathered: Collection[str] = (),
+    alone: Collection[str] = (),
 ) -> list[list[int]]:
     """Return lists of indexes that travel together, in order of first use.
 
@@ -59,6 +60,7 @@ def group_parameters(
         parameters: in order of use, each with the axes along which its gradient is a partial sum.
         way: to their use, or their gradients back from it.
         regathered: names of those whose gathered parts are freed and gathered again.
+        alone: names of those that share no message.
     """
     config = config or FusionConfig()
     groups: list[list[int]] = []
@@ -69,7 +71,7 @@ def group_parameters(
         value, is_trained = stored.part, stored.parameter.requires_grad
         size = value.numel() * value.element_size()
         rule = _rule_of(stored, way, config)
-        is_large = stored.fusion_id is None and _is_large(value, size, rule)
+        is_large = stored.name in alone or (stored.fusion_id is None and _is_large(value, size, rule))
         is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE or is_large
         fused_by = bisect_right(rule.boundaries, reduced) if stored.fusion_id is None else ("id", stored.fusion_id)
         if not stored.shard_axes and partial_axes and is_trained:

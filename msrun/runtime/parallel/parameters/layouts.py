@@ -201,6 +201,11 @@ def _find_layout(name: str, tensor: Tensor, stages: int) -> ParameterLayout:
 
 
 def _layout_of(placed: Placement) -> ParameterLayout:
+    if placed.bounds:
+        raise CheckpointError(
+            f"{placed.name}: its {placed.shape[0]} rows are not cut evenly, which a strategy file cannot say: "
+            "load_checkpoint needs none"
+        )
     last = len(placed.mesh.shape) - 1
     axes = placed.shard_axes
     size = placed.mesh.extent(axes) if axes else 0

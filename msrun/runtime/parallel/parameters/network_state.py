@@ -16,7 +16,7 @@ from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.network_module import NetworkModule
-from msrun.runtime.parallel.parameters.placement import find_placement, is_held
+from msrun.runtime.parallel.parameters.placement import is_held, placement_of
 from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.world import world
 
@@ -56,10 +56,10 @@ def find_box(tensor: Tensor) -> Box:
     if isinstance(tensor, DTensor):
         sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
-    placed = find_placement(tensor)
+    placed = placement_of(tensor)
     if placed is None:
         return whole(tensor.shape)
-    shape, layout, mesh = placed
+    shape, mesh = placed.shape, placed.mesh
     if not is_held(tensor):
         return Box(shape, (0,) * len(shape), (0,) * len(shape))
     if mesh.ranks.stop > world().world_size:
@@ -67,7 +67,7 @@ def find_box(tensor: Tensor) -> Box:
             f"a parameter of shape {shape} is cut over {mesh.size} ranks, but this process has left their world: "
             "call save_checkpoint and load_checkpoint before release()"
         )
-    slices = layout.slices(mesh, shape, world().global_rank)
+    slices = placed.slices
     return Box(shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 

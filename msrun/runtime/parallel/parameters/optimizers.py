@@ -39,10 +39,11 @@ _ELEMENTWISE = (
     torch.optim.Adagrad,
     torch.optim.Adadelta,
     AdamWeightDecay,
+    torch.optim.SparseAdam,
     FTRL,
 )
 """Their steps are right on parts, so they run without asking `Part` about every operation."""
-_OF_ALL_AT_ONCE = (torch.optim.LBFGS, torch.optim.SparseAdam)
+_OF_ALL_AT_ONCE = (torch.optim.LBFGS,)
 _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 """optimizer -> how many parts it trained when its state was last looked at; _LOADED: its state came in since"""
 _LOADED = -1

@@ -72,6 +72,8 @@ class Part(Tensor):
         axes = tuple(sorted(placed.stored.used))
         if not axes:
             return local
+        if placed.bounds:
+            return self.full_tensor()
         placed.check_world("to make it whole")
         flat = start_gather(local.reshape(-1), axes_group(placed.mesh, axes)).wait()
         order: list[int] = []

@@ -65,6 +65,10 @@ _DUNDERS = {
 _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
 _COUNTS = {torch.numel, Tensor.numel, Tensor.nelement}
+_OF_ROWS = frozenset(
+    _words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim new")
+)
+"""What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part."""
 _OF_NETWORKS = frozenset(
     _words(
         """
@@ -113,6 +117,9 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
         return _Elementwise(func, name).run(args, kwargs)
+    if name in _OF_ROWS and any(part.is_sparse for part in _parts_in([*args, *kwargs.values()])):
+        found = _run_plain(func, args, kwargs)
+        return as_part(found, args[0].placement) if isinstance(found, Tensor) and found.is_sparse else found
     if func == _GET_DATA:
         return _wrap(_run_plain(func, args, kwargs), args[0].placement)
     if func == _SET_DATA:
@@ -221,7 +228,7 @@ class _Elementwise:
             return value
         shape = tuple(value.shape)
         is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
-        if is_part and (shape == placed.shape or not is_whole):
+        if is_part and (shape == placed.shape or not is_whole or value.is_sparse):
             return value
         if is_whole and not is_part and not is_written:
             return placed.cut(value.expand(placed.shape))
@@ -287,7 +294,7 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
             f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
         )
     is_max = math.isinf(power)
-    norms = [torch.linalg.vector_norm(plain(tensor), power, dtype=dtype) for tensor in tensors]
+    norms = [torch.linalg.vector_norm(_elements(tensor), power, dtype=dtype) for tensor in tensors]
     cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, Part)]
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
@@ -313,7 +320,7 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
     """
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     zero = torch.zeros((), dtype=wide, device=world.device())
-    norms = [zero if tensor is None else _full(torch.linalg.vector_norm(plain(tensor))).to(zero) for tensor in tensors]
+    norms = [zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors]
     cut = [index for index, owner in enumerate(owners) if isinstance(owner, Part)]
     if cut:
         parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
@@ -326,6 +333,12 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
         for index, total in zip(cut, totals.sqrt(), strict=True):
             norms[index] = total
     return norms
+
+
+def _elements(tensor: Tensor) -> Tensor:
+    """Return this rank's elements; of a sparse gradient those of its rows, as the others are 0."""
+    local = plain(tensor)
+    return local.coalesce().values() if local.is_sparse else local
 
 
 def _full(norm: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ class Placement:
     """False on the ranks of other stages: their parameter object is empty."""
     on_host: bool = False
     """Whether it lies in the host's memory."""
+    bounds: tuple[int, ...] = ()
+    """Where the parts of dimension 0 begin, and the end, when they are not equal."""
+    exchanges_rows: bool = False
+    """Its operator exchanges rows between the ranks: no mode cuts it or reduces its gradient."""
 
     @cached_property
     def stored(self) -> TensorLayout:
@@ -45,7 +49,11 @@ class Placement:
     @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Where this rank's part lies in the whole."""
-        return self.stored.slices(self.mesh, self.shape, self.rank)
+        slices = self.stored.slices(self.mesh, self.shape, self.rank)
+        if not self.bounds:
+            return slices
+        place = self.mesh.index(self.rank, self.stored.split[0])
+        return (slice(*self.bounds[place : place + 2]), *slices[1:])
 
     @cached_property
     def local_shape(self) -> tuple[int, ...]:
@@ -90,6 +98,14 @@ class Placement:
             other.stages,
             other.is_held,
         )
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the parts are those that torch makes of a tensor: of equal size, the last ones smaller."""
+        if not self.bounds:
+            return True
+        rows, size = self.shape[0], -(-self.shape[0] // (len(self.bounds) - 1))
+        return self.bounds == tuple(min(rows, size * place) for place in range(len(self.bounds)))
 
     def cut(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor, which shares its memory; none on the ranks of other stages."""

@@ -153,6 +153,11 @@ def _take(
 
 
 def _mesh_and_placements(kind: str, placed: Placement) -> tuple[DeviceMesh, list[Any]]:
+    if not placed.is_even:
+        raise ParallelError(
+            f"{describe(placed)}, in parts of other sizes than a DTensor can have: use save_checkpoint, or the "
+            "state_dict() of AutoParallel"
+        )
     holders = placed.holders if placed.stages else tuple(range(placed.world_size // placed.mesh.size))
     cut = [Shard(dim) for dim, axes in enumerate(placed.stored.split) if axes]
     return _device_mesh(kind, placed.mesh, placed.stored, holders), [Replicate(), *cut, Replicate()]

@@ -210,6 +210,8 @@ class ParameterStorage:
         )
         if use is None:
             axes, reason = (), "the graph does not use it"
+        elif use.has_row_gradient and self._hsdp is not None:
+            axes, reason = (), "its gradient has rows alone, of which no rank keeps a part"
         return StoredParameter(name, parameter, shape, used, axes, reason, fusion_id_of(parameter), on_host)
 
     def _check_same(self, program: LocalProgram, stored: Mapping[str, StoredParameter]) -> None:

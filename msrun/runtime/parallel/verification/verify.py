@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
@@ -148,7 +149,7 @@ class _Probe:
                 named = _trained(network)  # between both passes FSDP2 shows other objects
                 found = tuple(tensor.grad for tensor in (*inputs, *named.values()))
             of_inputs, of_parameters = list(found[: len(inputs)]), list(found[len(inputs) :])
-            gradients = dict(zip(named, of_parameters, strict=True))
+            gradients = dict(zip(named, map(_dense, of_parameters), strict=True))
             return _Measured(_scalars(result), of_inputs, gradients, _buffers(network))
 
         return self._compare(network, run, args, kwargs)
@@ -186,7 +187,7 @@ class _Probe:
             count = len(found) - len(weights)
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
             known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
-            of_weights: dict[str, Tensor | None] = dict(zip(known, found[count:], strict=True))
+            of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
             return _Measured(_scalars(result), found[:count], of_weights, _buffers(root))
 
         try:
@@ -332,6 +333,11 @@ def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
 def _root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
     """Return the module that holds every parameter of a function, the same as `AutoParallel.run` finds."""
     return parallel._target(function).root
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient of rows with zeros in the others, of this rank's part."""
+    return plain(gradient).to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
 def _trained(root: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.errors import CaptureError
 from msrun.runtime.sharding.layout import Axes, Mesh
@@ -25,6 +26,7 @@ from msrun.runtime.sharding.operators.rule import (
     Rule,
     dimension_labels,
     numbers_given,
+    operator_call,
     sizes_of,
     summed_axes,
 )
@@ -60,14 +62,30 @@ def own_rows(
 
 
 def embed_own_rows(
-    table: Tensor, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int, padding_idx: int
+    table: Tensor,
+    index: Tensor,
+    place: Tensor,
+    mesh_shape: tuple[int, ...],
+    axes: Axes,
+    size: int,
+    padding_idx: int,
+    sparse: bool,
 ) -> Tensor:
-    """Return this rank's part of the sum that is `F.embedding` of the whole table: (rows, ..), any -> (any, ..)."""
+    """Return this rank's part of the sum that is `F.embedding` of the whole table: (rows, ..), any -> (any, ..).
+
+    Args:
+        sparse: the gradient has the rows that are looked up here and no others.
+    """
     length = table.shape[0]
     local, is_elsewhere = own_rows(index, place, mesh_shape, axes, length, size)
     padding = padding_idx - first_of_part(place, mesh_shape, axes, length)
     is_mine = padding_idx >= 0 and 0 <= padding < length
-    found = F.embedding(local, table, padding if is_mine else None)
+    own_padding = padding if is_mine else None
+    if sparse and not isinstance(index, FakeTensor):  # of which nobody knows how many rows lie here
+        kept = (~is_elsewhere).reshape(-1).nonzero().squeeze(1)
+        rows = F.embedding(local.reshape(-1).index_select(0, kept), table, own_padding, sparse=True)
+        return rows.new_zeros(index.numel(), table.shape[1]).index_copy(0, kept, rows).view(*index.shape, -1)
+    found = F.embedding(local, table, own_padding)
     return found.masked_fill(is_elsewhere.unsqueeze(-1), 0)
 
 
@@ -100,13 +118,13 @@ class Embedding(Rule):
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels v, e and those of the indices."""
-        if call.argument("sparse", default=False):
-            raise CaptureError(
-                "embedding(sparse=True): sparse gradients do not travel through a captured graph; use sparse=False"
-            )
         table, index = call.shapes
         rows = dimension_labels("i", len(index))
         counts_rows = bool(call.argument("scale_grad_by_freq", default=False))
+        if counts_rows and call.argument("sparse", default=False):
+            raise CaptureError(
+                "embedding(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both"
+            )
         whole = frozenset({ROWS, *rows}) if counts_rows else frozenset[str]()
         inputs = ((ROWS, "e"), rows)
         return Form(inputs, (*rows, "e"), sizes_of(*zip(inputs, (table, index), strict=True)), whole)
@@ -120,8 +138,16 @@ class Embedding(Rule):
             return self.local_call(call, build, inputs)
         size = form.sizes[ROWS]
         padding = call.argument("padding_idx", -1)
-        found = build.call(embed_own_rows, *inputs, build.place(), build.mesh.shape, axes, size, padding)
+        sparse = bool(call.argument("sparse", default=False))
+        found = build.call(embed_own_rows, *inputs, build.place(), build.mesh.shape, axes, size, padding, sparse)
         return build.sum_over(found, summed_axes(form, split))
+
+
+def embeds_sparsely(node: fx.Node) -> bool:
+    """Return whether a local operator is an embedding whose table gets a gradient of rows alone."""
+    if node.target is embed_own_rows:
+        return bool(node.args[-1])
+    return node.target is aten.embedding.default and bool(operator_call(node).argument("sparse"))
 
 
 class Gather(Rule):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.sharding.operators import custom_function, elementwise, ordering
+from msrun.runtime.sharding.operators import custom_function, elementwise, ordering, table_lookup
 from msrun.runtime.sharding.operators.along_split import LogSumExp, Softmax
 from msrun.runtime.sharding.operators.attention import Attention
 from msrun.runtime.sharding.operators.bags import EmbeddingBag
@@ -66,6 +66,7 @@ def _table() -> dict[Any, Rule]:
         (Outer(), [aten.outer.default, aten.ger.default]),
         (Einsum(), [aten.einsum.default]),
         (Embedding(), [aten.embedding.default]),
+        (table_lookup.TableLookup(), [table_lookup.OPERATOR]),
         (EmbeddingBag(), [aten.embedding_bag.default, aten.embedding_bag.padding_idx]),
         (Gather(), [aten.gather.default]),
         (Scatter(), [aten.scatter.value, aten.scatter.src, aten.scatter_add.default]),

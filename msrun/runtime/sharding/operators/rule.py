@@ -69,6 +69,9 @@ class Form:
     """Inputs that join after partial sums were made whole, such as a bias: summed labels do not concern them."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Labels that not every divisor of their size may cut."""
+    shared_out: Mapping[int, int] = field(default_factory=dict)
+    """Input -> its dimension that is cut over all ranks, whatever the split: the operator exchanges what it reads of it
+    and the gradient."""
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -84,8 +87,17 @@ class Form:
 
     def entered(self, index: int, split: LabelSplit) -> Axes:
         """Return the axes along which several parts of the work use input `index` in full."""
+        if index in self.shared_out:
+            return ()
         own = {*self.inputs[index], *(self.summed if index in self.added else ())}
         return tuple(sorted(axis for label, axes in split.items() if label not in own for axis in axes))
+
+    def layout_of_input(self, index: int, split: LabelSplit, mesh: Mesh) -> TensorLayout:
+        """Return the layout in which the operator reads input `index`."""
+        labels = self.inputs[index]
+        if index not in self.shared_out:
+            return self.layout(labels, split)
+        return TensorLayout(tuple(mesh.axes if dim == self.shared_out[index] else () for dim in range(len(labels))))
 
     def layout(self, labels: Labels, split: LabelSplit) -> TensorLayout:
         """Return the layout of a tensor with these labels."""

@@ -1,0 +1,170 @@
+"""EmbeddingLookup: a table of rows, looked up by number, on the host or on the device, over any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.capture import marked_calls
+from msrun.runtime.embedding.initial_values import check_init, fill_part
+from msrun.runtime.embedding.row_lookup import RowLookup
+from msrun.runtime.embedding.slices import TableSlices, build_slices
+from msrun.runtime.embedding.table_files import make_table, note_file
+from msrun.runtime.nn.deferred_init import fill_when_made
+from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
+from msrun.runtime.parallel.parameters.part import become_part
+from msrun.runtime.parallel.parameters.placement import Placement, placements
+from msrun.runtime.parallel.parameters.state_dicts import exchange_state
+from msrun.runtime.parallel.verification.entry import runs_alone
+from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.table_lookup import OPERATOR
+
+
+class EmbeddingLookup(nn.Module):
+    """Rows of the table `embedding_table`, (vocab_size, embedding_size), by their numbers: MindSpore's EmbeddingLookup.
+
+    An index of vocab_size or more gives zeros. The gradient has the rows that were looked up and no others, so
+    LazyAdam, FTRL, torch's SGD, Adagrad and SparseAdam change these rows alone.
+
+    In a world of several ranks, which `init()` has joined before the network is built, every rank makes and keeps only
+    its part of the table, from the beginning; all ranks look up together, and each gets the rows that it asks for, once.
+    In a loop without capture the gradient is the mean over the ranks of those of their own losses, as DDP's; in
+    semi_auto it is that of the global loss. Checkpoints hold the whole table, for any number of ranks.
+
+    Args:
+        vocab_size, embedding_size: rows and columns of the table.
+        param_init: first values: "normal" (deviation 0.01), "uniform" (in [-0.07, 0.07)), "xavier_uniform",
+            "xavier_normal", "zeros", "ones", a number, the whole table as a tensor, or a function that fills a tensor. For
+            words and numbers a rank makes only its own part; the values depend on torch's seed alone.
+        target: "CPU": the table and its optimizer's step are on the host; "DEVICE": on the rank's device.
+        slice_mode: how the ranks share out the table. "batch_slice": it is whole on every rank. "table_row_slice" and
+            "table_column_slice": by equal numbers of rows or columns. "field_slice": by the rows of whole fields.
+        manual_shapes: rows of every field, for "field_slice".
+        max_norm: rows that are longer (2-norm) are scaled to it when they are looked up; the table stays.
+        sparse: whether the gradient is one of rows; needed by target="CPU".
+        vocab_cache_size: 0; no other number is supported.
+        dtype: of the table; None: torch's default.
+        storage: a path: the table, and what msrun's LazyAdam and FTRL keep of it, are memory-mapped files beside it, one
+            for every rank, made anew; None: memory. For tables larger than the host's memory.
+
+    Raises:
+        StrategyError: a value out of its range, or a table that the ranks cannot share out so.
+    """
+
+    embedding_table: nn.Parameter
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        param_init: Any = "normal",
+        target: str = "CPU",
+        slice_mode: str = "batch_slice",
+        manual_shapes: Sequence[int] | None = None,
+        max_norm: float | None = None,
+        sparse: bool = True,
+        vocab_cache_size: int = 0,
+        dtype: torch.dtype | None = None,
+        *,
+        storage: str | None = None,
+    ) -> None:
+        super().__init__()
+        _check(vocab_size, embedding_size, target, max_norm, sparse, vocab_cache_size)
+        self.vocab_size, self.embedding_size = vocab_size, embedding_size
+        self.target, self.slice_mode, self.sparse = target, slice_mode, sparse
+        self.max_norm = None if max_norm is None else float(max_norm)
+        ranks = world.get_group_size()
+        slices = build_slices(slice_mode, vocab_size, embedding_size, manual_shapes, ranks)
+        check_init(param_init, slices)
+        device = torch.device("cpu") if target == "CPU" else world.device()
+        rank = world.get_rank()
+        place = slices.part(rank)
+        part = make_table(place, dtype or torch.get_default_dtype(), device, storage, rank)
+        fill_when_made(part, lambda part: fill_part(part, param_init, slices, place, _agree_on_seed(ranks)))
+        self.embedding_table = nn.Parameter(part)
+        if storage is not None:
+            note_file(self.embedding_table, storage, rank)
+        self._rows = RowLookup(slices, is_sparse=sparse)
+        self._mesh = build_mesh(ranks)
+        if ranks > 1 and (sparse or slices.dimension is not None):
+            self._place(slices, rank)
+
+    def _place(self, slices: TableSlices, rank: int) -> None:
+        """Let the parameter know which part of the table it is."""
+        cut = [(), ()] if slices.dimension is None else [self._mesh.axes if dim == slices.dimension else () for dim in (0, 1)]
+        placement = Placement(
+            "embedding_table",
+            (slices.rows, slices.width),
+            TensorLayout(tuple(cut)),
+            (),
+            f"{self.slice_mode} of EmbeddingLookup",
+            self._mesh,
+            rank,
+            slices.ranks,
+            bounds=slices.bounds if slices.rows % slices.ranks or self.slice_mode == "field_slice" else (),
+            exchanges_rows=True,
+        )
+        watch_optimizers()
+        if placement.is_cut:
+            become_part(self.embedding_table, placement)
+            exchange_state(self)
+        else:
+            placements[self.embedding_table] = placement
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Return the rows of whole numbers of any shape: (..) -> (.., embedding_size). All ranks call it together.
+
+        Raises:
+            StrategyError: a negative index, or indices that are no whole numbers.
+        """
+        found = self._look_up(indices)
+        if self.max_norm is None:
+            return found
+        return found * (self.max_norm / torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(self.max_norm))
+
+    def _look_up(self, indices: Tensor) -> Tensor:
+        if marked_calls.MSRUN_CAPTURING:
+            return OPERATOR(self.embedding_table, indices, self._rows.number)
+        if world.get_group_size() == 1 or runs_alone.get():
+            return self._rows.run_alone(self.embedding_table, indices)
+        return self._rows.run_with_others(self.embedding_table, indices, self._mesh)
+
+    def extra_repr(self) -> str:
+        """Return the settings for `print`."""
+        return f"{self.vocab_size}, {self.embedding_size}, target={self.target!r}, slice_mode={self.slice_mode!r}"
+
+
+def _check(vocab_size: Any, embedding_size: Any, target: Any, max_norm: Any, sparse: Any, cache: Any) -> None:
+    for name, value in (("vocab_size", vocab_size), ("embedding_size", embedding_size)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise StrategyError(f"EmbeddingLookup({name}={value!r}): must be a whole number above 0")
+    if not isinstance(sparse, bool):
+        raise StrategyError(f"EmbeddingLookup(sparse={sparse!r}): must be True or False")
+    if target not in ("CPU", "DEVICE"):
+        raise StrategyError(
+            f"Attr 'target' of 'EmbeddingLookup' Op passed {target}, should be one of values in 'CPU', 'DEVICE'."
+        )
+    if not sparse and target == "CPU":
+        raise StrategyError("When target is CPU, embedding_lookup must be sparse.")
+    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
+    if max_norm is not None and not is_number:
+        raise StrategyError(f"EmbeddingLookup(max_norm={max_norm!r}): must be a number above 0, or None")
+    if cache != 0:
+        raise StrategyError(f"EmbeddingLookup(vocab_cache_size={cache!r}): a cache is not supported; give 0")
+
+
+def _agree_on_seed(ranks: int) -> int:
+    """Return a number of torch's generator; rank 0's. All ranks call it together."""
+    seed = torch.randint(1 << 62, (1,))
+    if ranks > 1:
+        seed = seed.to(world.device())
+        with waiting_in(lambda: "the seed of an EmbeddingLookup's table"):
+            dist.broadcast(seed, 0)
+    return int(seed)

@@ -1,0 +1,63 @@
+"""Gradients of tables as rows: indices of the rows that have one, and their values; never the whole table.
+
+Ranks add them up by exchanging rows, as MindSpore does (indices and values are all-gathered): what travels is what the
+ranks have looked up, not the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.transfers import start_gather
+
+
+def row_gradient(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a sparse tensor of this shape, coalesced: values of equal rows are added up.
+
+    Args:
+        rows: (n,) numbers of rows, in any order.
+        values: (n, ...) of each.
+    """
+    unique, place = torch.unique(rows, return_inverse=True)
+    if unique.numel() < rows.numel():
+        values = values.new_zeros(unique.shape[0], *values.shape[1:]).index_add_(0, place, values)
+    elif not torch.equal(unique, rows):
+        values = torch.empty_like(values).index_copy_(0, place, values)
+    return torch.sparse_coo_tensor(unique.unsqueeze(0), values, tuple(shape), is_coalesced=True, check_invariants=False)
+
+
+def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Sum the sparse gradients of a group's ranks: the same rows and values on all of them, in rank order.
+
+    The numbers of rows travel first, and are waited for: messages have the size of the largest one.
+    """
+    gradient = gradient.coalesce()
+    rows, values = gradient.indices()[0], gradient.values()
+    counts = start_gather(rows.new_tensor([rows.shape[0]]), group).wait().tolist()
+    most = max(counts)
+    if not most:
+        return Pending(gradient)
+    of_rows, of_values = start_gather(_padded(rows, most), group), start_gather(_padded(values, most), group)
+
+    def add_up(_: Tensor) -> Tensor:
+        parts = (pending.wait().split(most) for pending in (of_rows, of_values))
+        joined = [torch.cat([part[:count] for part, count in zip(of, counts, strict=True)]) for of in parts]
+        return row_gradient(*joined, gradient.shape)
+
+    return Pending(gradient, None, add_up)
+
+
+def added(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum of two gradients; it is sparse if both are."""
+    return other + one if one.is_sparse else one + other  # torch adds sparse tensors to others, not the other way
+
+
+def _padded(values: Tensor, length: int) -> Tensor:
+    if values.shape[0] == length:
+        return values
+    return torch.cat([values, values.new_zeros(length - values.shape[0], *values.shape[1:])])

@@ -69,7 +69,7 @@ MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
 """Directory in which every worker writes its part of the job's trace; not set without --trace."""
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
-MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"
+MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 """What workers and parameter servers prove to each other that they know; of a job without servers it is not set."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
 MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"

@@ -31,7 +31,8 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
     folder = Path(plan.log_dir)
     try:
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
-        logs = [plan_of.log_path for host in plan.hosts for plan_of in (*host.workers, *host.servers)]
+        logs = [worker.log_path for worker in plan.workers]
+        logs += [server.log_path for host in plan.hosts for server in host.servers]
         remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(log).name for log in logs)})
         (folder / contract.FAILURE_JSON).unlink(missing_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):

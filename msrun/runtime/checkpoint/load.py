@@ -31,6 +31,7 @@ from msrun.runtime.checkpoint.parts import (
     find_box,
     find_network_state,
     find_part,
+    give_back,
     set_extra_state,
     whole,
 )
@@ -273,6 +274,9 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
         else:
             parts[key] = find_part(tensor, find_box(tensor))
     source.fill(parts)
+    for name, tensor in network.tensors.items():
+        if network.key(name) in parts:
+            give_back(tensor, parts[network.key(name)])
     defer_values(deferred, network.tensors)
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from msrun import contract
 from msrun.runtime.server.meeting import publish
-from msrun.runtime.server.serving import Server
+from msrun.runtime.server.serving import Server, say
 
 BACKLOG = 1024
 
@@ -23,13 +23,13 @@ def main() -> NoReturn:
     server = Server(listener, token, index, int(os.environ[contract.MS_WORKER_NUM]))
 
     def end(_signum: int, _frame: object) -> NoReturn:
-        print(f"server {index} ends: {server.service.describe()}", flush=True)
+        say(f"server {index} ends: {server.service.describe()}")
         sys.exit(contract.EXIT_OK)
 
     signal.signal(signal.SIGTERM, end)
     address, port = listener.getsockname()
     publish(index, address, port)
-    print(f"server {index}, pid {os.getpid()}, listens on {address}:{port}", flush=True)
+    say(f"server {index}, pid {os.getpid()}, listens on {address}:{port}")
     server.run()
 
 

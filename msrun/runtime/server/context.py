@@ -56,4 +56,6 @@ def reset_ps_context() -> None:
 
 def _check_word(function: str, word: str) -> None:
     if word not in _DEFAULTS:
-        raise UsageError(f"{function}({word!r}): unknown word{near_miss(word, _DEFAULTS)}; known are enable_ps, staleness")
+        raise UsageError(
+            f"{function}({word!r}): unknown word{near_miss(word, _DEFAULTS)}; known are enable_ps, staleness"
+        )

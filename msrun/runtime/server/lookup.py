@@ -43,7 +43,7 @@ def replace_forward(module: nn.Embedding, remote: RemoteParameter) -> None:
         found: Tensor = functional.embedding(inverse.to(weight.device), linked, padding)
         return found
 
-    module.forward = forward  # type: ignore[method-assign]
+    vars(module)["forward"] = forward
 
 
 def empty_like_nan(weight: Tensor) -> Tensor:

@@ -75,7 +75,9 @@ def build_optimizer(name: str, piece: Tensor, group: dict[str, Any]) -> torch.op
     """
     if name not in BUILDERS:
         raise ParallelError(f"optimizer {name!r}: servers know {', '.join(BUILDERS)}")
-    return BUILDERS[name]([{**group, "params": [piece]}])
+    build: Any = BUILDERS[name]
+    optimizer: torch.optim.Optimizer = build([{**group, "params": [piece]}])
+    return optimizer
 
 
 def steps_rows_alone(optimizer: torch.optim.Optimizer) -> bool:

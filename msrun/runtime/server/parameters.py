@@ -84,16 +84,18 @@ def _is_looked_up(module: nn.Module, name: str) -> bool:
 def _add_owned(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]]) -> None:
     first, name = owners[0]
     label = f"{type(first).__name__}.{name}"
-    tables = [module for module, own_name in owners if isinstance(module, nn.Embedding) and _is_looked_up(module, own_name)]
+    tables = [
+        module for module, own_name in owners if isinstance(module, nn.Embedding) and _is_looked_up(module, own_name)
+    ]
     if len(tables) < len(owners):  # tied to something that needs all of it
         tables = []
-    for module in tables:
-        check_embedding(module)
+    for table in tables:
+        check_embedding(table)
     remote = _add(parameter, label, tables[0] if tables else None)
     if remote is None:
         return
-    for module in tables:
-        replace_forward(module, remote)
+    for table in tables:
+        replace_forward(table, remote)
     for module, own_name in owners:
         _tell_state_dicts(module, own_name, remote)
 
@@ -123,14 +125,14 @@ def _tell_state_dicts(module: nn.Module, name: str, remote: RemoteParameter) -> 
         if remote.is_table and remote.is_placed and not isinstance(value, nn.Parameter):  # else keep_vars=True
             state_dict[prefix + name] = remote.read_all(VALUE, remote.dtype)
 
-    def load(
-        _module: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
-    ) -> None:
+    def load(_module: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         value, errors = state_dict.get(prefix + name), others[-1]
         if not remote.is_placed or not isinstance(value, Tensor):
             return
         if remote.is_table:
-            errors.append(f"{prefix}{name} is on the servers already: load before the first step, or with load_checkpoint")
+            errors.append(
+                f"{prefix}{name} is on the servers already: load before the first step, or with load_checkpoint"
+            )
         elif world.get_rank() == 0 and value.shape == remote.shape:
             remote.write(VALUE, 0, remote.rows_of(value.to(remote.dtype)))
 

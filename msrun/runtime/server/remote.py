@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import Message
@@ -127,8 +128,7 @@ class RemoteParameter:
         reply = self._ask_each("state")[0]
         numbers = {**reply.fields["numbers"], **dict(zip(reply.fields["names"], reply.tensors, strict=True))}
         dtypes = {
-            key: getattr(torch, name)
-            for key, name in zip(reply.fields["tensors"], reply.fields["dtypes"], strict=True)
+            key: getattr(torch, name) for key, name in zip(reply.fields["tensors"], reply.fields["dtypes"], strict=True)
         }
         return numbers, dtypes
 
@@ -167,13 +167,26 @@ def find_remote(parameter: Tensor) -> RemoteParameter | None:
     return found
 
 
-def find_remotes(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, RemoteParameter]]:
+def find_remotes(parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, RemoteParameter]]:
     """Yield those of some parameters that are on the servers."""
     if len(_remotes):
         for parameter in parameters:
             remote = find_remote(parameter)
             if remote is not None:
                 yield parameter, remote
+
+
+def refuse_remotes(parameters: Iterable[Tensor], what: str) -> None:
+    """Refuse parameters on servers, whose mean gradients no rank has.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    for _, remote in find_remotes(parameters):
+        raise StrategyError(
+            f"{what} of {remote.label}, which is on the parameter servers: no rank has its mean gradient; give the "
+            "other parameters only"
+        )
 
 
 def count_remotes() -> int:

@@ -76,7 +76,9 @@ class Service:
         except MsrunError as error:
             reply = _error(str(error))
         except Exception as error:  # noqa: BLE001 - a wrong request is an answer to its worker, not the server's end
-            reply = _error(f"{message.kind}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            reply = _error(
+                f"{message.kind}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
         if reply is not None:
             self._send(rank, reply)
         self._look()
@@ -109,7 +111,9 @@ class Service:
                 self._send(waiting.rank, waiting.reply())
             elif missing:
                 shard = next(shard for shard in waiting.shards if shard.waits_for(waiting.rank) & missing)
-                self._send(waiting.rank, _error(f"{shard.label}: rank {min(missing)} has left without its next gradient"))
+                self._send(
+                    waiting.rank, _error(f"{shard.label}: rank {min(missing)} has left without its next gradient")
+                )
             else:
                 still.append(waiting)
         self._waiting = still

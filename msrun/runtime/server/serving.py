@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import sys
 import time
 from collections import deque
+from typing import NoReturn
 
 from msrun.runtime.server.frames import FrameError, FrameReader, Message, encode
 from msrun.runtime.server.handshake import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
@@ -20,6 +22,12 @@ READS = 16
 """From one connection before the others are looked at."""
 SENDS = 64
 """Pieces of messages that one system call sends."""
+
+
+def say(text: str) -> None:
+    """Write a line to the server's log."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 class Peer:
@@ -68,9 +76,9 @@ class Server:
         self._by_rank: dict[int, Peer] = {}
         self.service = Service(workers, self._reply)
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Serve for ever; a signal ends it."""
-        self._listener.setblocking(False)
+        self._listener.setblocking(False)  # noqa: FBT003
         self._selector.register(self._listener, selectors.EVENT_READ)
         while True:
             for key, events in self._selector.select(self._time_left()):
@@ -95,7 +103,7 @@ class Server:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             stream, _ = self._listener.accept()
-            stream.setblocking(False)
+            stream.setblocking(False)  # noqa: FBT003
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = Peer(stream, time.monotonic())
             self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -159,9 +167,9 @@ class Server:
         peer.stream.close()
         if peer.rank is None:
             self._unproved.remove(peer)
-            print(f"refused a connection: {error}", flush=True)
+            say(f"refused a connection: {error}")
             return
         del self._by_rank[peer.rank]
         if isinstance(error, FrameError):
-            print(f"closed the connection of rank {peer.rank}: {error}", flush=True)
+            say(f"closed the connection of rank {peer.rank}: {error}")
         self.service.leave(peer.rank)

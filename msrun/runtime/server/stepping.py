@@ -80,7 +80,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
             _introduce(optimizer, parameter, remote, name, group)
     for prepare in _preparations:
         prepare(optimizer)
-    for group, found in described:
+    for _, found in described:
         for parameter, remote in found:
             if optimizer.state.get(parameter):  # loaded with load_state_dict
                 _give_state(optimizer, parameter, remote)

@@ -28,6 +28,7 @@ from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
+from msrun.runtime.parallel.modes.on_servers import check_servers, is_reduced_here
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
@@ -106,6 +107,7 @@ class Replicas:
             return
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
+        check_servers(root, self._settings)
         init_parameters(root)
         notes = list(self._settings.precision.notes) if self._settings.precision else []
         notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
@@ -132,8 +134,8 @@ class Replicas:
         leave others unreduced, and looking every time is dear. So the first result tells, on all ranks together.
         """
         named = list(network.named_parameters())
-        own = [f"network.{name}" for name, parameter in named if is_layerwise(parameter)]
-        if not any(parameter.requires_grad and not is_layerwise(parameter) for _, parameter in named):
+        own = [f"network.{name}" for name, parameter in named if not is_reduced_here(parameter)]
+        if not any(parameter.requires_grad and is_reduced_here(parameter) for _, parameter in named):
             return result
         misses = torch.tensor(0.0 if _reaches_all(result, network) else 1.0, device=world.device())
         with waiting_in(lambda: "the search for parameters without gradient"):
@@ -183,8 +185,8 @@ class Replicas:
             yield from parameters
 
     def reduce(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients averaged over the ranks, in messages of at most 25 MB; those of marked weights as they
-        are.
+        """Return the gradients averaged over the ranks, in messages of at most 25 MB; those of marked weights, and of
+        weights on servers, as they are.
 
         Raises:
             StrategyError: a weight that no network of the step function has.
@@ -197,7 +199,7 @@ class Replicas:
                     "function calls: give its networks' parameters"
                 )
         result = list(gradients)
-        for members in _buckets([i for i, weight in enumerate(weights) if not is_layerwise(weight)], gradients):
+        for members in _buckets([i for i, weight in enumerate(weights) if is_reduced_here(weight)], gradients):
             parts = [gradients[i] for i in members]
             flat = torch.cat([part.reshape(-1) for part in parts])
             wide = flat.float() if self._settings.gradient_fp32_sync and _is_short(flat.dtype) else flat
@@ -224,7 +226,7 @@ class _Holder(nn.Module):
 
 def _reaches_all(result: Any, network: nn.Module) -> bool:
     """Return whether the backward pass of a result gives every trainable parameter of a network a gradient."""
-    missing = {id(p) for p in network.parameters() if p.requires_grad and not is_layerwise(p)}
+    missing = {id(p) for p in network.parameters() if p.requires_grad and is_reduced_here(p)}
     tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
     todo = [x.grad_fn for x in tensors if x.grad_fn is not None]
     seen = set(todo)
@@ -256,7 +258,7 @@ def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[i
 def _agree(root: nn.Module, *, broadcasts: bool) -> list[str]:
     """Make every rank start from rank 0's values, or say that they differ; the ranks' own parameters are left alone."""
     named = {
-        name: tensor for name, tensor in [*root.named_parameters(), *root.named_buffers()] if not is_layerwise(tensor)
+        name: tensor for name, tensor in [*root.named_parameters(), *root.named_buffers()] if is_reduced_here(tensor)
     }
     equal = equal_everywhere([tensor.detach() for tensor in named.values()])
     different = [name for name, is_equal in zip(named, equal, strict=True) if not is_equal]

@@ -31,6 +31,9 @@ from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
 
+SERVER_IMPORTS = ("msrun.runtime.server.serving", "torch._dynamo")
+"""What parameter servers import, the second one with their first optimizer, as workers do."""
+
 
 def build_plan(
     spec: LaunchSpec,
@@ -217,8 +220,9 @@ def _server(spec: LaunchSpec, index: int) -> ServerPlan:
 
 
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
-    """Return what the fork server imports: the script's own imports and what the user names."""
+    """Return what the fork server imports: the script's own imports, what servers need, and what the user names."""
     names = [name for script in _scripts(spec) for name in read_preload(script)]
+    names += SERVER_IMPORTS if spec.server_num else ()
     return tuple(dict.fromkeys([*names, *spec.preload]))
 
 

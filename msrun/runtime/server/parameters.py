@@ -15,7 +15,7 @@ from msrun.runtime.server.connection import count_servers
 from msrun.runtime.server.context import get_ps_context
 from msrun.runtime.server.lookup import check_embedding, replace_forward
 from msrun.runtime.server.pieces import cut_rows, cut_table
-from msrun.runtime.server.remote import RemoteParameter, count_remotes, find_remote, note_remote
+from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
 from msrun.runtime.server.shard import VALUE
 from msrun.runtime.server.stepping import send_gradients_at_steps
 
@@ -104,11 +104,11 @@ def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> Rem
     """Note a parameter; None when it was already."""
     if find_remote(parameter) is not None:
         return None
-    number, shape, dtype = count_remotes(), tuple(parameter.shape), parameter.dtype
+    shape, dtype = tuple(parameter.shape), parameter.dtype
     label = f"{label} of shape {shape}"
     if dtype not in _DTYPES or parameter.numel() == 0:
         raise StrategyError(f"set_param_ps: {label} and {dtype}: only floating-point values can be on servers")
-    servers = count_servers()
+    number, servers = next_number(), count_servers()
     pieces = cut_table(shape[0], servers) if table is not None else cut_rows(shape, dtype, servers, number % servers)
     staleness = get_ps_context("staleness")
     is_sparse = table is not None and table.sparse

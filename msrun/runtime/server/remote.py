@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from msrun.runtime.server.pieces import PIECE_BYTES, Piece
 from msrun.runtime.server.shard import VALUE
 
 _remotes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_numbers = itertools.count()
 
 
 @dataclass
@@ -26,7 +28,7 @@ class RemoteParameter:
     """One parameter on the servers. All ranks make the same ones in the same order."""
 
     number: int
-    """Among those of this process."""
+    """From `next_number`."""
     label: str
     """For errors."""
     shape: tuple[int, ...]
@@ -128,7 +130,7 @@ class RemoteParameter:
         reply = self._ask_each("state")[0]
         numbers = {**reply.fields["numbers"], **dict(zip(reply.fields["names"], reply.tensors, strict=True))}
         dtypes = {
-            key: getattr(torch, name) for key, name in zip(reply.fields["tensors"], reply.fields["dtypes"], strict=True)
+            key: getattr(torch, name) for key, name in zip(reply.fields["shaped"], reply.fields["dtypes"], strict=True)
         }
         return numbers, dtypes
 
@@ -154,6 +156,11 @@ class RemoteParameter:
             for server, reply in ask(requests).items():
                 part[wanted[server][1]] = reply.tensors[0]
         return found
+
+
+def next_number() -> int:
+    """Return a number that no parameter of this process had; all ranks ask for them in the same order."""
+    return next(_numbers)
 
 
 def note_remote(parameter: nn.Parameter, remote: RemoteParameter) -> None:
@@ -187,8 +194,3 @@ def refuse_remotes(parameters: Iterable[Tensor], what: str) -> None:
             f"{what} of {remote.label}, which is on the parameter servers: no rank has its mean gradient; give the "
             "other parameters only"
         )
-
-
-def count_remotes() -> int:
-    """Return how many parameters of this process are on the servers."""
-    return len(_remotes)

@@ -8,7 +8,7 @@
     step {pushes: [[shard, how, group]], groups, pulls: [shard]} [gradients]   -> [values of the shards pulled]
     rows {shard} [row numbers]                                 -> [values]
     read {shard, field, begin, end}                            -> [values]
-    state {shard}                                              -> {tensors, dtypes, numbers, names} [tensors]
+    state {shard}                                              -> {shaped, dtypes, numbers, names} [tensors]
 
 A shard is [parameter, piece], two numbers. `how` is none, dense, rows or sparse; the last two bring row numbers, too.
 A reply is `done`, or `error` {text}. A worker sends its next request when it has the reply.
@@ -187,7 +187,7 @@ class Service:
             numbers, tensors = shard.describe_state()
             small = {key: value for key, value in numbers.items() if isinstance(value, Tensor)}
             fields = {
-                "tensors": list(tensors),
+                "shaped": list(tensors),
                 "dtypes": [str(value.dtype).removeprefix("torch.") for value in tensors.values()],
                 "numbers": {key: value for key, value in numbers.items() if key not in small},
                 "names": list(small),

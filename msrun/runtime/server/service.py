@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from msrun.runtime.server.shard import Gradient, Shard
 
 DONE = "done"
 ERROR = "error"
+Reply = TypeVar("Reply", bound=Message | None)
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,8 @@ class Service:
             "read": self._read,
             "state": self._state,
         }
-        try:
-            if message.kind not in known:
-                raise ParallelError(f"no such request: {message.kind}")
-            reply = known[message.kind](rank, message)
-        except MsrunError as error:
-            reply = _error(str(error))
-        except Exception as error:  # noqa: BLE001 - a wrong request is an answer to its worker, not the server's end
-            reply = _error(
-                f"{message.kind}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            )
+        ask = known.get(message.kind, _refuse)
+        reply = _answer(message.kind, lambda: ask(rank, message))
         if reply is not None:
             self._send(rank, reply)
         self._look()
@@ -108,7 +101,7 @@ class Service:
         for waiting in self._waiting:
             missing = {other for shard in waiting.shards for other in shard.waits_for(waiting.rank)} & self._gone
             if waiting.is_over:
-                self._send(waiting.rank, waiting.reply())
+                self._send(waiting.rank, _answer("reply", waiting.reply))
             elif missing:
                 shard = next(shard for shard in waiting.shards if shard.waits_for(waiting.rank) & missing)
                 self._send(
@@ -203,6 +196,20 @@ def _gradient(how: str, tensors: Any) -> Gradient | None:
         return None
     rows = next(tensors) if how in ("rows", "sparse") else None
     return Gradient(next(tensors), rows, is_sparse=how == "sparse")
+
+
+def _answer(kind: str, work: Callable[[], Reply]) -> Reply | Message:
+    """Return the reply, or an error in words: a wrong request is its worker's failure, not the server's end."""
+    try:
+        return work()
+    except MsrunError as error:
+        return _error(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it was
+        return _error(f"{kind}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def _refuse(_rank: int, message: Message) -> Message:
+    raise ParallelError(f"no such request: {message.kind}")
 
 
 def _error(text: str) -> Message:

@@ -1,7 +1,7 @@
 """Trains with a table on parameter servers, with a checkpoint after every step, and goes on from the last one.
 
-usage: server_training.py STEPS PAUSE; in its first attempt every rank makes the file at_RANK before step PAUSE, which it
-then begins when the file go is there.
+usage: server_training.py STEPS PAUSE; in its first attempt every rank makes the file at_RANK before step PAUSE, which
+it then begins when the file go is there. With PAUSE -1 there are no checkpoints.
 """
 
 import os

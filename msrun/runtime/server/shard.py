@@ -118,8 +118,8 @@ class Shard:
         of_rows = [gradient for gradient in gradients if gradient.rows is not None]
         if len(of_rows) == len(gradients) and (rows_alone or all(gradient.is_sparse for gradient in gradients)):
             rows = torch.cat([gradient.rows for gradient in of_rows if gradient.rows is not None])
-            values = torch.cat([gradient.values for gradient in of_rows]) / workers
-            return torch.sparse_coo_tensor(rows[None], values, self.values.shape, check_invariants=False).coalesce()
+            values = torch.cat([gradient.values for gradient in of_rows]).div_(workers)
+            return torch.sparse_coo_tensor(rows[None], values, self.values.shape, check_invariants=False)
         total = torch.zeros_like(self.values, requires_grad=False)
         for gradient in gradients:
             if gradient.rows is None:

@@ -164,6 +164,19 @@ def resumed(kind: str, how: str) -> Result:
     return {"different": [name for name in expected if not torch.equal(expected[name], found[name])]}
 
 
+def taken_home() -> Result:
+    """Go on without servers from a checkpoint of servers."""
+    run = Run("adam", "all")
+    run.train(batches(3))
+    save_checkpoint(run.network, Path("checkpoint-home").absolute(), run.optimizer)
+    home = Run("adam", seed=1)
+    home.schedule.load_state_dict(run.schedule.state_dict())
+    load_checkpoint(Path("checkpoint-home").absolute(), home.network, home.optimizer)
+    run.train(batches(3, 3))
+    home.train(batches(3, 3))
+    return {"weights": distance(home.network, run.network)}
+
+
 def stale() -> Result:
     """Rank 0 waits until the others have gone as far ahead as they may."""
     set_ps_context(staleness=STALENESS)
@@ -261,5 +274,11 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
         for kind in ("adam", "lazy")
         for how in ("file", "parts", "again", "torch")
     }
-    found |= {"step function": step_function, "accumulated": accumulated, "stale": stale, "refused": refused}
+    found |= {
+        "taken home": taken_home,
+        "step function": step_function,
+        "accumulated": accumulated,
+        "stale": stale,
+        "refused": refused,
+    }
     return {name: with_servers(case) for name, case in found.items()}

@@ -79,6 +79,11 @@ def test_what_was_saved_goes_on_bit_for_bit(outcomes: Callable[..., Outcome], ca
     assert [rank["different"] for rank in outcomes(case)] == [[], []]
 
 
+@TABLE.looks_at("taken home")
+def test_checkpoint_of_servers_loads_without_servers(outcomes: Callable[..., Outcome]) -> None:
+    assert worst(outcomes("taken home")) < EXACT
+
+
 @pytest.mark.parametrize("case", ["step function", "accumulated"])
 def test_step_functions_and_several_backward_passes_train_as_one_process(
     outcomes: Callable[..., Outcome], case: str
@@ -105,7 +110,7 @@ ANSWERS = {
     "row": "IndexError: row 41 to 41 of an embedding with 41 rows",
     "load late": "table.weight is on the servers already: load before the first step, or with load_checkpoint",
     "word": "UsageError: set_ps_context('enable_pss'): unknown word (did you mean enable_ps?)",
-    "ssl": "UsageError: set_ps_context(enable_ssl=...): leave it out; servers and workers are on one host",
+    "ssl": "UsageError: set_ps_context(enable_ssl=...): leave it out; servers and workers are on one host;",
 }
 
 

@@ -69,8 +69,10 @@ def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) ->
     shape, local = tuple(parameter.shape), local_shape(parameter)
     item = parameter.element_size()
     reason = decision.reason if decision else OWN_PART if is_layerwise(parameter) else HSDP_OFF
-    if find_remote(parameter) is not None:
+    remote = find_remote(parameter)
+    if remote is not None:
         reason = ON_SERVERS
+        local = (0, *shape[1:]) if remote.is_table else local
     ranks = decision.shard_ranks if decision else 1
     count = 1
     for size in local:

@@ -42,6 +42,7 @@ TORCHELASTIC_USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 # -- MindSpore's words ----------------------------------------------------------------------------------------------
 MS_ROLE: Final = "MS_ROLE"
 MS_WORKER_NUM: Final = "MS_WORKER_NUM"
+MS_SERVER_NUM: Final = "MS_SERVER_NUM"
 MS_SCHED_HOST: Final = "MS_SCHED_HOST"
 MS_SCHED_PORT: Final = "MS_SCHED_PORT"
 MS_NODE_ID: Final = "MS_NODE_ID"
@@ -52,6 +53,7 @@ DEVICE_ID: Final = "DEVICE_ID"
 RANK_TABLE_FILE: Final = "RANK_TABLE_FILE"
 ROLE_WORKER: Final = "MS_WORKER"
 ROLE_SCHEDULER: Final = "MS_SCHED"
+ROLE_SERVER: Final = "MS_PSERVER"
 
 # -- ours -----------------------------------------------------------------------------------------------------------
 MSRUN_JOB_ID: Final = "MSRUN_JOB_ID"
@@ -67,6 +69,8 @@ MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
 """Directory in which every worker writes its part of the job's trace; not set without --trace."""
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
+MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a variable
+"""What workers and parameter servers prove to each other that they know; of a job without servers it is not set."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
 MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 """1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
@@ -91,6 +95,7 @@ JOB_VARIABLES: Final = frozenset(
         TORCHELASTIC_MAX_RESTARTS,
         TORCHELASTIC_USE_AGENT_STORE,
         MS_WORKER_NUM,
+        MS_SERVER_NUM,
         MS_SCHED_HOST,
         MS_SCHED_PORT,
         RANK_SIZE,
@@ -102,6 +107,7 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_PROGRESS,
         MSRUN_TRACE_DIR,
         MSRUN_STACK_SIGNAL,
+        MSRUN_SERVER_TOKEN,
     }
 )
 """What all workers of a job share."""
@@ -162,6 +168,11 @@ EXIT_SIGNAL_BASE: Final = 128
 def worker_log_name(stem: str, global_rank: int) -> str:
     """Return the log file name of a worker: `worker_3.log` for stem `worker` and rank 3."""
     return f"{stem}_{global_rank}.log"
+
+
+def server_name(index: int) -> str:
+    """Return the name of a parameter server, that of its log file without `.log`: `server_1`."""
+    return f"server_{index}"
 
 
 def trace_file_name(global_rank: int) -> str:

@@ -6,6 +6,7 @@
         RendezvousTimeout     124    not everybody came in time
         HangTimeout           124    the job made no progress any more
       WorkerFailed              n    the first failed worker's exit code, or 128 + signal
+      ServerFailed              n    a parameter server ended while workers ran; its exit code, or 128 + signal
       PeerFailed                n    another host of the job failed; its exit status
       Interrupted           128+n    the launcher was told to stop by signal n
       ParallelError             1    raised inside a worker by `msrun.runtime`
@@ -67,6 +68,14 @@ class WorkerFailed(MsrunError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class ServerFailed(MsrunError):
+    """A parameter server ended while workers ran. `exit_code` is its own; 1 when that is 0."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code or 1
 
 
 class PeerFailed(MsrunError):

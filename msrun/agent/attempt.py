@@ -8,13 +8,17 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.wait_status import describe_status
 from msrun.cluster.membership import Membership
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, HangTimeout, MsrunError, RendezvousTimeout
+from msrun.errors import ClusterError, HangTimeout, MsrunError, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.program import Program
+
+SERVER_PROGRAM = Program("module", "msrun.runtime.server")
+"""What a parameter server runs in place of the user's program."""
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Attempts:
     def can_restart(self) -> bool:
         """Whether the way in which the current attempt failed leaves room for another."""
         fault = self.current.fault
-        is_bearable = fault is None or isinstance(fault, HangTimeout | RendezvousTimeout)
+        is_bearable = fault is None or isinstance(fault, HangTimeout | RendezvousTimeout | ServerFailed)
         return is_bearable and self.current.has_failed and not self.is_last
 
     def restart_delay_s(self) -> float | None:
@@ -113,21 +117,25 @@ def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
 
 
 def worker_specs(host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool) -> list[ProcessSpec]:
-    """Return the workers of a host as processes to start."""
-    restored = restored_environment(caller)
-    count = {contract.TORCHELASTIC_RESTART_COUNT: str(attempt)}
-    return [
+    """Return the parameter servers and the workers of a host as processes to start."""
+    env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(attempt)}
+    servers = [
+        ProcessSpec(FIRST_SERVER_ID - server.index, server.log_path, SERVER_PROGRAM, use_exec, {**env, **server.env})
+        for server in host.servers
+    ]
+    workers = [
         ProcessSpec(
             worker.global_rank,
             worker.log_path,
             host.program,
             use_exec,
-            {**restored, **worker.env, **count},
+            {**env, **worker.env},
             worker.cpus,
             worker.memory_nodes,
         )
         for worker in host.workers
     ]
+    return [*servers, *workers]
 
 
 def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -> RendezvousTimeout:
@@ -143,11 +151,11 @@ def keep_logs(host: HostPlan, attempt: int) -> ClusterError | None:
 
     Returns why that cannot be.
     """
-    for worker in host.workers:
-        path = Path(worker.log_path)
+    for log in [*(worker.log_path for worker in host.workers), *(server.log_path for server in host.servers)]:
+        path = Path(log)
         kept = path.with_name(contract.attempt_log_name(path.name, attempt))
         try:
-            rename_log(worker.log_path, str(kept))
+            rename_log(log, str(kept))
         except OSError as error:
             return ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})")
     return None

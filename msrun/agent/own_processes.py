@@ -1,4 +1,6 @@
-"""The processes of msrun beside the workers: the fork server, the scheduler and, with rotated logs, the log writer."""
+"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer, and
+parameter servers.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.logs.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID
-from msrun.agent.processes.wait_status import describe_status
-from msrun.errors import ClusterError
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
+from msrun.agent.processes.wait_status import describe_status, exit_code_of
+from msrun.errors import ClusterError, MsrunError, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
 LAST_WORDS_BYTES = 2048
@@ -36,14 +38,24 @@ class OwnProcesses:
 
     def started(self, process_id: int, pid: int) -> str:
         """Record a start and return its name for observers; empty for a worker."""
+        index = server_index(process_id)
+        if index is not None:
+            return contract.server_name(index)
         if process_id in _NAMES:
             self._pids[process_id] = pid
         return _NAMES.get(process_id, "")
 
-    def exited(self, process_id: int, wait_status: int) -> ClusterError | None:
-        """Record an end and return why the job cannot go on; None when it was the log writer's orderly end."""
+    def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool) -> MsrunError | None:
+        """Record an end and return why the job cannot go on; None when it was the orderly end of the log writer, or
+        that of a parameter server whom no worker needs any more.
+        """
         self._pids.pop(process_id, None)
         how = describe_status(wait_status)
+        index = server_index(process_id)
+        if index is not None:
+            host = self._plan.hosts[0]
+            what = f"server {index} on {host.where} failed first: {how}; its log: {host.servers[index].log_path}"
+            return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
         if process_id == SCHEDULER_ID:
             return ClusterError(f"the scheduler ended ({how}); {self.describe_log()}")
         return ClusterError(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None

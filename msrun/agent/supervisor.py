@@ -230,7 +230,8 @@ class Supervisor:
         rank, status = message["process_id"], message["status"]
         how = describe_status(status)
         if rank < 0:
-            error = self._own.exited(rank, status)
+            run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
+            error = self._own.exited(rank, status, do_workers_run=run and not self._attempt.membership.is_over)
             if error is not None and not self._over:
                 self._fail(error)
             return

@@ -93,6 +93,14 @@ GROUPS: dict[str, list[click.Option]] = {
             default="false",
             help="Keep each worker and its memory on one NUMA node.",
         ),
+        option(
+            "server_num",
+            "N",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Parameter servers beside the workers, of a job on one host.",
+        ),
         option("rank_table_file", "FILE", type=PATH, help="Rank table of the job.  [default: generated]"),
         option(
             "start_method",

@@ -182,6 +182,7 @@ def run_job(
             run_dir=run_dir,
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             seating=meeting.seating if meeting else None,
+            server_token=secrets.token_hex(32),
         )
         if shadowed := describe_shadowed_package(spec, {**caller, **dict(spec.env)}):
             plan = replace(plan, notes=(*plan.notes, shadowed))

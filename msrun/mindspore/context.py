@@ -17,6 +17,7 @@ from msrun.runtime.parallel.context import (
     reset_auto_parallel_context,
     set_auto_parallel_context,
 )
+from msrun.runtime.server.context import get_ps_context, reset_ps_context, set_ps_context
 
 __all__ = [
     "GRAPH_MODE",
@@ -24,9 +25,12 @@ __all__ = [
     "ParallelMode",
     "get_auto_parallel_context",
     "get_context",
+    "get_ps_context",
     "reset_auto_parallel_context",
+    "reset_ps_context",
     "set_auto_parallel_context",
     "set_context",
+    "set_ps_context",
 ]
 
 GRAPH_MODE = 0

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
+from msrun.errors import UsageError
 from msrun.planning.environment import (
     LOOPBACK_DEFAULTS,
     common_environment,
     interface_defaults,
     overridden_names,
+    parameter_server_environment,
     rank_environment,
 )
 from msrun.planning.host_seat import HostSeat, Seating
@@ -25,9 +27,12 @@ from msrun.planning.placement.threads import (
     thread_note,
     threads_per_worker,
 )
-from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
+
+SERVER_IMPORTS = ("msrun.runtime.server.serving", "torch._dynamo")
+"""What parameter servers import, the second one with their first optimizer, as workers do."""
 
 
 def build_plan(
@@ -39,6 +44,7 @@ def build_plan(
     run_dir: str,
     master_port: int,
     seating: Seating | None = None,
+    server_token: str = "",
 ) -> LaunchPlan:
     """Decide everything about this host's part of a job. Pure, but for reading the script's import lines.
 
@@ -47,10 +53,12 @@ def build_plan(
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
+        server_token: what workers and parameter servers know each other by; empty in a dry run.
 
     Raises:
-        UsageError: more workers than devices, or a binding that this host does not allow.
+        UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
+    _check_servers(spec, host)
     seat = seating.own if seating else _only_seat(spec, host)
     wanted = seat.device_ids if seating or spec.table_hosts else ()
     devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
@@ -77,6 +85,7 @@ def build_plan(
         interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
         has_store=host.has_torch or seating is not None,
     )
+    common |= parameter_server_environment(spec.server_num, server_token)
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
     workers = tuple(
@@ -158,6 +167,7 @@ def _host(
         preload=preloaded_modules(spec) if start_method != "exec" else (),
         common_env=common,
         workers=workers,
+        servers=tuple(_server(spec, index) for index in range(spec.server_num)),
         scheduler_cpus=scheduler_cpus,
     )
 
@@ -195,9 +205,24 @@ def _worker(
     )
 
 
+def _check_servers(spec: LaunchSpec, host: HostFacts) -> None:
+    if spec.server_num and not host.has_torch:
+        raise UsageError(
+            f"--server_num {spec.server_num}: parameter servers need torch, which this Python does not have: "
+            "pip install 'msrun[runtime]'"
+        )
+
+
+def _server(spec: LaunchSpec, index: int) -> ServerPlan:
+    name = contract.server_name(index)
+    env = {contract.MS_ROLE: contract.ROLE_SERVER, contract.MS_NODE_ID: name}
+    return ServerPlan(index, env, str(spec.log_dir / f"{name}.log"))
+
+
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
-    """Return what the fork server imports: the script's own imports and what the user names."""
+    """Return what the fork server imports: the script's own imports, what servers need, and what the user names."""
     names = [name for script in _scripts(spec) for name in read_preload(script)]
+    names += SERVER_IMPORTS if spec.server_num else ()
     return tuple(dict.fromkeys([*names, *spec.preload]))
 
 

@@ -94,6 +94,13 @@ def common_environment(
     return env
 
 
+def parameter_server_environment(server_num: int, token: str) -> dict[str, str]:
+    """Return what workers and parameter servers get beside `common_environment`; nothing in a job without servers."""
+    if not server_num:
+        return {}
+    return {contract.MS_SERVER_NUM: str(server_num), contract.MSRUN_SERVER_TOKEN: token}
+
+
 def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the part of `common_environment` that does not depend on the other hosts, nor on the job's addresses.
 

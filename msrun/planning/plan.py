@@ -35,6 +35,16 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True)
+class ServerPlan:
+    """One parameter server: its own variables and its log."""
+
+    index: int
+    env: dict[str, str]
+    """Beside those that it shares with the workers."""
+    log_path: str
+
+
+@dataclass(frozen=True)
 class AgentPlan:
     """How a host is reached from here, and what is started there; empty words are left to ssh_config."""
 
@@ -66,6 +76,7 @@ class HostPlan:
     preload: tuple[str, ...]
     common_env: dict[str, str]
     workers: tuple[WorkerPlan, ...]
+    servers: tuple[ServerPlan, ...] = ()
     scheduler_cpus: tuple[int, ...] = ()
     """Processors that the scheduler is bound to; empty = not bound."""
     place: str = ""
@@ -186,4 +197,9 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
             }
             for worker in host.workers
         ],
+        **({"servers": [_server_json(server) for server in host.servers]} if host.servers else {}),
     }
+
+
+def _server_json(server: ServerPlan) -> dict[str, Any]:
+    return {"index": server.index, "env": masked(server.env), "log": server.log_path}

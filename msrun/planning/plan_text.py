@@ -34,6 +34,7 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
         host = plan.hosts[0]
         lines += [f"host {host.node_rank}       {host.name} ({host.address})", *_environment(host.common_env)]
         lines += render_workers(host.workers, host.scheduler_cpus)
+        lines += [f"  parameter server {server.index}, log {server.log_path}" for server in host.servers]
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(lines)
 

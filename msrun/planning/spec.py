@@ -63,6 +63,8 @@ class LaunchSpec:
     """Passed on to the workers; they do not end the job."""
     hang_time_out_s: float = 0.0
     """How long the job may go without any progress; 0 = for ever."""
+    server_num: int = 0
+    """Parameter servers beside the workers, on the one host of the job."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
     start_method: StartMethod = "auto"
@@ -149,6 +151,13 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
+    if spec.server_num < 0:
+        raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
+    if spec.server_num and (spec.is_remote or spec.is_several):
+        raise UsageError(
+            f"--server_num {spec.server_num}: parameter servers run in jobs on one host; leave out --hosts and "
+            "--local_worker_num, or --server_num"
+        )
     for rank in spec.tail_ranks:
         if not 0 <= rank < spec.worker_num:
             raise UsageError(

@@ -85,6 +85,10 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.strategy_file import restore_group_info_list as restore_group_info_list
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
+    from msrun.runtime.server.context import get_ps_context as get_ps_context
+    from msrun.runtime.server.context import reset_ps_context as reset_ps_context
+    from msrun.runtime.server.context import set_ps_context as set_ps_context
+    from msrun.runtime.server.parameters import set_param_ps as set_param_ps
     from msrun.runtime.sharding.named_layout import Layout as Layout
     from msrun.runtime.train.callbacks import Callback as Callback
     from msrun.runtime.train.callbacks import EarlyStopping as EarlyStopping

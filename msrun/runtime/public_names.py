@@ -54,6 +54,8 @@ HOMES = {
     "checkpoint.transform": "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter",
     "checkpoint.export": "export_checkpoint",
     "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
+    "server.context": "set_ps_context get_ps_context reset_ps_context",
+    "server.parameters": "set_param_ps",
     "progress": "report_progress",
 }
 """Module below msrun.runtime -> its public names."""

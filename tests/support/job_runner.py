@@ -116,12 +116,12 @@ class Running:
         wait_until(have_come, f"files {[path.name for path in paths]}; msrun said:\n{self.stderr}")
 
     def pid_of(self, role: str) -> int:
-        """Return the process id of "scheduler" or of a worker, "0" and so on, from the event log."""
+        """Return the process id of "scheduler", of "server_0" or of a worker, "0" and so on, from the event log."""
 
         def find() -> int:
             for line in (self.log_dir / "events.jsonl").read_text().splitlines():
                 event = json.loads(line)
-                if event["event"] == "scheduler" and role == "scheduler":
+                if event["event"] == role:  # scheduler, server_0
                     return int(event["pid"])
                 if event["event"] == "started" and str(event["global_rank"]) == role:
                     return int(event["pid"])

@@ -66,7 +66,7 @@ def become(
         raise ValueError(f"process {spec.process_id} has no program")
     if spec.use_exec:
         _exec(spec.program)
-    _name_process(f"msrun: worker {spec.process_id}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
+    _name_process(f"msrun: {spec.name}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
     _reseed()
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read

@@ -35,7 +35,7 @@ from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
-from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import describe_limit
@@ -274,7 +274,10 @@ class ForkServer:
         self._finished = True
 
     def _end_leftovers(self) -> list[int]:
-        """End what workers left behind, gently first; our own processes stay. Returns what could not be ended."""
+        """End what workers left behind, and the parameter servers, gently first; our own processes stay.
+
+        Returns what could not be ended.
+        """
         self._kill_at = None  # of a stop that is over; the next attempt must not be hit
         if left := self._leftovers():
             process_control.signal_processes(left, signal.SIGTERM)
@@ -297,7 +300,7 @@ class ForkServer:
             self._await_end_of_leftovers(KILL_DEADLINE_S)
 
     def _leftovers(self) -> list[int]:
-        ours = {pid for pid, process_id in self._running.items() if process_id < 0}
+        ours = {pid for pid, process_id in self._running.items() if FIRST_SERVER_ID < process_id < 0}
         return [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
 
     def _await_end_of_leftovers(self, limit_s: float) -> None:

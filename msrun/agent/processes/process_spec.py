@@ -1,4 +1,4 @@
-"""One process that the fork server is asked to start: a worker, the scheduler or the log writer."""
+"""One process that the fork server is asked to start: a worker, a parameter server, the scheduler or the log writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ SCHEDULER_ID = -1
 """Process id within the job of the scheduler; workers have their global rank."""
 LOG_WRITER_ID = -2
 """Process id within the job of the log writer."""
+FIRST_SERVER_ID = -10
+"""Process id within the job of parameter server 0; that of server 1 is one less, and so on."""
 LOG_WRITER_TITLE = "msrun: log writer"
+
+
+def server_index(process_id: int) -> int | None:
+    """Return which parameter server a process id stands for; None when it is none."""
+    return FIRST_SERVER_ID - process_id if process_id <= FIRST_SERVER_ID else None
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class ProcessSpec:
     """One process that the fork server is asked to start."""
 
     process_id: int
-    """Global rank, SCHEDULER_ID or LOG_WRITER_ID."""
+    """Global rank, SCHEDULER_ID, LOG_WRITER_ID or that of a parameter server."""
     log_path: str
     """Existing file; stdout and stderr go to its end."""
     program: Program | None = None
@@ -39,8 +46,9 @@ class ProcessSpec:
     @property
     def name(self) -> str:
         """Return what it is, in words."""
+        index = server_index(self.process_id)
         return {SCHEDULER_ID: "the scheduler", LOG_WRITER_ID: "the log writer"}.get(
-            self.process_id, f"worker {self.process_id}"
+            self.process_id, f"worker {self.process_id}" if index is None else f"server {index}"
         )
 
     def to_json(self) -> dict[str, Any]:

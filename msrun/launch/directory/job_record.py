@@ -39,6 +39,8 @@ class PlanRecord:
     grace_s: float | None
     hosts: tuple[str, ...]
     workers: tuple[PlannedWorker, ...]
+    server_num: int = 0
+    """Parameter servers."""
 
 
 @dataclass
@@ -99,6 +101,7 @@ def parse_plan(data: bytes) -> PlanRecord | None:
         parse_number(plan.get("grace_s")),
         tuple(str(host.get("name", "?")) for host in hosts),
         tuple(sorted(workers, key=lambda worker: worker.global_rank)),
+        sum(len(_list(host.get("servers"))) for host in hosts),
     )
 
 

@@ -31,12 +31,14 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
     folder = Path(plan.log_dir)
     try:
         folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
-        remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(worker.log_path).name for worker in plan.workers)})
+        logs = [worker.log_path for worker in plan.workers]
+        logs += [server.log_path for host in plan.hosts for server in host.servers]
+        remove_earlier_job(folder, {contract.SCHEDULER_LOG, *(Path(log).name for log in logs)})
         (folder / contract.FAILURE_JSON).unlink(missing_ok=True)
         for path in (folder / contract.SCHEDULER_LOG, folder / contract.EVENTS_JSONL):
             os.close(create_own_file(path))
-        for worker in plan.workers:
-            os.close(create_own_file(Path(worker.log_path)))
+        for log in logs:
+            os.close(create_own_file(Path(log)))
         write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
     except OSError as error:
         raise UsageError(

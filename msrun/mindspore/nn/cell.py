@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from msrun.runtime import recompute, set_comm_fusion, shard
+from msrun.runtime import recompute, set_comm_fusion, set_param_ps, shard
 
 
 class Cell(nn.Module):
@@ -74,6 +74,10 @@ class Cell(nn.Module):
         """Let the parameters travel with those of the same number; see `msrun.runtime.set_comm_fusion`."""
         set_comm_fusion(self, fusion_type, recurse)
         return self
+
+    def set_param_ps(self, recurse: bool = True, init_in_server: bool = False) -> None:
+        """Let the parameters live on parameter servers; see `msrun.runtime.set_param_ps`."""
+        set_param_ps(self, recurse, init_in_server)
 
     def recompute(self, **settings: Any) -> None:
         """Compute the cell again in the backward pass; see `msrun.runtime.recompute`."""

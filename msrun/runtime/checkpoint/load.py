@@ -37,10 +37,10 @@ from msrun.runtime.parallel.parameters.network_state import (
     find_box,
     find_network_state,
     find_part,
+    give_back,
     set_extra_state,
 )
 from msrun.runtime.parallel.parameters.placement import is_held
-from msrun.runtime.sharding.box import whole
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -273,6 +273,9 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
         else:
             parts[key] = find_part(tensor, find_box(tensor))
     source.fill(parts)
+    for name, tensor in network.tensors.items():
+        if network.key(name) in parts:
+            give_back(tensor, parts[network.key(name)])
     defer_values(deferred, network.tensors)
 
 

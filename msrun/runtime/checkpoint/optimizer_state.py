@@ -19,11 +19,13 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_key import TensorKey, key_of
 from msrun.runtime.nn.replaced import current, follow
-from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_box, find_part
+from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_box, find_part, find_share
 from msrun.runtime.parallel.parameters.part import Part as CutPart
 from msrun.runtime.parallel.parameters.part import as_part
 from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
 from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES
+from msrun.runtime.server.remote import RemoteParameter, find_remote
+from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]
@@ -47,6 +49,10 @@ def find_optimizer_state(
     state: dict[str, Any] = {}
     for parameter, name in names.items():
         if not is_held(parameter):
+            continue
+        remote = find_remote(parameter)
+        if remote is not None and remote.optimizer:
+            state[name] = _remote_state(remote, parts, lambda *more, name=name: key_of(network, name, *more))
             continue
         cut: list[str] = []
         values: dict[str, Any] = {}
@@ -138,6 +144,10 @@ def _reader_of(
                 continue
             of_parameter = saved["state"].get(name, {"parts": [], "values": {}})
             values = dict(of_parameter["values"])
+            remote = find_remote(parameter)
+            if remote is not None and remote.optimizer:
+                _read_remote(reader, remote, {key: key_of(network, name, key) for key in of_parameter["parts"]}, values)
+                continue
             for key in of_parameter["parts"]:
                 full_key, box = key_of(network, name, key), find_box(parameter)
                 part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
@@ -149,6 +159,30 @@ def _reader_of(
         return state
 
     return read
+
+
+def _remote_state(
+    remote: RemoteParameter, parts: dict[TensorKey, Part], key_of: Callable[[str], TensorKey]
+) -> dict[str, Any]:
+    """Add this rank's share of the state that servers have to the parts, and return the rest."""
+    numbers, dtypes = remote.describe_state()
+    box = find_share(remote.shape)
+    begin, end = (box.offsets[0], box.offsets[0] + box.sizes[0]) if remote.shape else (0, 1)
+    for key, dtype in dtypes.items():
+        parts[key_of(key)] = Part(remote.read(key, begin, end, dtype).reshape(box.sizes), box)
+    return {"parts": list(dtypes), "values": numbers}
+
+
+def _read_remote(
+    reader: CheckpointReader, remote: RemoteParameter, keys: Mapping[str, TensorKey], numbers: dict[str, Any]
+) -> None:
+    """Send this rank's share of a saved state to the servers. They step when the gradients of all ranks have come."""
+    box = find_share(remote.shape)
+    parts = {full: Part(torch.empty(box.sizes, dtype=reader.dtype(full)), box) for full in keys.values()}
+    reader.fill(parts)
+    for key, full in keys.items():
+        remote.write(key, box.offsets[0] if remote.shape else 0, remote.rows_of(parts[full].tensor))
+    remote.write_numbers(numbers)
 
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:
@@ -218,3 +252,6 @@ def _check_shapes(
                     f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "
                     "load the checkpoint of this network"
                 )
+
+
+before_remote_steps(finish_waiting)

@@ -75,7 +75,9 @@ class LARS:
 
     def _scale(self, owners: Sequence[Tensor], decay: float, lr: float) -> None:
         from msrun.runtime.parallel.parameters.part_functions import norms_of_each  # which knows the optimizers
+        from msrun.runtime.server.remote import refuse_remotes
 
+        refuse_remotes(owners, "LARS")
         scaled = [parameter for parameter in owners if self._filter(parameter)]
         gradients = [parameter.grad for parameter in scaled]
         weights = [None if parameter.grad is None else parameter for parameter in scaled]

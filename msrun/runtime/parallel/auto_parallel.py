@@ -33,7 +33,7 @@ from msrun.runtime.parallel.gradients_in_backward import GradientsInBackward, Gr
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
-from msrun.runtime.parallel.modes.hybrid import check_no_layerwise
+from msrun.runtime.parallel.modes.on_servers import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
@@ -280,7 +280,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
     ) -> CapturedCall:
         compilation = self._compilations.get(id(target.root))
         if compilation is None:
-            check_no_layerwise(target.root, self.settings.parallel_mode)
+            check_captured(target.root, self.settings.parallel_mode)
             rank = world.get_rank()
             size = self.settings.pipeline.ranks_per_stage(world.get_group_size())
             mesh = build_mesh(size, rank // size * size)

@@ -28,6 +28,7 @@ from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.part import Part
 from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.server.remote import refuse_remotes
 
 _EPSILON = 1e-6
 _weight_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -136,6 +137,8 @@ def _global_norm(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor
     dtype = torch.float32 if device.type == "npu" else torch.float64
     total = torch.zeros((), dtype=dtype, device=device)
     ranks = world.get_group_size()
+    if ranks > 1:
+        refuse_remotes(parameters, "the norm of the gradient")
     copies = [_copies(parameter, ranks) for parameter in parameters]
     for gradient, count in zip(gradients, copies, strict=True):
         if gradient is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.build import build_plan
 from msrun.planning.host_seat import HostSeat, Seating
@@ -172,6 +173,26 @@ def test_preload_of_a_module_is_what_its_file_in_the_working_directory_imports(t
     program = Program("module", "pkg.train")
     assert plan_for(program=program, working_directory=tmp_path).hosts[0].preload == ("torch",)
     assert plan_for(program=program, working_directory=tmp_path / "pkg").hosts[0].preload == ()
+
+
+def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> None:
+    plan = plan_for(server_num=2)
+    assert [server.log_path for server in plan.hosts[0].servers] == [
+        "/my jobs/log_output/server_0.log",
+        "/my jobs/log_output/server_1.log",
+    ]
+    common = plan.hosts[0].common_env
+    assert common["MS_SERVER_NUM"] == "2"
+    assert not common.keys() & contract.RANK_VARIABLES
+    assert plan.hosts[0].servers[1].env == {"MS_ROLE": "MS_PSERVER", "MS_NODE_ID": "server_1"}
+    assert "parameter server 1, log /my jobs/log_output/server_1.log" in render_plan(plan, as_json=False)
+    assert [server["index"] for server in plan.to_json()["hosts"][0]["servers"]] == [0, 1]
+    assert "MS_SERVER_NUM" not in plan_for().hosts[0].common_env
+
+
+def test_parameter_servers_need_torch() -> None:
+    with pytest.raises(UsageError, match="--server_num 1: parameter servers need torch"):
+        plan_for(server_num=1, host=replace(HOST, has_torch=False))
 
 
 def test_given_rank_table_is_the_one_that_workers_get() -> None:

@@ -29,7 +29,8 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
-from msrun.runtime.parallel.modes.own_gradients import average_rows, exchanges_rows, has_own_gradient
+from msrun.runtime.parallel.modes.on_servers import check_servers
+from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
@@ -109,6 +110,7 @@ class Replicas:
             return
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
+        check_servers(root, self._settings)
         init_parameters(root)
         notes = list(self._settings.precision.notes) if self._settings.precision else []
         notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
@@ -260,9 +262,7 @@ def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[i
 def _agree(root: nn.Module, *, broadcasts: bool) -> list[str]:
     """Make every rank start from rank 0's values, or say that they differ; the ranks' own parameters are left alone."""
     named = {
-        name: tensor
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]
-        if not is_layerwise(tensor) and not exchanges_rows(tensor)
+        name: tensor for name, tensor in [*root.named_parameters(), *root.named_buffers()] if is_same_everywhere(tensor)
     }
     equal = equal_everywhere([tensor.detach() for tensor in named.values()])
     different = [name for name, is_equal in zip(named, equal, strict=True) if not is_equal]

@@ -1,4 +1,4 @@
-"""Gradients that torch's DDP and FSDP2 leave alone: those of a rank's own parts, and those of rows.
+"""Gradients that torch's DDP and FSDP2 leave alone: of a rank's own parts, of rows, and of what is on servers.
 
 The rows of a table that a sparse layer has looked up (`nn.Embedding(sparse=True)`) are averaged over the ranks by
 exchanging them, in every backward pass; the ranks' sum of several passes is the sum of the means.
@@ -16,6 +16,7 @@ from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.placement import placement_of
+from msrun.runtime.server.remote import find_remote
 
 _of_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """weight of a sparse layer -> the hook that averages its gradient"""
@@ -23,13 +24,17 @@ _of_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def has_own_gradient(parameter: Tensor) -> bool:
     """Return whether a mode without capture must leave a parameter's gradient alone."""
-    return is_layerwise(parameter) or parameter in _of_rows or exchanges_rows(parameter)
+    return parameter in _of_rows or not is_same_everywhere(parameter)
 
 
-def exchanges_rows(parameter: Tensor) -> bool:
-    """Return whether the operator of a parameter exchanges rows, so that the ranks may hold different parts."""
-    placed = placement_of(parameter)
-    return placed is not None and placed.exchanges_rows
+def is_same_everywhere(tensor: Tensor) -> bool:
+    """Return whether all ranks hold the same of a tensor, and agree on it among themselves.
+
+    They do not on a rank's own part, on a table whose operator exchanges rows, and on what is on servers.
+    """
+    placed = placement_of(tensor)
+    exchanges_rows = placed is not None and placed.exchanges_rows
+    return not (is_layerwise(tensor) or exchanges_rows or find_remote(tensor) is not None)
 
 
 def average_rows(root: nn.Module) -> None:

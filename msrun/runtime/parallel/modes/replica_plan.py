@@ -10,12 +10,14 @@ from torch import nn
 from msrun.runtime import world
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.modes.on_servers import ON_SERVERS
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import Totals
+from msrun.runtime.server.remote import find_remote
 
 
 def build_replica_plan(
@@ -67,6 +69,10 @@ def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) ->
     shape, local = tuple(parameter.shape), local_shape(parameter)
     item = parameter.element_size()
     reason = decision.reason if decision else OWN_PART if is_layerwise(parameter) else HSDP_OFF
+    remote = find_remote(parameter)
+    if remote is not None:
+        reason = ON_SERVERS
+        local = (0, *shape[1:]) if remote.is_table else local
     ranks = decision.shard_ranks if decision else 1
     count = 1
     for size in local:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.placement import is_held, placement_of
+from msrun.runtime.server.remote import find_remote
+from msrun.runtime.server.shard import VALUE
 from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.world import world
 
@@ -53,6 +56,9 @@ def find_box(tensor: Tensor) -> Box:
     Raises:
         CheckpointError: the tensor was placed in a world that this process has left.
     """
+    remote = find_remote(tensor)
+    if remote is not None and remote.is_table and remote.is_placed:
+        return find_share(remote.shape)
     if isinstance(tensor, DTensor):
         sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
@@ -71,10 +77,40 @@ def find_box(tensor: Tensor) -> Box:
     return Box(shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 
+def find_share(shape: Sequence[int]) -> Box:
+    """Return the rows of a tensor on servers that this rank saves and loads; of one with few rows, all of it."""
+    rank, ranks, rows = world().global_rank, world().world_size, shape[0] if shape else 0
+    if rows < ranks:
+        return whole(shape)
+    begin, end = rank * rows // ranks, (rank + 1) * rows // ranks
+    return Box(tuple(shape), (begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:]))
+
+
 def find_part(tensor: Tensor, box: Box) -> Part:
-    """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill."""
+    """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill.
+
+    Those of a table on servers are a copy; `give_back` sends what is written to it.
+    """
+    remote = find_remote(tensor)
+    if remote is not None and remote.is_table and remote.is_placed:
+        begin, count = box.offsets[0], box.sizes[0]
+        return Part(remote.read(VALUE, begin, begin + count, remote.dtype), box)
     local = tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
     return Part(local, box)
+
+
+def give_back(tensor: Tensor, part: Part) -> None:
+    """Send what was read into a part of a tensor to the servers, if it is on them already.
+
+    Every rank has the whole of what is no table: rank 0's is sent.
+    """
+    remote = find_remote(tensor)
+    if remote is None or not remote.is_placed:
+        return
+    if remote.is_table:
+        remote.write(VALUE, part.box.offsets[0], part.tensor)
+    elif world().global_rank == 0:
+        remote.write(VALUE, 0, remote.rows_of(part.tensor))
 
 
 def find_network_state(network: Any) -> NetworkState:

@@ -41,6 +41,7 @@ from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
+from msrun.runtime.server.remote import find_remotes
 from msrun.runtime.sharding.box import Box
 
 
@@ -223,6 +224,10 @@ class _Probe:
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:
             return
+        if list(find_remotes(root.parameters())):
+            raise UnverifiableError(
+                "verify() of parameters on servers: one step would train them; verify the network without set_param_ps"
+            )
         for name, module in root.named_modules():
             is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             if is_norm and module.training:

@@ -1,0 +1,1 @@
+"""Parameter servers: parameters, and the state of their optimizers, that live in processes beside the workers."""

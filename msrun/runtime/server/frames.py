@@ -1,0 +1,169 @@
+"""Messages between workers and parameter servers: a JSON header and the raw bytes of tensors.
+
+    4 bytes  MAGIC
+    4 bytes  length of the header, 8 bytes  length of the body; big-endian
+    header   {"kind": ..., "tensors": [[dtype, shape], ...], ...}, UTF-8
+    body     the tensors one after the other, C order, native byte order, each from a multiple of ALIGNMENT on
+
+Nothing in a message can name code to be run. Lengths are bounded before memory is taken for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAGIC = b"MSP1"
+PREFIX = struct.Struct("!4sIQ")
+ALIGNMENT = 16
+MAX_HEADER_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 30
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    )
+}
+"""What travels."""
+
+
+class FrameError(ValueError):
+    """Bytes that are no message."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One request or reply."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: Sequence[Tensor] = ()
+
+
+def encode(message: Message) -> list[memoryview]:
+    """Return the pieces of a message to be sent; they share the memory of contiguous tensors of the CPU.
+
+    Raises:
+        FrameError: a tensor of a type that does not travel, or more than MAX_HEADER_BYTES or MAX_BODY_BYTES.
+    """
+    pieces: list[memoryview] = []
+    described, size = [], 0
+    for tensor in message.tensors:
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise FrameError(f"a tensor of {tensor.dtype} cannot be sent; one of {', '.join(_DTYPES)} can")
+        described.append([name, list(tensor.shape)])
+        data = _bytes_of(tensor)
+        padding = -data.nbytes % ALIGNMENT
+        pieces += [data, memoryview(bytes(padding))] if padding else [data]
+        size += data.nbytes + padding
+    header = json.dumps({"kind": message.kind, **message.fields, "tensors": described}).encode()
+    if len(header) > MAX_HEADER_BYTES or size > MAX_BODY_BYTES:
+        raise FrameError(
+            f"a message of {len(header)} bytes of header and {size} of body; at most {MAX_HEADER_BYTES} and "
+            f"{MAX_BODY_BYTES} are allowed"
+        )
+    return [memoryview(PREFIX.pack(MAGIC, len(header), size) + header), *(piece for piece in pieces if piece.nbytes)]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
+
+
+class FrameReader:
+    """Puts messages together from bytes as they come: `wanted` says where the next go, `advance` how many came."""
+
+    def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._header_bytes: int | None = None
+        self._body_bytes = 0
+        self._header: dict[str, Any] | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._expect(PREFIX.size)
+
+    def _expect(self, size: int) -> None:
+        self._buffer = torch.empty(size, dtype=torch.uint8)
+        self.wanted = memoryview(self._buffer.numpy())  # type: ignore[arg-type]
+        """Where the next bytes go; never empty."""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no message is begun."""
+        return self._header_bytes is None and self.wanted.nbytes == PREFIX.size
+
+    def advance(self, count: int) -> Message | None:
+        """Note that `count` bytes of `wanted` were filled; returns a message when it is complete.
+
+        Raises:
+            FrameError: they are no message, or one that is too long.
+        """
+        self.wanted = self.wanted[count:]
+        if self.wanted.nbytes:
+            return None
+        if self._header_bytes is None:
+            self._read_prefix()
+        elif self._header is None:
+            self._header = _parse_header(bytes(self._buffer.numpy()), self._body_bytes)
+            if self._body_bytes:
+                self._expect(self._body_bytes)
+            else:
+                return self._complete(torch.empty(0, dtype=torch.uint8))
+        else:
+            return self._complete(self._buffer)
+        return None
+
+    def _read_prefix(self) -> None:
+        magic, header_bytes, body_bytes = PREFIX.unpack(bytes(self._buffer.numpy()))
+        if magic != MAGIC:
+            raise FrameError("it does not begin as a message does")
+        if not 2 <= header_bytes <= MAX_HEADER_BYTES or body_bytes > self._max_body_bytes:
+            raise FrameError(f"a header of {header_bytes} bytes or a body of {body_bytes} is too long")
+        self._header_bytes, self._body_bytes = header_bytes, body_bytes
+        self._expect(header_bytes)
+
+    def _complete(self, body: Tensor) -> Message:
+        assert self._header is not None
+        header = self._header
+        tensors, begin = [], 0
+        for name, shape in header.pop("tensors"):
+            size = math.prod(shape) * _DTYPES[name].itemsize
+            tensors.append(body[begin : begin + size].view(_DTYPES[name]).reshape(shape))
+            begin += size + -size % ALIGNMENT
+        message = Message(header.pop("kind"), header, tensors)
+        self._begin()
+        return message
+
+
+def _parse_header(data: bytes, body_bytes: int) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError):
+        raise FrameError("its header is not JSON") from None
+    tensors = header.get("tensors") if isinstance(header, dict) else None
+    if not isinstance(tensors, list) or not isinstance(header.get("kind"), str):
+        raise FrameError("its header has no kind or no tensors")
+    size = 0
+    for item in tensors:
+        if not (isinstance(item, list) and len(item) == 2 and item[0] in _DTYPES and _is_shape(item[1])):
+            raise FrameError("its header describes a tensor that is none")
+        one = math.prod(item[1]) * _DTYPES[item[0]].itemsize
+        size += one + -one % ALIGNMENT
+    if size != body_bytes:
+        raise FrameError(f"its tensors have {size} bytes, its body {body_bytes}")
+    return header
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 48 for size in value)

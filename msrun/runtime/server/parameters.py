@@ -1,0 +1,140 @@
+"""set_param_ps: which parameters of a network live on the parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError, UsageError
+from msrun.runtime import world
+from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.server.connection import count_servers
+from msrun.runtime.server.context import get_ps_context
+from msrun.runtime.server.lookup import check_embedding, replace_forward
+from msrun.runtime.server.pieces import cut_rows, cut_table
+from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
+from msrun.runtime.server.shard import VALUE
+from msrun.runtime.server.stepping import send_gradients_at_steps
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def set_param_ps(
+    module_or_parameter: nn.Module | nn.Parameter, recurse: bool = True, init_in_server: bool = False
+) -> None:
+    """Let parameters live on the servers of the job (`msrun --server_num N`), and be stepped there.
+
+    Every rank calls it after `init()` and `set_ps_context(enable_ps=True)`, for the same modules in the same order, and
+    then trains as always: `optimizer.step()` sends gradients to the servers, which average them over all ranks and
+    step with the optimizer's settings of this moment. The table of an `nn.Embedding` is pulled row by row, those rows
+    that a batch names; its weight keeps shape and type but no memory from its first call on. Other parameters are
+    whole on every rank, and have their new values when `step()` returns. Until the first call or step the values are
+    the rank's own, to be initialised and loaded as others are; rank 0's go to the servers.
+
+    Args:
+        module_or_parameter: all parameters of a module, or one parameter, which is then pulled whole.
+        recurse: also those of modules below.
+        init_in_server: MindSpore's word; must be False: rank 0 makes the values.
+
+    Raises:
+        UsageError: called before `init()` or `set_ps_context`, in a job without servers, or init_in_server=True.
+        StrategyError: not a module or parameter, a parameter that is not floating-point, or an embedding with max_norm
+            or scale_grad_by_freq.
+    """
+    _check_job(init_in_server)
+    if isinstance(module_or_parameter, nn.Parameter):
+        _add(module_or_parameter, "a parameter", None)
+    elif isinstance(module_or_parameter, nn.Module):
+        modules = list(module_or_parameter.modules()) if recurse else [module_or_parameter]
+        init_parameters(module_or_parameter)
+        for parameter, owners in _owners(modules).items():
+            _add_owned(parameter, owners)
+    else:
+        raise StrategyError(f"set_param_ps({type(module_or_parameter).__name__}): give a module or an nn.Parameter")
+    send_gradients_at_steps()
+
+
+def _check_job(init_in_server: bool) -> None:
+    if not world.is_initialized():
+        raise UsageError("set_param_ps before init(): call init() first")
+    if not get_ps_context("enable_ps"):
+        raise UsageError("set_param_ps without set_ps_context(enable_ps=True): call that first")
+    if not count_servers():
+        raise UsageError("set_param_ps in a job without parameter servers: start it with msrun --server_num 1 or more")
+    if init_in_server:
+        raise UsageError("set_param_ps(init_in_server=True): rank 0 makes the values; leave it out")
+
+
+def _owners(modules: Iterable[nn.Module]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Return parameter -> the modules that have it themselves, and its name there."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(parameter, []).append((module, name))
+    return owners
+
+
+def _is_looked_up(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward and name == "weight"
+
+
+def _add_owned(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]]) -> None:
+    first, name = owners[0]
+    label = f"{type(first).__name__}.{name}"
+    tables = [
+        module for module, own_name in owners if isinstance(module, nn.Embedding) and _is_looked_up(module, own_name)
+    ]
+    if len(tables) < len(owners):  # tied to something that needs all of it
+        tables = []
+    for table in tables:
+        check_embedding(table)
+    remote = _add(parameter, label, tables[0] if tables else None)
+    if remote is None:
+        return
+    for table in tables:
+        replace_forward(table, remote)
+    for module, own_name in owners:
+        _tell_state_dicts(module, own_name, remote)
+
+
+def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> RemoteParameter | None:
+    """Note a parameter; None when it was already."""
+    if find_remote(parameter) is not None:
+        return None
+    shape, dtype = tuple(parameter.shape), parameter.dtype
+    label = f"{label} of shape {shape}"
+    if dtype not in _DTYPES or parameter.numel() == 0:
+        raise StrategyError(f"set_param_ps: {label} and {dtype}: only floating-point values can be on servers")
+    number, servers = next_number(), count_servers()
+    pieces = cut_table(shape[0], servers) if table is not None else cut_rows(shape, dtype, servers, number % servers)
+    staleness = get_ps_context("staleness")
+    is_sparse = table is not None and table.sparse
+    remote = RemoteParameter(number, label, shape, dtype, pieces, staleness, table is not None, is_sparse)
+    note_remote(parameter, remote)
+    return remote
+
+
+def _tell_state_dicts(module: nn.Module, name: str, remote: RemoteParameter) -> None:
+    """Let `state_dict()` hold a table that the servers have, and refuse or pass on what `load_state_dict` brings."""
+
+    def fill(_module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        value = state_dict.get(prefix + name)
+        if remote.is_table and remote.is_placed and not isinstance(value, nn.Parameter):  # else keep_vars=True
+            state_dict[prefix + name] = remote.read_all(VALUE, remote.dtype)
+
+    def load(_module: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        value, errors = state_dict.get(prefix + name), others[-1]
+        if not remote.is_placed or not isinstance(value, Tensor):
+            return
+        if remote.is_table:
+            errors.append(
+                f"{prefix}{name} is on the servers already: load before the first step, or with load_checkpoint"
+            )
+        elif world.get_rank() == 0 and value.shape == remote.shape:
+            remote.write(VALUE, 0, remote.rows_of(value.to(remote.dtype)))
+
+    module.register_state_dict_post_hook(fill)
+    module.register_load_state_dict_pre_hook(load)

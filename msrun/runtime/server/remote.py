@@ -1,0 +1,196 @@
+"""A parameter on the servers, as a worker sees it: where its pieces are, and how rows are read and written."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.server.connection import ask
+from msrun.runtime.server.frames import Message
+from msrun.runtime.server.pieces import PIECE_BYTES, Piece
+from msrun.runtime.server.shard import VALUE
+
+_remotes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_numbers = itertools.count()
+
+
+@dataclass
+class RemoteParameter:
+    """One parameter on the servers. All ranks make the same ones in the same order."""
+
+    number: int
+    """From `next_number`."""
+    label: str
+    """For errors."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+    staleness: int
+    is_table: bool
+    """Its rows are looked up, and no worker has them all; others are whole on every worker, too."""
+    is_sparse: bool = False
+    """The optimizer gets its gradients as sparse ones, as of `nn.Embedding(sparse=True)`."""
+    is_placed: bool = field(default=False, init=False)
+    """The servers have its values."""
+    optimizer: str = field(default="", init=False)
+    """Name of the optimizer that steps it there; empty before the first step."""
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def key(self, piece: Piece) -> list[int]:
+        """Return how requests name a piece."""
+        return [self.number, piece.number]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row; a parameter without dimensions is one row of one."""
+        return self.shape[1:]
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the parameter's shape with at least one dimension, as pieces are cut from it."""
+        return tensor.reshape(1) if not self.shape else tensor
+
+    def pulled_bytes(self, piece: Piece) -> int:
+        """Return how much a step brings back of a piece."""
+        return 0 if self.is_table else len(piece.rows) * math.prod(self.row_shape) * self.dtype.itemsize
+
+    def _ask_each(self, kind: str, fields: dict[str, Any] | None = None) -> list[Message]:
+        """Ask every piece the same, and return the replies in the order of the pieces."""
+        return [
+            ask({piece.server: Message(kind, {"shard": self.key(piece), **(fields or {})})})[piece.server]
+            for piece in self.pieces
+        ]
+
+    # -- values and state -----------------------------------------------------------------------------------------
+
+    def place(self, value: Tensor) -> None:
+        """Give the servers the values, those of rank 0. Every rank calls it before anything else."""
+        name = str(self.dtype).removeprefix("torch.")
+        for piece in self.pieces:
+            shape = [len(piece.rows), *self.row_shape]
+            fields = {"shape": shape, "dtype": name, "label": self.label, "staleness": self.staleness}
+            ask({piece.server: Message("create", {"shard": self.key(piece), **fields})})
+        if world.get_rank() == 0:
+            self.write(VALUE, 0, self.rows_of(value))
+            self._ask_each("filled")
+        self.is_placed = True
+
+    def configure(self, name: str, group: dict[str, Any]) -> None:
+        """Name the optimizer that steps it. Every rank calls it before its first gradient."""
+        self._ask_each("configure", {"optimizer": name, "group": group})
+        self.optimizer = name
+
+    def write(self, state: str, begin: int, values: Tensor) -> None:
+        """Replace rows of the values, or of a tensor of the optimizer's state, from row `begin` of the whole on."""
+        rows = self._rows_per_message(values)
+        for piece in self.pieces:
+            own = piece.overlap(begin, begin + len(values))
+            for first in range(own.start, own.stop, rows):
+                last = min(first + rows, own.stop)
+                offset = piece.start + first * piece.step - begin
+                part = values[offset : offset + (last - first - 1) * piece.step + 1 : piece.step]
+                fields = {"shard": self.key(piece), "field": state, "begin": first}
+                ask({piece.server: Message("put", fields, [part])})
+
+    def read(self, state: str, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `begin` to `end` of the values, or of a tensor of the optimizer's state, after every step so far.
+
+        The rows are in memory of their own.
+        """
+        found = torch.empty((end - begin, *self.row_shape), dtype=dtype)
+        rows = self._rows_per_message(found)
+        for piece in self.pieces:
+            own = piece.overlap(begin, end)
+            for first in range(own.start, own.stop, rows):
+                last = min(first + rows, own.stop)
+                offset = piece.start + first * piece.step - begin
+                fields = {"shard": self.key(piece), "field": state, "begin": first, "end": last}
+                part = ask({piece.server: Message("read", fields)})[piece.server].tensors[0]
+                found[offset : offset + (last - first - 1) * piece.step + 1 : piece.step] = part
+        return found
+
+    def read_all(self, state: str, dtype: torch.dtype) -> Tensor:
+        """Return all values, or a tensor of the optimizer's state, in the parameter's shape."""
+        return self.read(state, 0, self.shape[0] if self.shape else 1, dtype).reshape(self.shape)
+
+    def _rows_per_message(self, values: Tensor) -> int:
+        return max(1, PIECE_BYTES // max(1, values[:1].nbytes))
+
+    def describe_state(self) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
+        """Return the state of the optimizer: its numbers, and the types of its tensors of the parameter's shape."""
+        reply = self._ask_each("state")[0]
+        numbers = {**reply.fields["numbers"], **dict(zip(reply.fields["names"], reply.tensors, strict=True))}
+        dtypes = {
+            key: getattr(torch, name) for key, name in zip(reply.fields["shaped"], reply.fields["dtypes"], strict=True)
+        }
+        return numbers, dtypes
+
+    def write_numbers(self, numbers: dict[str, Any]) -> None:
+        """Replace what of the optimizer's state has no shape, such as the count of steps."""
+        small = {key: value for key, value in numbers.items() if isinstance(value, Tensor)}
+        plain = {key: value for key, value in numbers.items() if key not in small}
+        for piece in self.pieces:
+            fields = {"shard": self.key(piece), "numbers": plain, "names": list(small)}
+            ask({piece.server: Message("numbers", fields, list(small.values()))})
+
+    def pull(self, rows: Tensor) -> Tensor:
+        """Return the values of rows, each named once."""
+        found = torch.empty((rows.numel(), *self.row_shape), dtype=self.dtype)
+        limit = self._rows_per_message(found)
+        for some, part in zip(rows.split(limit), found.split(limit), strict=True):
+            wanted = {piece.server: (piece, *piece.find(some)) for piece in self.pieces}
+            requests = {
+                server: Message("rows", {"shard": self.key(piece)}, [own])
+                for server, (piece, places, own) in wanted.items()
+                if places.numel()
+            }
+            for server, reply in ask(requests).items():
+                part[wanted[server][1]] = reply.tensors[0]
+        return found
+
+
+def next_number() -> int:
+    """Return a number that no parameter of this process had; all ranks ask for them in the same order."""
+    return next(_numbers)
+
+
+def note_remote(parameter: nn.Parameter, remote: RemoteParameter) -> None:
+    """Remember that a parameter is on the servers."""
+    _remotes[parameter] = remote
+
+
+def find_remote(parameter: Tensor) -> RemoteParameter | None:
+    """Return what is known of a parameter on the servers; None of others."""
+    found: RemoteParameter | None = _remotes.get(parameter)
+    return found
+
+
+def find_remotes(parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, RemoteParameter]]:
+    """Yield those of some parameters that are on the servers."""
+    if len(_remotes):
+        for parameter in parameters:
+            remote = find_remote(parameter)
+            if remote is not None:
+                yield parameter, remote
+
+
+def refuse_remotes(parameters: Iterable[Tensor], what: str) -> None:
+    """Refuse parameters on servers, whose mean gradients no rank has.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    for _, remote in find_remotes(parameters):
+        raise StrategyError(
+            f"{what} of {remote.label}, which is on the parameter servers: no rank has its mean gradient; give the "
+            "other parameters only"
+        )

@@ -1,0 +1,200 @@
+"""One piece of a parameter on a server: its values, its optimizer, and the gradients that wait for others.
+
+A step is made when every worker has sent its gradient of it: their mean, as data parallel has it, summed in the order
+of the ranks. A worker without a gradient counts as zero; where nobody has one there is no step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msrun.errors import ParallelError
+from msrun.runtime.server.optimizers import build_optimizer, steps_rows_alone
+
+VALUE = "value"
+"""The name of the piece's values among the tensors of its state."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What one worker sends for one step."""
+
+    values: Tensor
+    """Of the piece's shape, or with `rows` of these rows."""
+    rows: Tensor | None = None
+    """Own row numbers, each once; None = all."""
+    is_sparse: bool = False
+    """The worker's own gradient was sparse: the optimizer gets it so."""
+
+
+class Shard:
+    """One piece. Owned by the server's event loop."""
+
+    def __init__(self, label: str, shape: tuple[int, ...], dtype: torch.dtype, workers: int, staleness: int) -> None:
+        """
+        Args:
+            label: names the parameter in errors.
+            shape: of one dimension or more.
+            workers: how many send gradients.
+            staleness: how many steps of others a worker's pull may lack.
+        """
+        self.label = label
+        self.values = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        self.is_filled = False
+        self.version = 0
+        """Steps made."""
+        self.staleness = staleness
+        self.pushed = [0] * workers
+        """Gradients that have come, by rank."""
+        self._waiting: dict[int, dict[int, Gradient | None]] = {}
+        """Step -> rank -> gradient."""
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._name = ""
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def configure(self, name: str, group: dict[str, Any]) -> None:
+        """Take an optimizer; every worker names it.
+
+        Raises:
+            ParallelError: unknown, or not the one that another worker has named.
+        """
+        if self._optimizer is None:
+            self._optimizer, self._name = build_optimizer(name, self.values, group), name
+        elif name != self._name:
+            raise ParallelError(f"{self.label}: one worker trains it with {self._name}, another with {name}")
+
+    def push(self, rank: int, gradient: Gradient | None, group: dict[str, Any]) -> None:
+        """Take a worker's gradient of its next step, and step when it was the last that was missing.
+
+        Args:
+            group: the optimizer's settings for this step; those of the last worker count, and all send the same.
+
+        Raises:
+            ParallelError: a gradient of another shape or type, or no optimizer.
+        """
+        if gradient is not None:
+            self._check(gradient)
+        self._waiting.setdefault(self.pushed[rank], {})[rank] = gradient
+        self.pushed[rank] += 1
+        while len(self._waiting.get(self.version, {})) == len(self.pushed):
+            self._step(self._waiting.pop(self.version), group)
+            self.version += 1
+
+    def _check(self, gradient: Gradient) -> None:
+        values, rows = gradient.values, gradient.rows
+        shape = self.values.shape if rows is None else (rows.numel(), *self.values.shape[1:])
+        if values.shape != torch.Size(shape) or values.dtype != self.values.dtype:
+            raise ParallelError(
+                f"{self.label}: a gradient of shape {tuple(values.shape)} and {values.dtype} for values of shape "
+                f"{tuple(shape)} and {self.values.dtype}"
+            )
+        if rows is not None:
+            self._check_rows(rows)
+
+    def _check_rows(self, rows: Tensor) -> None:
+        count = len(self.values)
+        is_wrong = rows.dtype != torch.int64 or rows.dim() != 1
+        if is_wrong or (rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < count):
+            raise ParallelError(f"{self.label}: rows that a piece of {count} rows does not have")
+
+    def _step(self, by_rank: dict[int, Gradient | None], group: dict[str, Any]) -> None:
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise ParallelError(f"{self.label}: a gradient before the optimizer")
+        gradients = [gradient for _, gradient in sorted(by_rank.items()) if gradient is not None]
+        if not gradients:
+            return
+        optimizer.param_groups[0].update(group)
+        self.values.grad = self._mean(gradients, len(by_rank), rows_alone=steps_rows_alone(optimizer))
+        optimizer.step()
+        self.values.grad = None
+
+    def _mean(self, gradients: list[Gradient], workers: int, *, rows_alone: bool) -> Tensor:
+        of_rows = [gradient for gradient in gradients if gradient.rows is not None]
+        if len(of_rows) == len(gradients) and (rows_alone or all(gradient.is_sparse for gradient in gradients)):
+            rows = torch.cat([gradient.rows for gradient in of_rows if gradient.rows is not None])
+            values = torch.cat([gradient.values for gradient in of_rows]).div_(workers)
+            return torch.sparse_coo_tensor(rows[None], values, self.values.shape, check_invariants=False)
+        total = torch.zeros_like(self.values, requires_grad=False)
+        for gradient in gradients:
+            if gradient.rows is None:
+                total += gradient.values
+            else:
+                total.index_add_(0, gradient.rows, gradient.values)
+        return total / workers
+
+    def is_ready(self, rank: int, *, staleness: int | None = None) -> bool:
+        """Return whether a worker may read: the values are there, with all steps that it may not lack."""
+        allowed = self.staleness if staleness is None else staleness
+        return self.is_filled and self.version >= self.pushed[rank] - allowed
+
+    def waits_for(self, rank: int) -> set[int]:
+        """Return the workers whose gradients a reading worker waits for."""
+        if not self.is_filled:
+            return {0}
+        wanted = self.pushed[rank] - self.staleness
+        return {other for other, count in enumerate(self.pushed) if count < wanted}
+
+    # -- values and state -----------------------------------------------------------------------------------------
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Return values by own row numbers.
+
+        Raises:
+            ParallelError: rows that it does not have.
+        """
+        self._check_rows(rows)
+        return self.values.detach().index_select(0, rows)
+
+    def read_all(self) -> Tensor:
+        """Return all values; a copy where a step of others may change them while they are on their way."""
+        values = self.values.detach()
+        return values.clone() if self.staleness else values
+
+    def read(self, field: str, begin: int, end: int) -> Tensor:
+        """Return own rows of the values or of a tensor of the state that has their shape."""
+        return self._find(field)[begin:end].clone()
+
+    def write(self, field: str, begin: int, values: Tensor) -> None:
+        """Replace own rows of the values or of a tensor of the state, which is made if it is not there.
+
+        Raises:
+            ParallelError: another shape.
+        """
+        if field != VALUE and field not in self._state:
+            self._state[field] = torch.zeros_like(self.values, dtype=values.dtype, requires_grad=False)
+        part = self._find(field)[begin : begin + len(values)]
+        if part.shape != values.shape:
+            raise ParallelError(f"{self.label}: {tuple(values.shape)} written to {tuple(part.shape)} of {field}")
+        part.copy_(values)
+
+    def describe_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the state of its optimizer: numbers as they are, tensors of its own shape by name."""
+        tensors = {key: value for key, value in self._state.items() if _is_shaped(value, self.values)}
+        return {key: value for key, value in self._state.items() if key not in tensors}, tensors
+
+    def set_numbers(self, numbers: dict[str, Any]) -> None:
+        """Replace what of its optimizer's state has no shape, such as the count of steps."""
+        self._state.update(numbers)
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        if self._optimizer is None:
+            raise ParallelError(f"{self.label}: it has no optimizer yet")
+        state: dict[str, Any] = self._optimizer.state[self.values]
+        return state
+
+    def _find(self, field: str) -> Tensor:
+        found = self.values.detach() if field == VALUE else self._state.get(field)
+        if not isinstance(found, Tensor):
+            raise ParallelError(f"{self.label}: there is no {field} in the state of its optimizer")
+        return found
+
+
+def _is_shaped(value: Any, values: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == values.shape

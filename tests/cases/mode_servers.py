@@ -1,0 +1,284 @@
+"""Training with parameters on parameter servers, compared with one process on the global batch, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from msrun.runtime import (
+    AutoParallel,
+    clip_grad_norm_,
+    get_group_size,
+    get_rank,
+    load_checkpoint,
+    optim,
+    save_checkpoint,
+    set_param_ps,
+    set_ps_context,
+    value_and_grad,
+)
+
+Result = dict[str, Any]
+ROWS, STEPS, BATCH = 41, 6, 8
+STALENESS, STALE_STEPS = 3, 12
+
+
+class Network(nn.Module):
+    """A table with a padding row, a weight that is cut, small parameters that are not, and one without dimensions."""
+
+    def __init__(self, *, sparse: bool = False, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.table = nn.Embedding(ROWS, 6, padding_idx=3, sparse=sparse)
+        self.wide = nn.Linear(6, 1500)
+        self.narrow = nn.Linear(1500, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.double()
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        hidden = functional.tanh(self.wide(self.table(rows).mean(1)))
+        return functional.cross_entropy(self.narrow(hidden) * self.scale, labels)
+
+
+def batches(steps: int = STEPS, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(0, ROWS // (1 + step % 2), (BATCH, 4), generator=generator)
+        yield rows, torch.randint(0, 3, (BATCH,), generator=generator)
+
+
+def mine(tensor: Tensor) -> Tensor:
+    return tensor.chunk(get_group_size())[get_rank()]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.3),
+    "momentum": lambda parameters: optim.Momentum(parameters, 0.1, 0.9, weight_decay=0.01),
+    "adam": lambda parameters: optim.Adam(parameters, lr=0.02),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+    "ftrl": lambda parameters: optim.FTRL(parameters, lr=0.1, l1=1e-3),
+    "lazy": lambda parameters: optim.LazyAdam(parameters, lr=0.02),
+}
+
+
+class Run:
+    """A network, its optimizer, and a learning rate that falls."""
+
+    def __init__(self, kind: str, where: str = "", seed: int = 0) -> None:
+        """`where`: "all" or "table" on the servers; empty = one process, no servers."""
+        self.network = Network(sparse=kind == "lazy", seed=seed)
+        if where:
+            set_param_ps(self.network if where == "all" else self.network.table)
+        self.optimizer = OPTIMIZERS[kind](self.network.parameters())
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.call: Callable[..., Tensor] = AutoParallel(self.network, "data_parallel") if where else self.network
+        self._part = mine if where else lambda tensor: tensor
+
+    def train(self, given: Iterator[tuple[Tensor, Tensor]]) -> list[float]:
+        losses = []
+        for rows, labels in given:
+            loss = self.call(self._part(rows), self._part(labels))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    """Return the largest difference of any parameter, relative to the largest element of that."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def trained(kind: str, where: str) -> Result:
+    expected, found = Run(kind), Run(kind, where)
+    losses = zip(found.train(batches()), expected.train(batches()), strict=True)
+    return {"losses": max(abs(a - b) / abs(b) for a, b in losses), "weights": distance(found.network, expected.network)}
+
+
+def step_function() -> Result:
+    expected = Run("adam")
+    expected.schedule.step = lambda: None  # type: ignore[method-assign]
+    expected.train(batches())
+    network = Network()
+    set_param_ps(network.table)
+    optimizer = optim.Adam(network.parameters(), lr=0.02)
+    differentiate = value_and_grad(lambda rows, labels: network(rows, labels), None, list(network.parameters()))
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        loss, gradients = differentiate(rows, labels)
+        optimizer(gradients)
+        return loss
+
+    parallel = AutoParallel(step, "data_parallel")
+    for rows, labels in batches():
+        parallel(mine(rows), mine(labels))
+    return {"weights": distance(network, expected.network)}
+
+
+def accumulated() -> Result:
+    """Two backward passes for one step, without AutoParallel: what is not on servers stays the rank's own."""
+    network, expected = Network(), Network()
+    set_param_ps(network)
+    optimizers = [optim.Adam(one.parameters(), lr=0.02) for one in (network, expected)]
+    given = list(batches())
+    for pair in zip(given[::2], given[1::2], strict=True):
+        for rows, labels in pair:
+            network(mine(rows), mine(labels)).backward()
+            expected(rows, labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"weights": distance(network, expected)}
+
+
+def resumed(kind: str, how: str) -> Result:
+    """Save in the middle and go on in another network, or in the same one after more steps; equal bit for bit."""
+    whole = Run(kind, "all")
+    whole.train(batches(3))
+    path = Path(f"checkpoint-{kind}-{how}").absolute()
+    if how == "torch":
+        saved = {"network": whole.network.state_dict(), "optimizer": whole.optimizer.state_dict()}
+    else:
+        save_checkpoint(whole.network, path, whole.optimizer, integrated_save=how != "parts")
+    rate = whole.schedule.state_dict()
+    whole.train(batches(3, 3))
+    expected = whole.network.state_dict()
+    other = whole if how == "again" else Run(kind, "all", seed=1)
+    other.schedule.load_state_dict(rate)
+    if how == "torch":
+        other.network.load_state_dict(saved["network"])
+        other.optimizer.load_state_dict(saved["optimizer"])
+    else:
+        load_checkpoint(path, other.network, other.optimizer)
+    other.train(batches(3, 3))
+    found = other.network.state_dict()
+    return {"different": [name for name in expected if not torch.equal(expected[name], found[name])]}
+
+
+def taken_home() -> Result:
+    """Go on without servers from a checkpoint of servers."""
+    run = Run("adam", "all")
+    run.train(batches(3))
+    save_checkpoint(run.network, Path("checkpoint-home").absolute(), run.optimizer)
+    home = Run("adam", seed=1)
+    home.schedule.load_state_dict(run.schedule.state_dict())
+    load_checkpoint(Path("checkpoint-home").absolute(), home.network, home.optimizer)
+    run.train(batches(3, 3))
+    home.train(batches(3, 3))
+    return {"weights": distance(home.network, run.network)}
+
+
+def stale() -> Result:
+    """Rank 0 waits until the others have gone as far ahead as they may."""
+    set_ps_context(staleness=STALENESS)
+    layer = nn.Linear(4, 4).double()
+    set_param_ps(layer)
+    set_ps_context(staleness=0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    store = dist.distributed_c10d._get_default_store()
+    rank, others = get_rank(), [other for other in range(get_group_size()) if other]
+    furthest = 0
+
+    def train() -> None:
+        layer(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train()  # rank 0 gives the servers their values in its first step
+    for step in range(STALE_STEPS):
+        if rank == 0:
+            store.set("begun 0", str(step + 1))
+            if step + STALENESS < STALE_STEPS:
+                store.wait([f"done {other} {step + STALENESS}" for other in others])
+        train()
+        if rank:
+            furthest = max(furthest, step + 1 - int(store.get("begun 0")))
+        store.set(f"done {rank} {step + 1}", "")
+    dist.barrier()
+    return {"furthest": furthest}
+
+
+def refused() -> Result:
+    """Return what each wrong use is answered with."""
+    network = Network()
+    set_param_ps(network.table)
+    rows, labels = next(batches())
+    one = (mine(rows), mine(labels))
+    parameters = list(network.parameters())
+
+    def with_gradient(use: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            network(*one).backward()
+            use()
+
+        return run
+
+    tied = Network()
+    tied.narrow.weight = nn.Parameter(torch.zeros(3, 1500, dtype=torch.float64))
+    tied.head = nn.Linear(6, ROWS).double()
+    tied.head.weight = tied.table.weight
+    set_param_ps(tied.table)
+    wrong: dict[str, Callable[[], Any]] = {
+        "semi_auto": lambda: AutoParallel(network)(*one),
+        "hsdp": lambda: AutoParallel(network, "data_parallel").hsdp(threshold=1)(*one),
+        "tied": lambda: AutoParallel(tied, "data_parallel")(*one),
+        "verify": lambda: AutoParallel(network, "data_parallel").verify(*one),
+        "clip": with_gradient(lambda: clip_grad_norm_(parameters, 1.0)),
+        "Lamb": with_gradient(lambda: optim.Lamb(parameters).step()),
+        "LARS": with_gradient(lambda: optim.LARS(optim.SGD(parameters)).step()),
+        "closure": with_gradient(lambda: optim.SGD(parameters).step(lambda: network(*one))),
+        "max_norm": lambda: set_param_ps(nn.Embedding(4, 2, max_norm=1.0)),
+        "integers": lambda: set_param_ps(nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)),
+        "in server": lambda: set_param_ps(nn.Linear(2, 2), init_in_server=True),
+        "row": lambda: network.table(torch.tensor([ROWS])),
+        "load late": lambda: network.load_state_dict(Network().state_dict()),
+        "word": lambda: set_ps_context(enable_pss=True),
+        "ssl": lambda: set_ps_context(enable_ssl=True),
+    }
+    answers = {}
+    for name, use in wrong.items():
+        try:
+            use()
+            answers[name] = "accepted"
+        except Exception as error:
+            answers[name] = f"{type(error).__name__}: {error}"
+        network.zero_grad()
+    return {"answers": answers}
+
+
+def with_servers(case: Callable[[], Result]) -> Callable[[], Result]:
+    def run() -> Result:
+        set_ps_context(enable_ps=True)
+        return case()
+
+    return run
+
+
+def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
+    found: dict[str, Callable[[], Result]] = {
+        f"{kind}/{where}": lambda kind=kind, where=where: trained(kind, where)  # type: ignore[misc]
+        for kind in OPTIMIZERS
+        for where in ("all", "table")
+    }
+    found |= {
+        f"resumed/{kind}/{how}": lambda kind=kind, how=how: resumed(kind, how)  # type: ignore[misc]
+        for kind in ("adam", "lazy")
+        for how in ("file", "parts", "again", "torch")
+    }
+    found |= {
+        "taken home": taken_home,
+        "step function": step_function,
+        "accumulated": accumulated,
+        "stale": stale,
+        "refused": refused,
+    }
+    return {name: with_servers(case) for name, case in found.items()}

@@ -1,0 +1,111 @@
+"""Parameter servers as processes of a job: started, watched, named when they fail, and gone with the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+
+from msrun import contract
+from msrun.runtime.server.frames import MAGIC, PREFIX
+from msrun.runtime.server.handshake import CLAIM_BYTES, NONCE_BYTES
+
+FOR_EVER = "1000000"
+LINE = re.compile(rb"^step (\d+) loss (\S+)$", re.MULTILINE)
+
+
+def start(msrun: JobRunner, workers: Path, cwd: Path, steps: str, pause: str, *options: str) -> Running:
+    preload = [f"--preload={name}" for name in WORKER_IMPORTS]
+    program = workers / "runtime" / "server_training.py"
+    return msrun.start("--worker_num=2", "--server_num=2", *preload, *options, program, steps, pause, cwd=cwd)
+
+
+def has_trained(job: Running) -> bool:
+    log = job.log_dir / "worker_0.log"
+    return log.exists() and b"step 3 " in log.read_bytes()
+
+
+def losses(*logs: Path) -> dict[bytes, bytes]:
+    return {step: loss for log in logs for step, loss in LINE.findall(log.read_bytes())}
+
+
+def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
+    wait_until(lambda: has_trained(job), "a step")
+    os.kill(job.pid_of("server_1"), signal.SIGKILL)
+    finished = job.finish()
+    host = socket.gethostname()
+    reason = f"server 1 on {host} failed first: signal SIGKILL; its log: {finished.log_dir / 'server_1.log'}"
+    assert finished.errors == [f"msrun: error: {reason}"]
+    assert finished.code == 128 + signal.SIGKILL
+    assert finished.read_json(contract.FAILURE_JSON)["reason"] == reason
+    msrun.prove_nothing_left(deadline_s=0.0)
+
+
+@pytest.mark.parametrize("victim", ["1", "launcher"])
+def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path, victim: str) -> None:
+    job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
+    wait_until(lambda: has_trained(job), "a step")
+    os.kill(job.pid if victim == "launcher" else job.pid_of(victim), signal.SIGKILL)
+    finished = job.finish()
+    if victim == "1":
+        assert "rank 1 on" in finished.errors[0]
+        assert "failed first: signal SIGKILL" in finished.errors[0]
+    msrun.prove_nothing_left()
+
+
+def test_job_that_lost_a_server_goes_on_from_its_checkpoint_as_uncut(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = start(msrun, workers, tmp_path, "8", "5", "--max_restarts=1")
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    os.kill(job.pid_of("server_0"), signal.SIGKILL)
+    cut = job.finish()
+    assert cut.code == 0, cut.stderr
+    assert "server 0 on" in cut.stderr
+    assert (cut.log_dir / "server_0.attempt_0.log").exists()
+    whole_folder = tmp_path / "whole"
+    whole_folder.mkdir()
+    whole = start(msrun, workers, whole_folder, "8", "-1").finish()
+    assert whole.code == 0, whole.stderr
+    for rank in range(2):
+        name = f"worker_{rank}.log"
+        cut_logs = (cut.log_dir / f"worker_{rank}.attempt_0.log", cut.log_dir / name)
+        assert losses(*cut_logs) == losses(whole.log_dir / name)
+        assert len(losses(whole.log_dir / name)) == 8
+
+
+def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    job = start(msrun, workers, tmp_path, "8", "5")
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    log = job.log_dir / "server_0.log"
+    found = re.search(r"listens on (\S+):(\d+)", log.read_text())
+    assert found is not None
+    too_long = PREFIX.pack(MAGIC, 1 << 31, 1 << 60)
+    for said in (bytes(CLAIM_BYTES), b"\xff" * 4096, b"GET / HTTP/1.1\r\n\r\n" * 9, too_long * 9):
+        with socket.create_connection((found[1], int(found[2])), timeout=20) as stranger:
+            assert len(stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+            stranger.sendall(said)
+            with contextlib.suppress(ConnectionResetError):  # it has not read all that was said
+                assert stranger.recv(1) == b"", "the server answers a stranger"
+    silent = socket.create_connection((found[1], int(found[2])))
+    (tmp_path / "go").touch()
+    finished = job.finish()
+    silent.close()
+    assert finished.code == 0, finished.stderr
+    assert log.read_text().count("refused a connection: a worker without the token of this job") == 4
+    assert re.search(r"^server 0 ends: \d+ pieces of \d+ bytes, 8 steps$", log.read_text(), re.MULTILINE)
+
+
+def test_script_without_servers_is_told_to_start_some(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    finished = msrun.run("--worker_num=1", workers / "runtime" / "server_training.py", "1", "-1", cwd=tmp_path)
+    assert finished.code == 1
+    assert "set_param_ps in a job without parameter servers: start it with msrun --server_num" in finished.stderr

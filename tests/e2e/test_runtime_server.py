@@ -1,0 +1,121 @@
+"""Training with parameter servers is that of one process, on any number of workers and servers.
+
+The cases stand in tests/cases/mode_servers.py. One job of two workers and two servers runs them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mode_servers
+import pytest
+from asked_cases import CaseTable
+from job_runner import JobRunner
+
+DEADLINE_S = 150.0
+EXACT = 1e-12
+CASES = list(mode_servers.cases(2))
+FAST = ("adam/all", "sgd/table", "lazy/table", "resumed/adam/file", "resumed/lazy/again", "step function")
+TABLE = CaseTable(CASES, (*FAST, "accumulated", "stale", "refused"), key=lambda case: case)
+Outcome = list[dict[str, Any]]
+"""What a case found, per rank."""
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Outcome]:
+    """Gives what a case found with some numbers of workers and servers; its job runs when first asked for."""
+    found: dict[tuple[int, int], dict[str, Outcome]] = {}
+
+    def outcome(case: str, world_size: int = 2, servers: int = 2) -> Outcome:
+        if (world_size, servers) not in found:
+            found[world_size, servers] = {}
+            folder = tmp_path_factory.mktemp(f"servers-{world_size}-{servers}")
+            result = folder / "result.json"
+            program, env = workers / "runtime" / "modes.py", {"MSRUN_SERVER_NUM": str(servers)}
+            env |= TABLE.asked(request)
+            msrun_of_module.run_world(
+                world_size, program, result, "mode_servers", cwd=folder, env=env, deadline_s=DEADLINE_S
+            )
+            found[world_size, servers] = json.loads(result.read_text())
+        assert found[world_size, servers], "the job failed before"
+        for rank in found[world_size, servers][case]:
+            assert "error" not in rank, rank["error"]
+        return found[world_size, servers][case]
+
+    return outcome
+
+
+def worst(outcome: Outcome) -> float:
+    return max(difference for rank in outcome for difference in rank.values())
+
+
+@TABLE.parametrize("case", [(name,) for name in CASES if "/" in name and not name.startswith("resumed/")])
+def test_synchronous_training_is_that_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
+    assert worst(outcomes(case)) < EXACT
+
+
+@pytest.mark.parametrize(("world_size", "servers"), [(2, 1), (2, 4), (4, 3), (1, 2)])
+@pytest.mark.slow
+def test_numbers_of_workers_and_servers_change_nothing(
+    outcomes: Callable[..., Outcome], world_size: int, servers: int
+) -> None:
+    for case in ("adam/all", "sgd/table", "lazy/table", "resumed/adam/file", "step function", "accumulated"):
+        found = outcomes(case, world_size, servers)
+        if case.startswith("resumed"):
+            assert [rank["different"] for rank in found] == [[]] * world_size, case
+        else:
+            assert worst(found) < EXACT, case
+
+
+@TABLE.parametrize("case", [(name,) for name in CASES if name.startswith("resumed/")])
+def test_what_was_saved_goes_on_bit_for_bit(outcomes: Callable[..., Outcome], case: str) -> None:
+    assert [rank["different"] for rank in outcomes(case)] == [[], []]
+
+
+@TABLE.looks_at("taken home")
+def test_checkpoint_of_servers_loads_without_servers(outcomes: Callable[..., Outcome]) -> None:
+    assert worst(outcomes("taken home")) < EXACT
+
+
+@pytest.mark.parametrize("case", ["step function", "accumulated"])
+def test_step_functions_and_several_backward_passes_train_as_one_process(
+    outcomes: Callable[..., Outcome], case: str
+) -> None:
+    assert worst(outcomes(case)) < EXACT
+
+
+def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: Callable[..., Outcome]) -> None:
+    assert [rank["furthest"] for rank in outcomes("stale")] == [0, mode_servers.STALENESS]
+
+
+ANSWERS = {
+    "semi_auto": "StrategyError: parameter table.weight is on the parameter servers, which parallel_mode='semi_auto'",
+    "hsdp": "StrategyError: parameter table.weight is on the parameter servers, which hsdp does not know",
+    "tied": "StrategyError: parameter head.weight is a table on the parameter servers, of which this module needs",
+    "verify": "UnverifiableError: verify() of parameters on servers",
+    "clip": "StrategyError: the norm of the gradient of Embedding.weight of shape (41, 6), which is on the parameter",
+    "Lamb": "ParallelError: Lamb cannot step parameters on servers: use Momentum, SGD, Adam, AdamW, LazyAdam, FTRL",
+    "LARS": "StrategyError: LARS of Embedding.weight of shape (41, 6), which is on the parameter servers",
+    "closure": "ParallelError: optimizer.step(closure) with parameters on servers",
+    "max_norm": "StrategyError: Embedding(max_norm=...) cannot be on parameter servers",
+    "integers": "StrategyError: set_param_ps: a parameter of shape (3,) and torch.int64: only floating-point values",
+    "in server": "UsageError: set_param_ps(init_in_server=True): rank 0 makes the values; leave it out",
+    "row": "IndexError: row 41 to 41 of an embedding with 41 rows",
+    "load late": "table.weight is on the servers already: load before the first step, or with load_checkpoint",
+    "word": "UsageError: set_ps_context('enable_pss'): unknown word (did you mean enable_ps?)",
+    "ssl": "UsageError: set_ps_context(enable_ssl=...): leave it out; servers and workers are on one host;",
+}
+
+
+def test_wrong_uses_are_refused_by_name(outcomes: Callable[..., Outcome]) -> None:
+    for rank in outcomes("refused"):
+        assert rank["answers"].keys() == ANSWERS.keys()
+        for name, words in ANSWERS.items():
+            assert words in rank["answers"][name], name

@@ -274,8 +274,8 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
             parts[key] = find_part(tensor, find_box(tensor))
     source.fill(parts)
     for name, tensor in network.tensors.items():
-        if network.key(name) in parts:
-            give_back(tensor, parts[network.key(name)])
+        if key_of(network, name) in parts:
+            give_back(tensor, parts[key_of(network, name)])
     defer_values(deferred, network.tensors)
 
 

@@ -149,7 +149,9 @@ def resumed(kind: str, how: str) -> Result:
     if how == "torch":
         saved = copy.deepcopy({"network": whole.network.state_dict(), "optimizer": whole.optimizer.state_dict()})
     else:
-        save_checkpoint(whole.network, path, whole.optimizer, integrated_save=how != "parts")
+        save_checkpoint(
+            whole.network, path, whole.optimizer, integrated_save=how != "parts", async_save=how == "beside"
+        )
     rate = whole.schedule.state_dict()
     whole.train(batches(3, 3))
     expected = copy.deepcopy(whole.network.state_dict())
@@ -273,7 +275,7 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
     found |= {
         f"resumed/{kind}/{how}": lambda kind=kind, how=how: resumed(kind, how)  # type: ignore[misc]
         for kind in ("adam", "lazy")
-        for how in ("file", "parts", "again", "torch")
+        for how in ("file", "parts", "again", "beside", "torch")
     }
     found |= {
         "taken home": taken_home,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,12 +147,14 @@ def resumed(kind: str, how: str) -> Result:
     whole.train(batches(3))
     path = Path(f"checkpoint-{kind}-{how}").absolute()
     if how == "torch":
-        saved = {"network": whole.network.state_dict(), "optimizer": whole.optimizer.state_dict()}
+        saved = copy.deepcopy({"network": whole.network.state_dict(), "optimizer": whole.optimizer.state_dict()})
     else:
-        save_checkpoint(whole.network, path, whole.optimizer, integrated_save=how != "parts")
+        save_checkpoint(
+            whole.network, path, whole.optimizer, integrated_save=how != "parts", async_save=how == "beside"
+        )
     rate = whole.schedule.state_dict()
     whole.train(batches(3, 3))
-    expected = whole.network.state_dict()
+    expected = copy.deepcopy(whole.network.state_dict())
     other = whole if how == "again" else Run(kind, "all", seed=1)
     other.schedule.load_state_dict(rate)
     if how == "torch":
@@ -272,7 +275,7 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
     found |= {
         f"resumed/{kind}/{how}": lambda kind=kind, how=how: resumed(kind, how)  # type: ignore[misc]
         for kind in ("adam", "lazy")
-        for how in ("file", "parts", "again", "torch")
+        for how in ("file", "parts", "again", "beside", "torch")
     }
     found |= {
         "taken home": taken_home,

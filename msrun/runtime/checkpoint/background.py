@@ -18,6 +18,7 @@ from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.writing import Writing, explain
 from msrun.runtime.parallel.parameters.network_state import Part
 from msrun.runtime.parallel.parameters.optimizers import before_steps_in_backward
+from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import at_release
 
 _TIMEOUT_S = 86400.0
@@ -48,6 +49,7 @@ class BackgroundWriter:
         if not self._is_hooked:
             register_optimizer_step_pre_hook(lambda *_: self.settle())
             before_steps_in_backward.append(self.settle)
+            before_remote_steps(lambda _optimizer: self.settle())  # which bring new values before other hooks run
             self._is_hooked = True
         now = {key: self._copy(key, part) for key, part in writing.parts.items() if key not in writing.steady}
         versions = {key: writing.parts[key].tensor._version for key in writing.steady}

@@ -76,6 +76,10 @@ class Service:
             self._send(rank, reply)
         self._look()
 
+    def come(self, rank: int) -> None:
+        """Note that a worker has come, which may have left before."""
+        self._gone.discard(rank)
+
     def leave(self, rank: int) -> None:
         """Note that a worker has gone, and tell those that wait for it."""
         self._gone.add(rank)

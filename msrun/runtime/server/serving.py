@@ -16,8 +16,8 @@ from msrun.runtime.server.service import ERROR, Service
 
 PROVE_S = 10.0
 """How long a connection may take to prove that it knows the token."""
-MAX_UNPROVED = 64
-"""Connections without proof at a time; the oldest is closed for a new one."""
+MAX_STRANGERS = 64
+"""Connections without proof at a time, beside those of all workers; the oldest is closed for a new one."""
 READS = 16
 """From one connection before the others are looked at."""
 SENDS = 64
@@ -108,7 +108,7 @@ class Server:
             peer = Peer(stream, time.monotonic())
             self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
             self._unproved.append(peer)
-            if len(self._unproved) > MAX_UNPROVED:
+            if len(self._unproved) > self._workers + MAX_STRANGERS:
                 self._close(self._unproved[0], NotProved("too many connections without proof"))
 
     def _close_late(self) -> None:
@@ -139,6 +139,7 @@ class Server:
             raise NotProved(f"rank {rank} is connected already, or not in the job")
         peer.rank = rank
         self._by_rank[rank] = peer
+        self.service.come(rank)
         self._unproved.remove(peer)
         peer.out.append(memoryview(build_answer(self._token, peer.nonce, nonce, self._index)))
         peer.write()

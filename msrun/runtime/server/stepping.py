@@ -134,7 +134,7 @@ def _exchange(described: list[tuple[dict[str, Any], list[tuple[Tensor, RemotePar
         replies = ask({server: batch.message() for server, batch in batches_now.items()})
         for server, batch in batches_now.items():
             for (remote, piece, parameter), values in zip(batch.pulls, replies[server].tensors, strict=True):
-                piece.of(remote.rows_of(parameter.data)).copy_(values)
+                piece.of(remote.rows_of(parameter.detach())).copy_(values)
 
 
 def _cut_gradient(gradient: Tensor | None, remote: RemoteParameter) -> Iterator[tuple[Piece, list[Tensor], str]]:

@@ -13,6 +13,7 @@ from msrun.planning.environment import (
     common_environment,
     masked,
     overridden_names,
+    parameter_server_environment,
     rank_environment,
     restored_environment,
     server_environment,
@@ -50,7 +51,8 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
         "TORCH_GLOO_LAZY_INIT",
         "OMP_NUM_THREADS",
     }
-    assert set(build()) >= contract.JOB_VARIABLES
+    assert set(build()) | set(parameter_server_environment(1, "secret")) >= contract.JOB_VARIABLES
+    assert parameter_server_environment(0, "secret") == {}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ ARGS_NEEDS = ("nodes", "local_worker_num", "master_port", "cluster_time_out", "l
 
 def mpirun_args(spec: JobSpec, msrun_args: list[str]) -> list[str]:
     """Arguments of mpirun that start one msrun in each worker pod, with the variables that the launcher has."""
-    exported = [word for name in ("PYTHONUNBUFFERED", *spec.env, *spec.secret_env) for word in ("-x", name)]
+    exported = [word for name in ("PATH", "PYTHONUNBUFFERED", *spec.env, *spec.secret_env) for word in ("-x", name)]
     return ["-np", str(spec.nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *exported, "msrun", *msrun_args]
 
 

@@ -60,6 +60,14 @@ def _env(spec: JobSpec) -> list[dict[str, Any]]:
     return [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_user_env(spec)]
 
 
+def _ascend_env(spec: JobSpec) -> list[dict[str, Any]]:
+    """With the devices that Volcano has chosen, which the Ascend container runtime reads from this variable."""
+    resource = spec.device_resource or DEVICE_RESOURCES["Ascend"]
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{resource}']"}}
+    devices = [{"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": source}] if spec.device_target == "Ascend" else []
+    return [*devices, *_env(spec)]
+
+
 def _claim_volumes(spec: JobSpec) -> list[dict[str, Any]]:
     return [
         {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
@@ -126,7 +134,7 @@ ARGS_NEEDS = ("nodes", "local_worker_num", "master_port", "cluster_time_out", "l
 
 def mpirun_args(spec: JobSpec, msrun_args: list[str]) -> list[str]:
     """Arguments of mpirun that start one msrun in each worker pod, with the variables that the launcher has."""
-    exported = [word for name in ("PYTHONUNBUFFERED", *spec.env, *spec.secret_env) for word in ("-x", name)]
+    exported = [word for name in ("PATH", "PYTHONUNBUFFERED", *spec.env, *spec.secret_env) for word in ("-x", name)]
     return ["-np", str(spec.nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *exported, "msrun", *msrun_args]
 
 
@@ -137,6 +145,7 @@ DERIVED: Mapping[str, Derived] = {
     "port": Derived(("master_port",), lambda spec: spec.master_port),
     "user_env": Derived(("env", "secret_env"), _user_env),
     "container_env": Derived(("env", "secret_env"), _env),
+    "ascend_env": Derived(("env", "secret_env", "device_target", "device_resource"), _ascend_env),
     "claim_volumes": Derived(("claims",), _claim_volumes),
     "claim_mounts": Derived(("claims",), _claim_mounts),
     "other_volumes": Derived(

@@ -11,6 +11,7 @@ from typing import Any
 
 from launch_templates.errors import BadFile
 from launch_templates.lint.document import Document
+from launch_templates.value_types import plain_copy
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
 """Lists whose items are not told apart by their name alone."""
@@ -22,19 +23,26 @@ def apply_patch(bodies: list[Any], patch: list[Document]) -> list[Any]:
     Raises:
         BadFile: a document of the patch fits no object, or several.
     """
-    patched = copy.deepcopy(bodies)
+    patched = [Document("", body) for body in copy.deepcopy(bodies)]
     for document in patch:
+        try:
+            over = plain_copy(document.body)
+        except ValueError:
+            problem = (
+                f"the patch of {document.label} holds what is no Kubernetes YAML, such as a date, or contains itself"
+            )
+            raise BadFile(document.source, problem, "put dates into quotes, and write aliases out") from None
         fits = [
             number
-            for number, body in enumerate(patched)
-            if body["kind"] == document.kind and document.name in ("", body["metadata"]["name"])
+            for number, one in enumerate(patched)
+            if one.kind == document.kind and document.name in ("", one.name)
         ]
         if len(fits) != 1:
-            seen = ", ".join(f"{body['kind']}/{body['metadata']['name']}" for body in patched)
+            seen = ", ".join(one.label for one in patched)
             problem = f"a patch of {document.label} fits {len(fits)} of the rendered objects"
             raise BadFile(document.source, problem, f"give kind and metadata.name of one of: {seen}")
-        patched[fits[0]] = _merge(patched[fits[0]], document.body, "")
-    return patched
+        patched[fits[0]] = Document("", _merge(patched[fits[0]].body, over, ""))
+    return [one.body for one in patched]
 
 
 def _merge(base: Any, over: Any, field: str) -> Any:

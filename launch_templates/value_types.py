@@ -134,6 +134,10 @@ class Table:
         return dict(given)
 
 
+_MAX_DEPTH = 30
+"""Deeper than any part of a pod; what contains itself ends here."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """A piece of a pod's own YAML, as YAML text or parsed: lists, mappings with text keys, texts, numbers."""
@@ -151,21 +155,21 @@ class Tree:
                 raise ValueError from None
         if not isinstance(given, self.shape):
             raise ValueError
-        return _plain(given, _MAX_DEPTH)
+        return plain_copy(given)
 
 
-_MAX_DEPTH = 30
-"""Deeper than any part of a pod; what contains itself ends here."""
+def plain_copy(node: Any, depth: int = _MAX_DEPTH) -> Any:
+    """A copy of parsed YAML without shared parts.
 
-
-def _plain(node: Any, depth: int) -> Any:
-    """A copy without shared parts; ValueError for what is no YAML of Kubernetes."""
+    Raises:
+        ValueError: what is no YAML of Kubernetes, such as a date or a mapping that contains itself.
+    """
     if depth == 0:
         raise ValueError
     if isinstance(node, list):
-        return [_plain(item, depth - 1) for item in node]
+        return [plain_copy(item, depth - 1) for item in node]
     if isinstance(node, dict) and all(isinstance(key, str) and is_process_text(key) for key in node):
-        return {key: _plain(value, depth - 1) for key, value in node.items()}
+        return {key: plain_copy(value, depth - 1) for key, value in node.items()}
     if isinstance(node, str) and is_process_text(node):
         return node
     if node is None or type(node) in (bool, int) or (isinstance(node, float) and math.isfinite(node)):

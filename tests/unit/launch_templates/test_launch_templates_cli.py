@@ -173,6 +173,15 @@ def test_help_loads_neither_yaml_nor_torch_nor_msrun() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
 
 
+@pytest.mark.parametrize("words", ["render jobset --set name=a --set image=t:1 -- x.py", "explain slurm", "list"])
+def test_commands_load_neither_torch_nor_msrun(words: str) -> None:
+    code = (
+        f"import sys\nfrom launch_templates.cli import main\ntry: main({words.split()})\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'msrun', 'numpy'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m launch_templates explain jobset | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)

@@ -73,6 +73,17 @@ def test_patch_that_fits_no_object_is_refused_with_those_that_there_are(patch: s
         patched(patch, kind)
 
 
+@pytest.mark.parametrize("patch", ["&a {kind: Job, spec: *a}", "kind: Job\nspec: {suspend: 2024-01-01}"])
+def test_patch_that_no_manifest_can_hold_is_refused(patch: str) -> None:
+    with pytest.raises(BadFile, match="holds what is no Kubernetes YAML"):
+        patched(patch)
+
+
+def test_parts_that_a_patch_removes_do_not_trouble_the_next_one() -> None:
+    with pytest.raises(BadFile, match="fits 0"):
+        patched("kind: Job\nmetadata: null\n---\nkind: Job\nmetadata: {name: train}\n")
+
+
 def test_scripts_take_no_patch() -> None:
     with pytest.raises(BadFile, match="a slurm is no manifest"):
         patched("kind: Job", "slurm")

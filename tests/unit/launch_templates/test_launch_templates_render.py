@@ -177,10 +177,11 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
         "script": ["other.py"], "name": "other", "image": "other:1",
     }  # fmt: skip
     base = {**fitting(kind, {**MINIMAL, "device_target": "GPU"}), "script": ["train.py"]}
+    before = render_manifest(kind, base)
     for setting in load_kind(kind).settings:
         if setting.name not in ("device_target", "log_dir"):
             value = more.get(setting.name, FULL.get(setting.name))
-            assert render_manifest(kind, {**base, setting.name: value}) != render_manifest(kind, base), setting.name
+            assert render_manifest(kind, {**base, setting.name: value}) != before, setting.name
 
 
 def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> None:
@@ -270,7 +271,7 @@ PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob")]
 
 
 @pytest.mark.parametrize("template", PLAIN)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(arguments=st.lists(hostile_text, max_size=5))
 def test_the_script_gets_its_arguments_byte_for_byte(template: str, arguments: list[str]) -> None:
     script = ["train.py", *arguments]
@@ -283,7 +284,7 @@ def test_the_script_gets_its_arguments_byte_for_byte(template: str, arguments: l
         assert [argument for argument in written if "$$" not in argument] == unharmed
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(value=hostile_text)
 def test_variables_get_their_value_byte_for_byte(value: str) -> None:
     [container] = containers_of(render("jobset", {**MINIMAL, "env": {"SETTING": value}}))
@@ -293,7 +294,7 @@ def test_variables_get_their_value_byte_for_byte(value: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(name=st.sampled_from([name for name in settings_of_spec() if name != "script"]), value=hostile_text)
 def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind: str, name: str, value: str) -> None:
     given_value: Any = {"KEY": value} if settings_of_spec()[name].value_type.type_name == "table" else value
@@ -363,7 +364,7 @@ any_spec = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(values=any_spec, is_fitted=st.booleans())
 def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
     kind: str, values: dict[str, Any], is_fitted: bool
@@ -472,7 +473,7 @@ def test_unknown_placeholders_get_a_hint(name: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("template", PLAIN)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(length=st.integers(1, 63), nodes=st.integers(1, 2000))
 def test_every_pod_name_is_a_dns_label_or_the_name_is_refused(template: str, length: int, nodes: int) -> None:
     try:

@@ -286,6 +286,39 @@ def memory() -> Result:
     return found
 
 
+def in_backward() -> Result:
+    """Count what a step during the backward pass copies, in bytes an element."""
+    _, optimizer, call = _start(torch.bfloat16, "level1")
+    call.step_in_backward(optimizer)
+    for x, y in batches(torch.bfloat16)[:2]:
+        call(x, y).backward()
+        optimizer.step()  # it finds no gradients
+    found = optim.memory_of(optimizer)
+    return {"copied": [found.copied.to_host / found.elements, found.copied.to_device / found.elements]}
+
+
+def uses() -> Result:
+    """Verify, save beside the training, and capture another shape, once gradients have gone to the host."""
+    net, optimizer, call = _start(torch.float64, "level1", streams=True)
+    path = Path(gettempdir()) / "uses.ckpt"
+    x, y = batches(torch.float64)[0]
+
+    def step(model: AutoParallel, opt: torch.optim.Optimizer, rows: int) -> float:
+        loss = model(x[:rows], y[:rows])
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return float(loss.item())
+
+    step(call, optimizer, ROWS)
+    save_checkpoint(net, path, optimizer=optimizer, async_save=True)
+    report = str(call.verify(x, y)).splitlines()[0]
+    losses = [step(call, optimizer, rows) for rows in (ROWS // 2, ROWS)]
+    other, fresh, again = _start(torch.float64, "level1")
+    load_checkpoint(path, other, fresh)
+    return {"report": report, "losses": losses, "again": [step(again, fresh, rows) for rows in (ROWS // 2, ROWS)]}
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +426,8 @@ def cases(world_size: int) -> dict[str, Callable[[], Result]]:
         "narrow/kept": lambda: narrow_weights(streams=False),
         "narrow/streamed": lambda: narrow_weights(streams=True),
         "memory": memory,
+        "in backward": in_backward,
+        "uses": uses,
         "resume/narrow": lambda: resume(torch.bfloat16, [True, True], ["level1", "level1"]),
         "resume/layouts": lambda: resume(torch.bfloat16, [True, True, True], ["level1", None, "level3"]),
         "resume/places": lambda: resume(torch.float64, [True, False, True], ["level1", "level1", None]),

@@ -112,6 +112,20 @@ def test_state_dict_carries_masters_and_moments_whole(outcomes: Callable[..., Ou
         assert rank["types"] == ["torch.float32"]
 
 
+@TABLE.looks_at("in backward")
+def test_step_in_the_backward_pass_copies_gradients_there_and_weights_back(outcomes: Callable[..., Outcome]) -> None:
+    assert [rank["copied"] for rank in outcomes("in backward", 2)] == [[2, 2], [2, 2]]
+
+
+@TABLE.looks_at("uses")
+def test_network_is_verified_saved_and_captured_again_with_its_gradients_on_the_host(
+    outcomes: Callable[..., Outcome],
+) -> None:
+    for rank in outcomes("uses", 2):
+        assert rank["report"] == "verify: 5 of 5 values of 2 ranks equal one process"
+        assert rank["again"] == rank["losses"]
+
+
 @TABLE.looks_at("refusals")
 def test_what_cannot_be_is_refused_with_what_to_do(outcomes: Callable[..., Outcome]) -> None:
     for rank in outcomes("refusals", 2):

@@ -26,6 +26,9 @@ class GradientTaker(Protocol):
     def take(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         """Take the gradients of one message."""
 
+    def finish(self) -> None:
+        """Hear that the backward pass is over."""
+
 
 class GradientsToHost:
     """Brings gradients to the host as they arrive, for an optimizer that works there.
@@ -50,12 +53,16 @@ class GradientsToHost:
         """Start copying the gradients of one message."""
         bring(self._offload().weights, gradients)
 
+    def finish(self) -> None:
+        """Leave the gradients to `step()`."""
+
     def watch_backward(self) -> None:
         """Take the gradients of one process, where autograd gives them, one parameter at a time."""
+        chosen = self._offload().chosen(self._optimizer)
 
         def take(parameter: Any) -> None:
             gradient = own_gradient(parameter)
-            if gradient is not None and id(parameter) in self.trained():
+            if gradient is not None and id(parameter) in chosen and not parameter._backward_hooks:
                 put_own_gradient(parameter, None)
                 self.take([(parameter, gradient)])
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
+from msrun.runtime.optim.host_steps import find_offload
 from msrun.runtime.parallel.parameters.optimizers import step_parameters
 
 
@@ -48,6 +49,12 @@ class StepsInBackward:
             step_parameters(self.optimizer, [parameter for parameter, _ in gradients])
             for parameter, _ in gradients:
                 parameter.grad = None
+
+    def finish(self) -> None:
+        """Count what was copied as one step."""
+        host = find_offload(self.optimizer)
+        if host is not None:
+            host.note_step()
 
 
 def _steps_without_words(optimizer: torch.optim.Optimizer) -> bool:

@@ -106,6 +106,7 @@ class CompiledCall:
             taker.take(mine)
 
         self.executor.backward(step, gradients, hand_out=hand_out)
+        taker.finish()
         return left
 
     def merge(self, results: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:

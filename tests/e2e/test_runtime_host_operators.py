@@ -76,7 +76,7 @@ def test_parameters_of_the_host_leave_the_device(outcome: Callable[[str], Outcom
     assert rank["host_bytes"] == (12 * 8 + 8) * 8
     assert rank["device_bytes"] == sum(size for size, on_host in rank["parameters"].values() if not on_host)
     lines = rank["explain"].splitlines()
-    begin = lines.index("borders between host (1 operators) and device")
+    begin = lines.index("borders between host (1 operator) and device")
     rows = 4 // rank["ranks"]
     into, out = 8 * 12 * rows, 8 * 8 * rows
     assert [" ".join(line.split()) for line in lines[begin + 1 : begin + 3]] == [

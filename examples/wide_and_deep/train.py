@@ -99,7 +99,7 @@ if way == "host":
 network = AutoParallel(WithLoss(net, nn.BCEWithLogitsLoss()))
 model = Model(network, optimizer=optimizer, metrics={"auc": AUC(from_logits=True)})
 callbacks = [LossMonitor(16), PrintMetrics()]
-model.fit(int(os.getenv("EPOCHS", "3")), create_dataset("train"), create_dataset("test"), callbacks=callbacks)
+model.fit(int(os.getenv("EPOCHS", "2")), create_dataset("train"), create_dataset("test"), callbacks=callbacks)
 
 if get_group_size() > 1 and get_rank() == 0:
     print(network.plan.explain())

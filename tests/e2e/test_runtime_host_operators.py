@@ -16,7 +16,7 @@ from job_runner import JobRunner
 DEADLINE_S = 400.0
 OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline", "limit-impossible")
 TRAINED = [*PLACEMENTS, *(name for name in WAYS if name not in OTHERS)]
-FAST = ("mlp/second", "conv/conv+head", "transformer/letters+attention", "tensor-parallel", "everything")
+FAST = ("mlp/second", "tensor-parallel", "everything")
 TABLE = CaseTable(
     [*cases(2), *cases(4)],
     fast=[f"2/{name}" for name in (*FAST, *OTHERS[1:], "limit")],
@@ -76,7 +76,7 @@ def test_parameters_of_the_host_leave_the_device(outcome: Callable[[str], Outcom
     assert rank["host_bytes"] == (12 * 8 + 8) * 8
     assert rank["device_bytes"] == sum(size for size, on_host in rank["parameters"].values() if not on_host)
     lines = rank["explain"].splitlines()
-    begin = lines.index("borders between host (1 operators) and device")
+    begin = lines.index("borders between host (1 operator) and device")
     rows = 4 // rank["ranks"]
     into, out = 8 * 12 * rows, 8 * 8 * rows
     assert [" ".join(line.split()) for line in lines[begin + 1 : begin + 3]] == [

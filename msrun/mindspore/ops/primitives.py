@@ -62,6 +62,10 @@ __all__ = [
 ]
 
 
+_TARGETS = {"CPU": "cpu", "Ascend": "device", "GPU": "device", "DEVICE": "device"}
+"""MindSpore's word -> that of `set_target`."""
+
+
 class Primitive:
     """One operator; `op.shard(in_strategy, out_strategy)` says how AutoParallel cuts it."""
 
@@ -81,6 +85,28 @@ class Primitive:
         """
         self._run = runtime.shard(self._run, in_strategy, out_strategy)
         return self
+
+    def set_device(self, device_target: str) -> Self:
+        """Run the operator on the host ("CPU") or the rank's device ("Ascend", "GPU", "DEVICE"): see
+        `msrun.runtime.set_target`. Returns the operator.
+
+        Raises:
+            UsageError: another word.
+        """
+        if device_target not in _TARGETS:
+            raise UsageError(f"device_target={device_target!r}: must be one of {', '.join(_TARGETS)}")
+        self._run = runtime.set_target(self._run, _TARGETS[device_target])
+        return self
+
+    def add_prim_attr(self, name: str, value: str) -> Self:
+        """`add_prim_attr("primitive_target", "CPU")` is `set_device("CPU")`; there are no other attributes here.
+
+        Raises:
+            UsageError: another attribute, or another word.
+        """
+        if name != "primitive_target":
+            raise UsageError(f'add_prim_attr({name!r}): only "primitive_target" means something here; leave it out')
+        return self.set_device(value)
 
 
 def _simple(name: str, function: Callable[..., Any]) -> type[Primitive]:

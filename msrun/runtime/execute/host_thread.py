@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from msrun.runtime.execute.pending import Pending
 
@@ -69,7 +68,7 @@ class GradientFromHost(Pending):
 
     is_message = False
 
-    def wait(self) -> Tensor:
-        """Return the gradient, or None."""
+    def wait(self) -> Any:
+        """Return the gradient, a tensor, or None."""
         found = self._task.wait()
         return found if found is None else found.wait()

@@ -223,9 +223,9 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         return result
 
     def _warn_of_one_process(self) -> None:
-        if self.settings.activation_limit_bytes is not None and not self._is_warned:
+        if self.settings.limits and not self._is_warned:
             self._is_warned = True
-            log.warning('recompute("auto") has no effect in one process, where nothing is captured')
+            log.warning("%s has no effect in one process, where nothing is captured", ", ".join(self.settings.limits))
 
     def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
         self._plan = build_replica_plan(root, self.settings, decisions, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ def _name_of(value: fx.Node, names: dict[fx.Node, str]) -> str:
     collective = value.kwargs.get("collective")
     if collective is not None:
         return f"{collective} of {_name_of(value.all_input_nodes[0], names)}"
+    if value.target is operator.getitem:  # one of the results of an operator
+        return _name_of(value.all_input_nodes[0], names)
     path = value.meta.get(MODULE_PATH)
     return f"{str(value.target).removesuffix('.default')} of {user_name(path) if path else 'no module'}"
 

@@ -64,6 +64,8 @@ def set_target(module_or_function: Targeted, target: str) -> Targeted:
     if isinstance(module_or_function, nn.Module):
         vars(module_or_function)[_ATTRIBUTE] = found
         return module_or_function
+    if isinstance(getattr(module_or_function, _ATTRIBUTE, None), TargetedFunction):  # the last target counts
+        module_or_function = getattr(module_or_function, _ATTRIBUTE).function
     function = TargetedFunction(found, module_or_function)
     number = function.number
 
@@ -71,6 +73,7 @@ def set_target(module_or_function: Targeted, target: str) -> Targeted:
     def targeted(*args: Any, **kwargs: Any) -> Any:
         return call_targeted(function, number, args, kwargs, _call_uncaptured)
 
+    vars(targeted)[_ATTRIBUTE] = function
     return targeted  # type: ignore[return-value]
 
 

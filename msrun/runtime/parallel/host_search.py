@@ -107,8 +107,8 @@ def choose_host_operators(
     least = device_bytes(chosen(enough))
     if least > most:
         raise StrategyError(
-            f"device_memory_limit({limit.limit_mb:g}): a step needs {_size(whole)} of the device, and {_size(least)} with "
-            f"every operator that has parameters on the host: {_size(least - most)} are missing; give more, cut "
+            f"device_memory_limit({limit.limit_mb:g}): a step needs {_size(whole)} of the device, and {_size(least)} "
+            f"with every operator that has parameters on the host: {_size(least - most)} are missing; give more, cut "
             "parameters with hsdp(), or recompute modules"
         )
     while enough - too_few > 1:

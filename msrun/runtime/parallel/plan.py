@@ -186,7 +186,8 @@ class ParallelPlan:
         lines += ["results", *(f"      {collective}" for collective in self.results)] if self.results else []
         if self.borders:
             count = sum(o.on_host for o in self.operators)
-            lines += ["", f"borders between host ({count} operators) and device", *(f"  {b}" for b in self.borders)]
+            what = "1 operator" if count == 1 else f"{count} operators"
+            lines += ["", f"borders between host ({what}) and device", *(f"  {border}" for border in self.borders)]
         if self.pipeline is None:
             lines += self._messages()
         else:

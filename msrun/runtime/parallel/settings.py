@@ -113,6 +113,12 @@ class ParallelSettings:
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
 
     @property
+    def limits(self) -> list[str]:
+        """Setters of limits that are met at capture."""
+        limits = {'recompute("auto")': self.activation_limit_bytes, "device_memory_limit": self.device_limit}
+        return [name for name, limit in limits.items() if limit is not None]
+
+    @property
     def notes(self) -> list[str]:
         """What the plan of a captured network must say about these settings."""
         notes = list(self.precision.notes) if self.precision else []

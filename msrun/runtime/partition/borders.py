@@ -68,9 +68,6 @@ class _Placing:
             self._bring_inputs(node)
             if self._on_host[node]:
                 _use_host_memory(node)
-        for node in nodes:
-            if node.target is apply_collective:
-                node.meta[ON_HOST] = self._on_host[node]
         self._bring_results()
         names = {node.meta[ORIGIN].name for node in operators if self._on_host[node] and ORIGIN in node.meta}
         self._program.operators = [replace(o, on_host=o.name in names) for o in self._program.operators]
@@ -114,12 +111,10 @@ class _Placing:
             is_given = value.op == "placeholder"
             first = next((node for node in graph.nodes if node.op != "placeholder"), None)
             with graph.inserting_before(first) if is_given else graph.inserting_after(value):
-                kind = "to_device" if self._on_host.get(value, False) else "to_host"
-                collective: Any = Collective(kind, ())
+                collective: Any = Collective("to_device" if self._on_host.get(value, False) else "to_host", ())
                 made = graph.call_function(apply_collective, (value,), {"collective": collective})
             keys = (ORIGIN,) if is_given else (ORIGIN, MODULE_PATH)
             made.meta = {key: value.meta[key] for key in keys if key in value.meta}
-            made.meta[ON_HOST] = self._on_host.get(value, False)
             self._copies[value] = made
         return self._copies[value]
 
@@ -148,5 +143,5 @@ def _use_host_memory(node: fx.Node) -> None:
     def moved(value: Any) -> Any:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    node.args = fx.node.map_aggregate(node.args, moved)  # type: ignore[assignment]
-    node.kwargs = fx.node.map_aggregate(node.kwargs, moved)  # type: ignore[assignment]
+    node.args = fx.node.map_aggregate(node.args, moved)
+    node.kwargs = fx.node.map_aggregate(node.kwargs, moved)

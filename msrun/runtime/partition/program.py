@@ -17,7 +17,7 @@ MODULE_PATH = "module_path"
 ORIGIN = "captured"
 """Key in a local node's meta: the captured operator that it was made for."""
 ON_HOST = "msrun_on_host"
-"""Key in a local node's meta: whether it runs on the host; of a copy, where its value is."""
+"""Key in a local operator's meta: whether it runs on the host."""
 
 
 @dataclass

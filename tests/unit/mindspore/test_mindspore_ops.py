@@ -238,3 +238,17 @@ def test_runner_without_a_script_says_what_to_give(words: list[str]) -> None:
 def test_every_exported_name_exists() -> None:
     for module in (ms, nn, ops, ms.train, ms.parallel, ms.communication, ms.dataset, ms.context, ms.dtype):
         assert all(hasattr(module, name) for name in module.__all__), module.__name__
+
+
+def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:
+    x = torch.randn(2, 3)
+    for operator in (ops.ReLU().add_prim_attr("primitive_target", "CPU"), ops.ReLU().set_device("GPU")):
+        assert torch.equal(operator(x), torch.relu(x))
+        call_targeted = operator._run
+        assert vars(call_targeted)["_msrun_target"].function is torch.relu
+    both = ops.ReLU().set_device("CPU").set_device("Ascend")
+    assert vars(both._run)["_msrun_target"].target == "device", "the last word counts"
+    with pytest.raises(UsageError, match="must be one of CPU, Ascend, GPU, DEVICE"):
+        ops.ReLU().set_device("TPU")
+    with pytest.raises(UsageError, match='only "primitive_target" means something here'):
+        ops.ReLU().add_prim_attr("recompute", "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -56,8 +57,8 @@ Start = Callable[..., PodCluster]
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
-    """Two nodes for all tests of this module."""
-    with HostNet(2) as hosts:
+    """Two nodes for all tests of this module, and one for a launcher."""
+    with HostNet(2, has_control=True) as hosts:
         yield hosts
 
 
@@ -172,4 +173,15 @@ def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
     for rank in range(4):
         env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
         told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "MASTER_ADDR": addresses[0]}
+        assert {name: env[name] for name in told} == told
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
+def test_launcher_of_an_mpi_job_starts_one_world_in_the_workers(cluster: Start, workers: Path, tmp_path: Path) -> None:
+    pods = cluster("mpijob", workers / "record.py", env={"SETTING": "a b"})
+    done = pods.start_launcher(tmp_path, {}).finish()
+    assert done.code == 0, done.stderr
+    for rank in range(4):
+        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
+        told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "SETTING": "a b"}
         assert {name: env[name] for name in told} == told

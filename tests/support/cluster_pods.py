@@ -55,7 +55,7 @@ class Pod:
 
 
 def pods_of(text: str) -> list[Pod]:
-    """Return the pods of a manifest in the order of their node ranks."""
+    """Return the pods of a manifest in the order of their node ranks; after them a launcher."""
     bodies = list(yaml.safe_load_all(text))
     [pods] = [list(_MAKERS[body["kind"], body["apiVersion"]](body, bodies)) for body in bodies if _is_job(body)]
     return pods
@@ -156,6 +156,22 @@ def _ascend_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
         yield Pod(template["spec"], name, "", env, tuple(service["metadata"]["name"] for service in services), labels)
 
 
+def _mpi_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    """kubeflow/mpi-operator 0.5: pkg/controller/mpi_job_controller.go. The workers, then the launcher."""
+    name, specs = body["metadata"]["name"], body["spec"]["mpiReplicaSpecs"]
+    for index in range(specs["Worker"]["replicas"]):
+        own = f"{name}-worker-{index}"
+        known = tuple(f"{own}.{name}{more}" for more in ("", ".default.svc", f".{DOMAIN}"))
+        yield Pod(specs["Worker"]["template"]["spec"], own, name, {}, known)
+    env = {
+        "K_MPI_JOB_ROLE": "launcher",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "OMPI_MCA_orte_set_default_slots": str(body["spec"]["slotsPerWorker"]),
+    }
+    yield Pod(specs["Launcher"]["template"]["spec"], f"{name}-launcher", name, env, ())
+
+
 Maker = Callable[[dict[str, Any], list[Any]], Iterator[Pod]]
 _MAKERS: dict[tuple[str, str], Maker] = {
     ("Job", "batch/v1"): _job,
@@ -164,4 +180,5 @@ _MAKERS: dict[tuple[str, str], Maker] = {
     ("Job", "batch.volcano.sh/v1alpha1"): _volcano,
     ("PyTorchJob", "kubeflow.org/v1"): _pytorch_job,
     ("AscendJob", "mindxdl.gitee.com/v1"): _ascend_job,
+    ("MPIJob", "kubeflow.org/v2beta1"): _mpi_job,
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -73,6 +74,43 @@ class PodCluster:
         return self._folder / f"hosts_{rank}"
 
     def _start(self, rank: int, pod: Pod, working_directory: Path, env: Mapping[str, str]) -> Running:
+        path = self._write_spec(rank, pod, working_directory, {**env, **pod.environ})
+        logs = f"{self.log_folder(rank)}/log_output{f'/node_{rank}' if rank else ''}"
+        return self._runner.start(
+            cwd=REPOSITORY, prefix=self._net.prefix(rank), command=[sys.executable, str(CONTAINER), path], log_dir=logs
+        )
+
+    def start_launcher(self, working_directory: Path, env: Mapping[str, str]) -> Running:
+        """Start the launcher of an MPIJob, on the network's control host.
+
+        Its ssh reaches the workers, where sshd gives commands no variable of the pod.
+        """
+        *workers, launcher = self.pods
+        lines = ["#!/bin/sh", 'host=$1; shift; case "$host" in']
+        for rank, pod in enumerate(workers):
+            path = self._write_spec(rank, pod, working_directory, env)
+            into = shlex.join([*self._net.prefix(rank), sys.executable, str(CONTAINER), path])
+            lines.append(f'{pod.known_as[1]}) exec {into} sh -c "$*";;')
+        agent = self._folder / "agent"  # mpirun gives a program called ssh options of its own
+        agent.write_text("\n".join([*lines, '*) echo "no host $host" >&2; exit 255;; esac', ""]))
+        agent.chmod(0o755)
+        hostfile = self._folder / "mpi"
+        hostfile.mkdir()
+        (hostfile / "hostfile").write_text("".join(f"{pod.known_as[1]} slots=1\n" for pod in workers))
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        mpi = {
+            **as_root,
+            "OMPI_MCA_plm_rsh_agent": str(agent),
+            "OMPI_MCA_orte_default_hostfile": f"{hostfile}/hostfile",
+        }
+        own = len(workers)
+        path = self._write_spec(own, launcher, working_directory, {**env, **launcher.environ, **mpi})
+        self.publish_names()
+        command = [sys.executable, str(CONTAINER), path]
+        logs = f"{self.log_folder(0)}/log_output"
+        return self._runner.start(cwd=REPOSITORY, prefix=self._net.prefix(own), command=command, log_dir=logs)
+
+    def _write_spec(self, rank: int, pod: Pod, working_directory: Path, env: Mapping[str, str]) -> str:
         names = [f"{pod.name}.{pod.subdomain}.{DOMAIN}"] if pod.subdomain else []
         own = " ".join([self._net.address(rank), *names, pod.name])
         self._hosts_file(rank).write_text(f"127.0.0.1 localhost\n{own}\n")
@@ -81,20 +119,18 @@ class PodCluster:
         mounts = {"/etc/hosts": str(self._hosts_file(rank))}
         for mount in pod.container["volumeMounts"]:
             mounts[mount["mountPath"]] = self._source(rank, pod, mount["name"])
-        image = {"PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **env}
+        image = {"PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         spec = {
             "host_name": pod.name,
             "root": str(self._folder / f"root_{rank}"),
             "mounts": mounts,
             "working_directory": str(working_directory),
             "words": pod.words,
-            "env": {**self._runner.environ(), **image, **pod.environ},
+            "env": {**self._runner.environ(), **image, **env},
         }
         path = self._folder / f"pod_{rank}.json"
         path.write_text(json.dumps(spec))
-        command: Sequence[str] = [sys.executable, str(CONTAINER), str(path)]
-        logs = f"{self.log_folder(rank)}/log_output{f'/node_{rank}' if rank else ''}"
-        return self._runner.start(cwd=REPOSITORY, prefix=self._net.prefix(rank), command=command, log_dir=logs)
+        return str(path)
 
     def _source(self, rank: int, pod: Pod, volume_name: str) -> str:
         [volume] = [volume for volume in pod.spec["volumes"] if volume["name"] == volume_name]

@@ -1,4 +1,4 @@
-"""Starts one container as the kubelet does: `python pod_container.py SPEC.json`, run as root in a pod's network.
+"""Starts a container as the kubelet does: `python pod_container.py SPEC.json [WORDS]`, as root in a pod's network.
 
 The process gets a host name and mounts of its own, on a root that has what this machine has, and becomes the command of
 the container: what it is sent and how it ends is that of the container.
@@ -60,7 +60,8 @@ def main() -> None:
     _build_root(Path(spec["root"]), spec["mounts"])
     os.chroot(spec["root"])
     os.chdir(spec["working_directory"])
-    os.execvpe(spec["words"][0], spec["words"], spec["env"])
+    words = sys.argv[2:] or spec["words"]  # others than its command, as an SSH server in it starts them
+    os.execvpe(words[0], words, spec["env"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+from torch import nn
 
 from msrun import contract
 from msrun.runtime.server.frames import MAGIC, PREFIX
@@ -31,8 +33,25 @@ def has_trained(job: Running) -> bool:
     return log.exists() and b"step 3 " in log.read_bytes()
 
 
-def losses(*logs: Path) -> dict[bytes, bytes]:
-    return {step: loss for log in logs for step, loss in LINE.findall(log.read_bytes())}
+def losses(*logs: Path) -> dict[int, float]:
+    return {int(step): float(loss) for log in logs for step, loss in LINE.findall(log.read_bytes())}
+
+
+def expected_losses(steps: int) -> list[dict[int, float]]:
+    """Return by rank what server_training.py prints when nothing goes wrong, from one process."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(12, 2)).double()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    found: list[dict[int, float]] = [{}, {}]
+    for step in range(steps):
+        rows = torch.randint(0, 30, (8, 3), generator=torch.Generator().manual_seed(step))
+        of_ranks = [network(rows[rank::2]).square().mean() for rank in range(2)]
+        for rank, loss in enumerate(of_ranks):
+            found[rank][step + 1] = float(loss.detach())
+        optimizer.zero_grad()
+        (sum(of_ranks) / 2).backward()
+        optimizer.step()
+    return found
 
 
 def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
@@ -63,28 +82,22 @@ def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path
 def test_job_that_lost_a_server_goes_on_from_its_checkpoint_as_uncut(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
-    job = start(msrun, workers, tmp_path, "8", "5", "--max_restarts=1")
+    job = start(msrun, workers, tmp_path, "5", "3", "--max_restarts=1")
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     os.kill(job.pid_of("server_0"), signal.SIGKILL)
     cut = job.finish()
     assert cut.code == 0, cut.stderr
     assert "server 0 on" in cut.stderr
     assert (cut.log_dir / "server_0.attempt_0.log").exists()
-    whole_folder = tmp_path / "whole"
-    whole_folder.mkdir()
-    whole = start(msrun, workers, whole_folder, "8", "-1").finish()
-    assert whole.code == 0, whole.stderr
-    for rank in range(2):
-        name = f"worker_{rank}.log"
-        cut_logs = (cut.log_dir / f"worker_{rank}.attempt_0.log", cut.log_dir / name)
-        assert losses(*cut_logs) == losses(whole.log_dir / name)
-        assert len(losses(whole.log_dir / name)) == 8
+    for rank, expected in enumerate(expected_losses(5)):
+        logs = (cut.log_dir / f"worker_{rank}.attempt_0.log", cut.log_dir / f"worker_{rank}.log")
+        assert losses(*logs) == pytest.approx(expected, rel=1e-12)
 
 
 def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
-    job = start(msrun, workers, tmp_path, "8", "5")
+    job = start(msrun, workers, tmp_path, "5", "3")
     job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
     log = job.log_dir / "server_0.log"
     found = re.search(r"listens on (\S+):(\d+)", log.read_text())
@@ -102,10 +115,4 @@ def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
     silent.close()
     assert finished.code == 0, finished.stderr
     assert log.read_text().count("refused a connection: a worker without the token of this job") == 4
-    assert re.search(r"^server 0 ends: \d+ pieces of \d+ bytes, 8 steps$", log.read_text(), re.MULTILINE)
-
-
-def test_script_without_servers_is_told_to_start_some(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun.run("--worker_num=1", workers / "runtime" / "server_training.py", "1", "-1", cwd=tmp_path)
-    assert finished.code == 1
-    assert "set_param_ps in a job without parameter servers: start it with msrun --server_num" in finished.stderr
+    assert re.search(r"^server 0 ends: \d+ pieces of \d+ bytes, 5 steps$", log.read_text(), re.MULTILINE)

@@ -56,7 +56,7 @@ def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
         for name, home in names_below(room.__name__).items():
             assert getattr(room, name) is getattr(importlib.import_module(home), name)
             assert name in dir(room)
-    with pytest.raises(AttributeError, match=r"train' has no name 'model_'; its names are Accuracy, CSVLogger, "):
+    with pytest.raises(AttributeError, match=r"train' has no name 'model_'; its names are AUC, Accuracy, CSVLogger, "):
         _ = train.model_
 
 
@@ -73,7 +73,7 @@ def test_star_import_gives_every_name() -> None:
 
 
 def test_unknown_name_is_refused_with_the_list() -> None:
-    with pytest.raises(AttributeError, match="has no name 'AutoParalel'; its names are Accuracy, AutoParallel, "):
+    with pytest.raises(AttributeError, match="has no name 'AutoParalel'; its names are AUC, Accuracy, AutoParallel, "):
         _ = msrun.runtime.AutoParalel
 
 

@@ -60,7 +60,7 @@ def test_plan_comes_back_from_json_as_it_was() -> None:
     ("change", "text"),
     [
         (lambda plan: plan.pop("mesh"), "plan: the fields of ParallelPlan are mode, world_size, mesh"),
-        (lambda plan: plan.update(colour=3), "found ['colour'"),
+        (lambda plan: plan.update(colour=3), "found ['borders', 'colour'"),
         (lambda plan: plan["parameters"][1].pop("reason"), "plan.parameters[1]: the fields of ParameterPlan are name"),
         (lambda plan: plan.update(traffic=7), "plan.traffic: the fields of Totals are calls, bytes; found 7"),
     ],

@@ -170,8 +170,11 @@ class _Recorder(TorchDispatchMode):
                 f"{func} needs the value of a parameter whose initialisation is deferred: build that part of the "
                 "network outside no_init_parameters"
             )
-        if not leaves and "device" in [argument.name for argument in func._schema.arguments]:
+        names = [argument.name for argument in func._schema.arguments]
+        if not leaves and "device" in names:
             result = func(*args, **{**kwargs, "device": torch.device("meta")})
+            if "dtype" in names and isinstance(result, Tensor):  # torch's default type may be another one later
+                kwargs["dtype"] = result.dtype
         elif any(self._is_recorded(leaf) for leaf in leaves):
             result = func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
         else:

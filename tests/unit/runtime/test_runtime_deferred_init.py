@@ -151,6 +151,28 @@ def test_seed_set_before_the_block_counts_and_one_set_after_does_not() -> None:
     assert torch.equal(network.weight, right.weight)
 
 
+def test_types_are_those_of_the_block_and_not_those_of_the_first_call() -> None:
+    def build() -> nn.Module:
+        net = nn.Linear(3, 2)
+        net.register_buffer("steps", torch.arange(3))
+        net.register_buffer("scale", torch.ones(3) * 0.1)
+        return net
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        at_once = build()
+        torch.manual_seed(0)
+        with no_init_parameters():
+            net = build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    init_parameters(net)
+    for name, value in at_once.state_dict().items():
+        assert net.state_dict()[name].dtype == value.dtype, name
+        assert torch.equal(net.state_dict()[name], value), name
+
+
 def test_block_is_written_with_and_without_parentheses() -> None:
     networks = []
     for block in (no_init_parameters, no_init_parameters()):

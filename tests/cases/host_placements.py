@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -168,8 +168,9 @@ def refused(build: Callable[[nn.Module], AutoParallel], target: str = "first") -
     return {}
 
 
-def limited(limit_kb: float, adds: Callable[[AutoParallel], AutoParallel] = lambda net: net) -> Result:
-    """Train the transformer in so much memory of the device, or return why that is refused."""
+def limited(limits_kb: Mapping[int, float], adds: Callable[[AutoParallel], AutoParallel] = lambda net: net) -> Result:
+    """Train the transformer in so much memory of the device, by the number of ranks, or return why that is refused."""
+    limit_kb = limits_kb[get_group_size()]
     try:
         found = train("transformer", (), lambda net: adds(net).device_memory_limit(limit_kb / 1024))
         return {**found, "limit": limit_kb}
@@ -196,9 +197,9 @@ WAYS: dict[str, Callable[[], Result]] = {
         wrap=lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
         is_full=True,
     ),
-    "limit": partial(limited, 40),
-    "limit-level2": partial(limited, 34, level(2)),
-    "limit-impossible": partial(limited, 2),
+    "limit": partial(limited, {2: 40, 4: 28}),
+    "limit-level2": partial(limited, {2: 34, 4: 24}, level(2)),
+    "limit-impossible": partial(limited, {2: 2, 4: 2}),
     "dropout": with_dropout,
     "function": with_function,
     "data-parallel-mode": partial(

@@ -17,7 +17,7 @@ from msrun.planning.environment import (
     rank_environment,
 )
 from msrun.planning.host_seat import HostSeat, Seating
-from msrun.planning.imports import read_preload
+from msrun.planning.imports import OF_OPTIMIZERS, read_preload
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.placement.threads import (
@@ -31,7 +31,7 @@ from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
 
-SERVER_IMPORTS = ("msrun.runtime.server.serving", "torch._dynamo")
+SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})
 """Top-level packages that the fork server imports unasked; --preload names more."""
 
+OF_OPTIMIZERS = "torch._dynamo"
+"""What torch imports when a process makes its first optimizer (torch/_compile.py); takes as long as torch itself."""
+
 
 def read_preload(script: Path) -> list[str]:
     """Return what to import before forking, as `module` or `module:name`, in order and without repeats.
@@ -29,7 +32,24 @@ def read_preload(script: Path) -> list[str]:
         for name in _names(statement):
             if name.split(".")[0].split(":")[0] in SAFE_PACKAGES:
                 found[name] = None
+    if found and _names_optimizers(tree):
+        found[OF_OPTIMIZERS] = None
     return list(found)
+
+
+def _names_optimizers(tree: ast.Module) -> bool:
+    """Return whether `optim` stands anywhere: torch.optim.SGD, from torch import optim, from torch.optim import SGD."""
+    return any("optim" in _words(node) for node in ast.walk(tree))
+
+
+def _words(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Import):
+        return [word for alias in node.names for word in alias.name.split(".")]
+    if isinstance(node, ast.ImportFrom):
+        return [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+    return []
 
 
 def _import_statements(body: list[ast.stmt]) -> list[ast.Import | ast.ImportFrom]:

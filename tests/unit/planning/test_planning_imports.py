@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.imports import SAFE_PACKAGES, read_preload
+from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, read_preload
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,11 @@ from msrun.planning.imports import SAFE_PACKAGES, read_preload
     [
         ("import torch", ["torch"]),
         ("import torch.nn as nn, numpy", ["torch.nn", "numpy"]),
-        ("from torch import nn, optim", ["torch:nn", "torch:optim"]),
+        ("from torch import nn, optim", ["torch:nn", "torch:optim", OF_OPTIMIZERS]),
+        ("from torch.optim import SGD", ["torch.optim:SGD", OF_OPTIMIZERS]),
+        ("import torch\n\ndef main():\n    torch.optim.SGD([], lr=0.1)", ["torch", OF_OPTIMIZERS]),
+        ("import numpy\n\noptim = 3", ["numpy"]),
+        ("def f():\n    from torch import optim", []),
         ("from msrun.runtime import init", ["msrun.runtime:init"]),
         ("from torch.nn import *", []),
         ("import os, pandas", []),
@@ -36,6 +42,17 @@ def test_top_level_imports_of_safe_packages_are_found(tmp_path: Path, text: str,
     script = tmp_path / "train.py"
     script.write_text(text)
     assert read_preload(script) == names
+
+
+@pytest.mark.slow
+def test_torch_imports_that_much_for_its_first_optimizer() -> None:
+    code = (
+        "import sys, torch\n"
+        f"assert {OF_OPTIMIZERS!r} not in sys.modules\n"
+        "torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1).zero_grad()\n"
+        f"assert {OF_OPTIMIZERS!r} in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_file_that_is_missing_or_no_text_gives_nothing(tmp_path: Path) -> None:

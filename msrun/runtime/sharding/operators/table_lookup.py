@@ -81,7 +81,14 @@ OPERATOR = torch.ops.msrun.table_lookup.default
 
 
 def look_up(
-    table: Tensor, index: Tensor, place: Tensor, *, number: int, mesh_shape: tuple[int, ...], first_rank: int, same: Axes
+    table: Tensor,
+    index: Tensor,
+    place: Tensor,
+    *,
+    number: int,
+    mesh_shape: tuple[int, ...],
+    first_rank: int,
+    same: Axes,
 ) -> Tensor:
     """Return the rows of this rank's indices, as an operator of a local graph.
 

@@ -1,4 +1,4 @@
-"""Tables that ranks share out and gradients of rows, beside one process that has the whole table and computes in torch."""
+"""Tables that ranks share out and gradients of rows, beside one process that has the whole table, in torch."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def rows_of(gradient: Tensor) -> list[int]:
 def assert_same(step: Any, right: nn.Module) -> None:
     mine = step.state_dict()
     for (name, value), expected in zip(mine.items(), right.state_dict().values(), strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            value, expected, rtol=1e-10, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def train(
@@ -207,7 +209,9 @@ def every_way_of_dividing_a_batch_gives_the_numbers_of_one_process() -> None:
         "copies": lambda net: MicroBatchInterleaved(net, 2),
         "both": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
     }
-    for table, (_, wrap) in itertools.product((lookup("table_row_slice"), lookup("batch_slice"), embedding), ways.items()):
+    for table, (_, wrap) in itertools.product(
+        (lookup("table_row_slice"), lookup("batch_slice"), embedding), ways.items()
+    ):
         step, network, right = pair(table, wrap=wrap)
         make = OPTIMIZERS["LazyAdam"]
         highest = ROWS if table is embedding else ROWS + 3
@@ -226,13 +230,13 @@ def sparse_embedding_layers_train_as_in_one_process() -> None:
         step, network, right = pair(embedding, mode)
         change(step)
         make = OPTIMIZERS[name]
-        theirs = make(right.parameters())
+        ours, theirs = None, make(right.parameters())  # FSDP2 puts other parameters in place
         for seed in range(STEPS):
             indices, x, y = batch(seed, ROWS)
             loss, expected = step(*own((indices, x, y))), F.mse_loss(right(indices, x), y)
             loss.backward()
             expected.backward()
-            ours = make(network.parameters()) if not seed else ours
+            ours = ours or make(network.parameters())
             assert rows_of(network.table.weight.grad) == indices.unique().tolist()  # type: ignore[union-attr, arg-type]
             for optimizer in (ours, theirs):
                 optimizer.step()
@@ -551,7 +555,9 @@ def tables_in_files_train_as_those_in_memory() -> None:
         step, network, right = pair(lookup(slices, storage=str(base)))
         ours = OPTIMIZERS[name](network.parameters())
         train(step, right, ours, OPTIMIZERS[name](right.parameters()))
-        on_disk = torch.from_file(f"{base}.{get_rank()}", size=local(network.table.embedding_table).numel(), dtype=torch.float64)
+        on_disk = torch.from_file(
+            f"{base}.{get_rank()}", size=local(network.table.embedding_table).numel(), dtype=torch.float64
+        )
         assert torch.equal(on_disk.view(-1, WIDTH), local(network.table.embedding_table))
         files = sorted(path.name for path in base.parent.glob(f"{base.name}.{get_rank()}*"))
         assert len(files) == 3, files  # the table and two of its size that the optimizer keeps

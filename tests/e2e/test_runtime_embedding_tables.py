@@ -28,7 +28,9 @@ SLOW = {
 FAST = {"batch_slice/semi_auto/LazyAdam", "table_row_slice/semi_auto/FTRL", "field_slice/data_parallel/LazyAdam"}
 FAST |= {"table_column_slice/data_parallel/SGD"}
 TABLE = CaseTable(
-    CASES, fast=[name for name in CASES if name in FAST or ("/" not in name and name not in SLOW)], key=lambda case: case
+    CASES,
+    fast=[name for name in CASES if name in FAST or ("/" not in name and name not in SLOW)],
+    key=lambda case: case,
 )
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
@@ -40,9 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, folder: Path
-) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, folder: Path) -> Outcomes:
     return run_cases(msrun_of_module, request, workers, folder, "embedding_tables", TABLE, DEADLINE_S)
 
 

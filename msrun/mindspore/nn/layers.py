@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.initializer import fill
 from msrun.mindspore.nn.cell import Cell
@@ -204,6 +206,43 @@ class Embedding(Cell, nn.Embedding):
         del use_one_hot  # a way to compute the same
         nn.Embedding.__init__(self, vocab_size, embedding_size, padding_idx, dtype=dtype)
         fill(self.weight, embedding_table)
+
+
+class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
+    """Rows of a table on the host or the device, which ranks may share out; see `msrun.runtime.EmbeddingLookup`.
+
+    Args:
+        param_init: see `initializer`. Of what is not "normal", "uniform", "zeros", "ones", a number or a tensor, every
+            rank makes the whole table for a moment.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        param_init: Any = "normal",
+        target: str = "CPU",
+        slice_mode: str = "batch_slice",
+        manual_shapes: Sequence[int] | None = None,
+        max_norm: float | None = None,
+        sparse: bool = True,
+        vocab_cache_size: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        is_known = isinstance(param_init, int | float | Tensor) or param_init in ("normal", "uniform", "zeros", "ones")
+        runtime.EmbeddingLookup.__init__(
+            self,
+            vocab_size,
+            embedding_size,
+            param_init if is_known else partial(fill, init=param_init),
+            target,
+            slice_mode,
+            manual_shapes,
+            max_norm,
+            sparse,
+            vocab_cache_size,
+            dtype,
+        )
 
 
 class Dropout(Cell, nn.Dropout):

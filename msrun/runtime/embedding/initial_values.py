@@ -22,9 +22,7 @@ _WORDS: dict[str, Callable[[Source, torch.dtype, TableSlices], Tensor]] = {
     "xavier_uniform": lambda source, dtype, table: (
         source.uniform(dtype).mul_(2).sub_(1).mul_(math.sqrt(6 / (table.rows + table.width)))
     ),
-    "xavier_normal": lambda source, dtype, table: (
-        source.normal(dtype).mul_(math.sqrt(2 / (table.rows + table.width)))
-    ),
+    "xavier_normal": lambda source, dtype, table: source.normal(dtype).mul_(math.sqrt(2 / (table.rows + table.width))),
 }
 _NUMBERS = {"zeros": 0.0, "zero": 0.0, "ones": 1.0, "one": 1.0}
 
@@ -54,9 +52,9 @@ def fill_part(part: Tensor, init: Any, table: TableSlices, place: tuple[slice, s
 
     Args:
         part: of the sizes of `place`.
-        init: normal (deviation 0.01), uniform (in [-0.07, 0.07)), xavier_uniform, xavier_normal, zeros, ones: MindSpore's
-            words and values; a number; a tensor: the whole table; a function that fills a tensor in place, which gets
-            the whole table, for as long as it runs.
+        init: normal (deviation 0.01), uniform (in [-0.07, 0.07)), xavier_uniform, xavier_normal, zeros, ones: words and
+            values of MindSpore; a number; a tensor: the whole table; a function that fills a tensor in place, which
+            gets the whole table.
         seed: equal on all ranks.
     """
     if isinstance(init, str) and init.lower() in _WORDS:

@@ -34,15 +34,15 @@ class EmbeddingLookup(nn.Module):
     LazyAdam, FTRL, torch's SGD, Adagrad and SparseAdam change these rows alone.
 
     In a world of several ranks, which `init()` has joined before the network is built, every rank makes and keeps only
-    its part of the table, from the beginning; all ranks look up together, and each gets the rows that it asks for, once.
-    In a loop without capture the gradient is the mean over the ranks of those of their own losses, as DDP's; in
-    semi_auto it is that of the global loss. Checkpoints hold the whole table, for any number of ranks.
+    its part of the table. All ranks look up together, and each gets every row that it asks for once. In a loop without
+    capture the gradient is the mean over the ranks of those of their own losses, as DDP's; in semi_auto it is that of
+    the global loss. Checkpoints hold the whole table, for any number of ranks.
 
     Args:
         vocab_size, embedding_size: rows and columns of the table.
         param_init: first values: "normal" (deviation 0.01), "uniform" (in [-0.07, 0.07)), "xavier_uniform",
-            "xavier_normal", "zeros", "ones", a number, the whole table as a tensor, or a function that fills a tensor. For
-            words and numbers a rank makes only its own part; the values depend on torch's seed alone.
+            "xavier_normal", "zeros", "ones", a number, the whole table as a tensor, or a function that fills a tensor.
+            For words and numbers a rank makes only its own part; the values depend on torch's seed alone.
         target: "CPU": the table and its optimizer's step are on the host; "DEVICE": on the rank's device.
         slice_mode: how the ranks share out the table. "batch_slice": it is whole on every rank. "table_row_slice" and
             "table_column_slice": by equal numbers of rows or columns. "field_slice": by the rows of whole fields.
@@ -51,8 +51,8 @@ class EmbeddingLookup(nn.Module):
         sparse: whether the gradient is one of rows; needed by target="CPU".
         vocab_cache_size: 0; no other number is supported.
         dtype: of the table; None: torch's default.
-        storage: a path: the table, and what msrun's LazyAdam and FTRL keep of it, are memory-mapped files beside it, one
-            for every rank, made anew; None: memory. For tables larger than the host's memory.
+        storage: a path: the table, and what msrun's LazyAdam and FTRL keep of it, are memory-mapped files of this name
+            and the rank, made anew; None: memory. For tables larger than the host's memory.
 
     Raises:
         StrategyError: a value out of its range, or a table that the ranks cannot share out so.
@@ -98,7 +98,11 @@ class EmbeddingLookup(nn.Module):
 
     def _place(self, slices: TableSlices, rank: int) -> None:
         """Let the parameter know which part of the table it is."""
-        cut = [(), ()] if slices.dimension is None else [self._mesh.axes if dim == slices.dimension else () for dim in (0, 1)]
+        cut = (
+            [(), ()]
+            if slices.dimension is None
+            else [self._mesh.axes if dim == slices.dimension else () for dim in (0, 1)]
+        )
         placement = Placement(
             "embedding_table",
             (slices.rows, slices.width),

@@ -83,7 +83,9 @@ class RowLookup:
         group = axes_group(mesh, mesh.axes)
         factor = 1.0 / self.slices.ranks
         if self.cut_dimension is None:
-            return self._apply(table, index, _Ways(None, group if self.is_sparse else None, factor if self.is_sparse else 1.0))
+            return self._apply(
+                table, index, _Ways(None, group if self.is_sparse else None, factor if self.is_sparse else 1.0)
+            )
         return self._apply(table, index, _Ways(group, factor=factor))
 
     def _apply(self, table: Tensor, index: Tensor, ways: _Ways) -> Tensor:

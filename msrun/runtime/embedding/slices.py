@@ -45,7 +45,9 @@ def build_slices(mode: str, rows: int, width: int, manual_shapes: Sequence[int] 
         StrategyError: an unknown mode, or a table that cannot be cut so.
     """
     if mode not in MODES:
-        raise StrategyError(f"EmbeddingLookup(slice_mode={mode!r}): must be one of {', '.join(MODES)}{near_miss(mode, MODES)}")
+        raise StrategyError(
+            f"EmbeddingLookup(slice_mode={mode!r}): must be one of {', '.join(MODES)}{near_miss(mode, MODES)}"
+        )
     fields = _check_fields(mode, rows, manual_shapes)
     if ranks == 1 or mode == "batch_slice":
         return TableSlices(rows, width, ranks, None)
@@ -72,7 +74,9 @@ def _check_fields(mode: str, rows: int, manual_shapes: Any) -> tuple[int, ...]:
     """Return the rows of every field; () in other modes than field_slice."""
     if mode != "field_slice":
         if manual_shapes is not None:
-            raise StrategyError(f'EmbeddingLookup(manual_shapes=...): only slice_mode="field_slice" has it, not {mode!r}')
+            raise StrategyError(
+                f'EmbeddingLookup(manual_shapes=...): only slice_mode="field_slice" has it, not {mode!r}'
+            )
         return ()
     is_tuple = isinstance(manual_shapes, tuple | list) and all(type(n) is int and n > 0 for n in manual_shapes)
     if not is_tuple or sum(manual_shapes) != rows:

@@ -34,7 +34,7 @@ def make_table(
         where = "inside no_init_parameters()" if table.is_meta else f"on {device}"
         raise StrategyError(
             f"EmbeddingLookup(storage={storage!r}) {where}: files hold tables of the host and take no memory; leave "
-            "storage out, or build it outside, with target=\"CPU\""
+            'storage out, or build it outside, with target="CPU"'
         )
     return _map_file(Path(f"{storage}.{rank}"), sizes, dtype)
 

@@ -45,9 +45,10 @@ def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
     of_rows, of_values = start_gather(_padded(rows, most), group), start_gather(_padded(values, most), group)
 
     def add_up(_: Tensor) -> Tensor:
-        parts = (pending.wait().split(most) for pending in (of_rows, of_values))
-        joined = [torch.cat([part[:count] for part, count in zip(of, counts, strict=True)]) for of in parts]
-        return row_gradient(*joined, gradient.shape)
+        def joined(pending: Pending) -> Tensor:
+            return torch.cat([part[:n] for part, n in zip(pending.wait().split(most), counts, strict=True)])
+
+        return row_gradient(joined(of_rows), joined(of_values), gradient.shape)
 
     return Pending(gradient, None, add_up)
 

@@ -141,11 +141,27 @@ def test_every_illegal_strategy_is_refused_by_operator_input_and_dimension(case:
     assert illegal
 
 
-def test_sparse_gradient_of_an_embedding_is_refused() -> None:
+def sparse_program(network: nn.Module, shape: tuple[int, ...] = (4,)) -> LocalProgram:
+    indices = torch.zeros(shape, dtype=torch.int64)
+    graph = capture(find_target(network), [indices], {}, input_shapes=[shape], parameter_shapes={})
+    return run(graph, strategies_of(network))
+
+
+@pytest.mark.parametrize("strategy", [((4, 1), (1,)), ((1, 4), (1,)), ((1, 1), (4,))])
+def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut(strategy: Any) -> None:
+    network = nn.Embedding(8, 4, sparse=True)
+    shard(network, strategy)
+    assert sparse_program(network).parameters["weight"].has_row_gradient
+    dense = nn.Embedding(8, 4)
+    shard(dense, strategy)
+    assert not sparse_program(dense).parameters["weight"].has_row_gradient
+
+
+def test_sparse_gradients_that_torch_does_not_have_are_refused() -> None:
+    with pytest.raises(CaptureError, match="give one of both"):
+        sparse_program(nn.Embedding(8, 4, sparse=True, scale_grad_by_freq=True))
     with pytest.raises(CaptureError, match="use sparse=False"):
-        network = nn.Embedding(8, 4, sparse=True)
-        graph = capture(find_target(network), [torch.zeros(4).long()], {}, input_shapes=[(4,)], parameter_shapes={})
-        run(graph, strategies_of(network))
+        sparse_program(nn.EmbeddingBag(8, 4, sparse=True), (4, 2))
 
 
 def run(graph: CapturedGraph, strategies: Any, parts: bool = False) -> LocalProgram:

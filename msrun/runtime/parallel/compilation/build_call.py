@@ -125,9 +125,7 @@ class _Use:
 def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
     """Return the parameters that operators read, in order of first use."""
     uses = ((name, program.parameters[name]) for name in _order_of_use(program))
-    return [
-        _Use(stored[name], use.node.name, use.partial_axes, use.dtype, use.has_row_gradient) for name, use in uses
-    ]
+    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype, use.has_row_gradient) for name, use in uses]
 
 
 def _gather_groups(

@@ -66,7 +66,9 @@ class ShardedNetwork:
         root = target.root
         self._ignored = {parameter for parameter in root.parameters() if has_own_gradient(parameter)}
         own = set(map(id, self._ignored))
-        self.decisions = {id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own}
+        self.decisions = {
+            id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own
+        }
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
     @property

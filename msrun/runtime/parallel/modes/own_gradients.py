@@ -44,7 +44,7 @@ def average_rows(root: nn.Module) -> None:
             _of_rows[parameter] = parameter.register_hook(_average)
 
 
-def _weights_of_sparse_layers(root: nn.Module) -> Iterator[nn.Parameter]:
+def _weights_of_sparse_layers(root: nn.Module) -> Iterator[Tensor]:
     for module in root.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             yield module.weight

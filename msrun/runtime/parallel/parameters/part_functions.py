@@ -320,7 +320,9 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
     """
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     zero = torch.zeros((), dtype=wide, device=world.device())
-    norms = [zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors]
+    norms = [
+        zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors
+    ]
     cut = [index for index, owner in enumerate(owners) if isinstance(owner, Part)]
     if cut:
         parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]

@@ -81,7 +81,14 @@ OPERATOR = torch.ops.msrun.table_lookup.default
 
 
 def look_up(
-    table: Tensor, index: Tensor, place: Tensor, *, number: int, mesh_shape: tuple[int, ...], first_rank: int, same: Axes
+    table: Tensor,
+    index: Tensor,
+    place: Tensor,
+    *,
+    number: int,
+    mesh_shape: tuple[int, ...],
+    first_rank: int,
+    same: Axes,
 ) -> Tensor:
     """Return the rows of this rank's indices, as an operator of a local graph.
 
@@ -89,7 +96,7 @@ def look_up(
         same: axes along which ranks have the same indices.
     """
     if isinstance(table, FakeTensor):
-        return _OnFakes.apply(table, index, _lookups[number].width)  # type: ignore[no-any-return]
+        return _OnFakes.apply(table, index, _lookups[number].width)
     mesh = Mesh(tuple(mesh_shape), first_rank)
     is_first = mesh.index(first_rank + numbers_given(place)[0], tuple(same)) == 0
     return _lookups[number].run(table, index, mesh, gives_gradient=is_first)

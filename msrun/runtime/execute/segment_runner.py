@@ -43,7 +43,7 @@ class SegmentRunner:
     ) -> None:
         """Make a runner; the arguments are those of `Executor`."""
         self._program = program
-        self._segments = segments
+        self.segments = segments
         self._replays = replays
         self._buffer_plan = buffer_plan
         self._mesh = mesh
@@ -66,7 +66,7 @@ class SegmentRunner:
 
     def run(self, step: Step, copy: Copy, index: int, needs_grad: bool) -> None:
         """Run a segment forward and start what reads it."""
-        segment = self._segments[index]
+        segment = self.segments[index]
         self._issue(step, copy, index, partial(self._compute, step, copy, index, needs_grad), segment.crossings)
         self._write_buffers(step, copy, index)
         if needs_grad and segment.region is not None and index == self._replays[segment.region].last:
@@ -79,7 +79,7 @@ class SegmentRunner:
         self, step: Step, copy: Copy, index: int, compute: Callable[[], None], crossings: Sequence[Crossing]
     ) -> None:
         """Compute a segment and start its collectives; the host's in its thread, with the copies of its values."""
-        segment = self._segments[index]
+        segment = self.segments[index]
         copies = [crossing for crossing in crossings if crossing.collective.is_copy and segment.on_host]
         started = [c for c in crossings if c.collective.is_copy and c.source not in segment.writes and c not in copies]
         for crossing in started:  # what was there before goes first
@@ -106,7 +106,7 @@ class SegmentRunner:
             self._start_crossing(step, copy, crossing)
 
     def _compute(self, step: Step, copy: Copy, index: int, needs_grad: bool) -> None:
-        segment = self._segments[index]
+        segment = self.segments[index]
         if segment.is_empty:
             return
         inputs = [self.read(step, copy, name) for name in segment.reads]
@@ -169,7 +169,7 @@ class SegmentRunner:
     def _compute_again(self, step: Step, copy: Copy, index: int, replay: Replay) -> None:
         if index not in replay.segments:
             return
-        segment = self._segments[index]
+        segment = self.segments[index]
         inputs = [self.read(step, copy, name) for name in segment.reads]
         saved = copy.saved.pop(index, None)
         written = saved.run(segment.module, inputs, again=True) if saved else segment.module(*inputs)
@@ -180,7 +180,7 @@ class SegmentRunner:
 
     def run_backward(self, step: Step, copy: Copy, index: int) -> None:
         """Run the backward pass of a segment."""
-        segment = self._segments[index]
+        segment = self.segments[index]
         if not segment.on_host:
             self._backward_of(copy, index)
             return
@@ -193,7 +193,7 @@ class SegmentRunner:
             step.readers.setdefault(group, []).append(task)
 
     def _backward_of(self, copy: Copy, index: int) -> None:
-        segment, written = self._segments[index], copy.written.pop(index, [])
+        segment, written = self.segments[index], copy.written.pop(index, [])
         outputs, gradients = [], []
         for name, value in zip(segment.writes, written, strict=True):
             gradient = copy.take_gradient(name)
@@ -205,7 +205,7 @@ class SegmentRunner:
 
     def give_to_parameters(self, step: Step, copy: Copy, index: int) -> None:
         """Add to a parameter's gradient what comes back through collectives that read it directly."""
-        for crossing in self._segments[index].crossings:
+        for crossing in self.segments[index].crossings:
             if crossing.source in self.group_of:
                 step.wait_for_readers(self.group_of[crossing.source])
                 leaf = step.parameters.leaf(crossing.source)
@@ -214,7 +214,7 @@ class SegmentRunner:
 
     def start_crossings(self, copy: Copy, index: int) -> None:
         """Start the way back of the collectives of one level: everything that read their results is done."""
-        for crossing in self._segments[index].crossings:
+        for crossing in self.segments[index].crossings:
             if crossing.collective.kind == "to_host":  # the host's thread has the gradient
                 found: Pending | None = GradientFromHost(self._host.start(partial(self._way_back, copy, crossing)))
             else:

@@ -22,6 +22,7 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import GatheredGroup
 from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.segment_runner import SegmentRunner
 
 LEVELS = ("level1", "level2", "level3")
 
@@ -70,13 +71,13 @@ def order_of_issue(make, batch):
             events.append(("free", groups.index(own.group)))
         elif name == "before start":
             events.append(("reduce", gradients.index(own)))
-        elif name == "before _run" and not args[3].is_empty:
+        elif name == "before run" and not own.segments[args[2]].is_empty:
             events.append(("forward", args[2]))
-        elif name == "before _run_backward" and not args[2].is_empty:
-            events.append(("backward", args[1]))
+        elif name == "before run_backward" and not own.segments[args[2]].is_empty:
+            events.append(("backward", args[2]))
 
     methods = [(GatheredGroup, "start_gather"), (GatheredGroup, "free"), (GradientGroup, "start")]
-    with Watched([*methods, (Executor, "_run"), (Executor, "_run_backward")], look):
+    with Watched([*methods, (SegmentRunner, "run"), (SegmentRunner, "run_backward")], look):
         step(*batch).backward()
     reads = {index: segment.groups for index, segment in enumerate(compiled.segments) if segment.groups}
     return {"events": events, "reads": reads, "groups": len(groups)}
@@ -111,7 +112,7 @@ def memory_of_levels(make, batch):
             if name == "after backward":
                 gradients.append(args[0].parameters.gradient_bytes())
 
-        with Watched([(Executor, "_run"), (Executor, "_wait_for_parameters"), (Executor, "backward")], look):
+        with Watched([(SegmentRunner, "run"), (Executor, "_wait_for_parameters"), (Executor, "backward")], look):
             step(*batch)
         found[level] = {
             "whole": whole,

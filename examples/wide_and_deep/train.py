@@ -1,4 +1,4 @@
-"""Wide & Deep: will a user click? The tables of categories lie on the device, or on the host beside it.
+"""Wide & Deep: will a user click? The tables of categories lie on the device, on the host beside it, or on servers.
 
 Start with `bash run.sh [DATA_PATH] [WAY]`. DATA_PATH holds train.txt and test.txt in Criteo's format; without it the
 program trains on made-up clicks. The network is that of Cheng et al. 2016: a linear part over all columns ("wide"),
@@ -25,6 +25,8 @@ from msrun.runtime import (
     init,
     no_init_parameters,
     release,
+    set_param_ps,
+    set_ps_context,
     set_target,
 )
 from msrun.runtime.data import CriteoDataset, write_clicks
@@ -32,6 +34,7 @@ from msrun.runtime.data import CriteoDataset, write_clicks
 WAYS = {
     "device": "everything on the rank's device",
     "host": "the tables, and what looks rows up in them, on the host",
+    "server": "the tables, and their optimizer, on parameter servers (msrun --server_num)",
 }
 
 parser = argparse.ArgumentParser()
@@ -95,8 +98,13 @@ with no_init_parameters():
 if way == "host":
     set_target(net.wide, "cpu")
     set_target(net.embedding, "cpu")
+elif way == "server":
+    set_ps_context(enable_ps=True)
+    set_param_ps(net.wide)
+    set_param_ps(net.embedding)
 
-network = AutoParallel(WithLoss(net, nn.BCEWithLogitsLoss()))
+mode = "data_parallel" if way == "server" else "semi_auto"
+network = AutoParallel(WithLoss(net, nn.BCEWithLogitsLoss()), mode)
 model = Model(network, optimizer=optimizer, metrics={"auc": AUC(from_logits=True)})
 callbacks = [LossMonitor(16), PrintMetrics()]
 model.fit(int(os.getenv("EPOCHS", "2")), create_dataset("train"), create_dataset("test"), callbacks=callbacks)

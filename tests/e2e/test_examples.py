@@ -220,8 +220,8 @@ AUC_LINE = re.compile(r"^epoch: (\d+), test: auc (\d)(\.\d+)$", re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["device", "host"])
-def test_wide_and_deep_learns_on_the_device_and_with_its_tables_on_the_host(
+@pytest.mark.parametrize("way", ["device", "host", "server"])
+def test_wide_and_deep_learns_with_its_tables_on_the_device_on_the_host_and_on_servers(
     msrun: JobRunner, examples: Path, way: str
 ) -> None:
     folder = examples / "wide_and_deep"

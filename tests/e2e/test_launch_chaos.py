@@ -18,7 +18,7 @@ from signal import Signals
 import pytest
 from job_runner import Finished, JobRunner, Running, is_alive, wait_until
 
-ROUNDS_PER_TEST = 10
+ROUNDS_PER_TEST = 5
 CASES = int(os.environ.get("MSRUN_CHAOS_CASES") or 40)
 SEED = int(os.environ.get("MSRUN_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from asked_cases import one_fast
 from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
 from torch import nn
 
@@ -67,7 +68,7 @@ def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, t
     msrun.prove_nothing_left(deadline_s=0.0)
 
 
-@pytest.mark.parametrize("victim", ["1", "launcher"])
+@pytest.mark.parametrize("victim", one_fast("launcher", "1"))
 def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path, victim: str) -> None:
     job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
     wait_until(lambda: has_trained(job), "a step")
@@ -94,6 +95,7 @@ def test_job_that_lost_a_server_goes_on_from_its_checkpoint_as_uncut(
         assert losses(*logs) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_pods_train_as_one_process_does_although_names_come_late(
     assert (pods.log_folder(1) / "log_output" / "node_1" / "worker_3.log").exists()
 
 
+@pytest.mark.slow
 def test_rank_table_of_a_config_map_is_awaited_and_copied(
     cluster: Start, workers: Path, net: HostNet, tmp_path: Path
 ) -> None:

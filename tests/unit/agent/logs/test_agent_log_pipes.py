@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,8 @@ def test_writer_that_signals_meant_for_workers_reach_goes_on(
 ) -> None:
     server = start([str(tmp_path / "0")])
     writer = server.start_writer()
-    wait_until(lambda: _ignores(writer, signal.SIGTERM), "signals are ignored")
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        wait_until(partial(_ignores, writer, signum), f"{signum.name} is ignored")
         os.kill(writer, signum)
     worker = server.start_worker(0, lambda fd: (os.write(fd, b"last words\n"), None)[1])
     assert server.wait(worker) == 0

@@ -56,7 +56,7 @@ TEST_WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 # Rewritten asserts are kept, or each worker rewrites all test files, for 10 s.
 PYTEST := $(RUN) PYTHONDONTWRITEBYTECODE= python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 
-test: export MSRUN_FUZZ_CASES ?= 1
+test: export MSRUN_FUZZ_CASES ?= 3
 test: export MSRUN_FUZZ_MESSAGES ?= 80
 test: export MSRUN_CHAOS_SEED ?= 1
 test: $(VENV)/.test

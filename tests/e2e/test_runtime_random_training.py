@@ -15,7 +15,7 @@ DEADLINE_S = 300.0
 STREAMS = "streams of a pipeline"
 TABLE = CaseTable(
     [*(f"{name}/{way.name}" for name, way in SCENARIOS), STREAMS],
-    fast=["diffusion/columns"],
+    fast=["diffusion/columns", STREAMS],
 )
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)

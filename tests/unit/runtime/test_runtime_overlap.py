@@ -110,14 +110,14 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
         run_forward, run_backward = SegmentRunner.run, SegmentRunner.run_backward
 
         def forward(self, step, copy, index, needs_grad):  # type: ignore[no-untyped-def]
-            segment = self._segments[index]
+            segment = self.segments[index]
             for name in segment.reads:
                 self.read(step, copy, name)
             clock.compute(products(segment, AT_ONCE, LATE) / copies)
             run_forward(self, step, copy, index, needs_grad)
 
         def backward(self, step, copy, index):  # type: ignore[no-untyped-def]
-            segment = self._segments[index]
+            segment = self.segments[index]
             for name in segment.writes:
                 copy.gradients[name] = [
                     part.wait() if isinstance(part, Pending) else part for part in copy.gradients.get(name, [])

@@ -21,7 +21,7 @@ from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.part import become_part
 from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.parallel.parameters.state_dicts import exchange_state
-from msrun.runtime.parallel.verification.entry import runs_alone
+from msrun.runtime.parallel.verification.phase import runs_alone
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.table_lookup import OPERATOR

@@ -45,7 +45,9 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files
-from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
+from msrun.runtime.parallel.verification.phase import is_verifying, runs_alone
+from msrun.runtime.parallel.verification.report import VerificationReport
+from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
 
@@ -309,7 +311,28 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
                 )
         return call
 
-    verify = verify
+    def verify(
+        self, *batch: Any, raises: bool = True, tolerance: float | None = None, **kwargs: Any
+    ) -> VerificationReport:
+        """Run one training step in parallel, and again as one process would; compare loss, gradients and buffers.
+
+        All ranks call it together, with what they would pass to the network or the step function. It leaves no trace:
+        nothing is trained, and parameters, gradients, buffers and random streams are as before; a first call places
+        the parameters. Every rank needs the memory of the whole network and of its step on the global batch.
+
+        Args:
+            raises: raise when a difference is above its tolerance; else only the report says so.
+            tolerance: largest difference allowed, relative to the largest element of each value; None: one for each
+                type (`verification/distance.py`).
+
+        Returns:
+            The largest difference of every value; `print` shows it as a table.
+
+        Raises:
+            VerificationError: a value differs; the same on every rank.
+            UnverifiableError: this network has no step of one process to compare with.
+        """
+        return verify_step(self, batch, kwargs, raises=raises, tolerance=tolerance)
 
     # -- telling ------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +14,7 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
-
-
-class Probe(Protocol):
-    """Who looks at the gradients of a step function instead of letting it train."""
-
-    def meet(
-        self,
-        function: Callable[..., Any],
-        differentiate: Callable[..., tuple[Any, Any]],
-        weights: Sequence[Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        """Take over; does not return."""
-
-
-current_probe: ContextVar[Probe | None] = ContextVar("current_probe", default=None)
-"""Set while a step function is verified."""
+from msrun.runtime.parallel.verification.phase import current_probe
 
 
 def value_and_grad(

@@ -20,7 +20,7 @@ from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.gradients_in_backward import GradientTaker
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
-from msrun.runtime.parallel.verification.entry import is_verifying
+from msrun.runtime.parallel.verification.phase import is_verifying
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.late_weights import count_delayed

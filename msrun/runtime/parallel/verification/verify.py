@@ -10,27 +10,27 @@ Nothing of the reference goes through capture, partition or an operator rule, so
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
-from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
-from msrun.runtime.parallel.gradient import current_probe
 from msrun.runtime.parallel.parameters.network_state import Part, find_box
 from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
@@ -38,11 +38,14 @@ from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
-from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone
+from msrun.runtime.parallel.verification.phase import current_probe, is_verifying, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
 from msrun.runtime.sharding.box import Box
+
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.auto_parallel import AutoParallel  # which calls this module
 
 
 def verify_step(
@@ -83,10 +86,16 @@ def verify_step(
 _verified: weakref.WeakSet[AutoParallel] = weakref.WeakSet()
 
 
-def verify_once(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Verify the first training step of an AutoParallel; calls after it, and while another is verified, pass by."""
+def verify_first_step(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """With MSRUN_VERIFY=1, verify the first training step of an AutoParallel, once; rank 0 logs the report.
+
+    Calls after it, and while another step is verified, pass by.
+
+    Raises:
+        VerificationError: the step differs from that of one process.
+    """
     network = parallel.network
-    if parallel in _verified or is_verifying.get():
+    if os.environ.get(contract.MSRUN_VERIFY, "0") in ("", "0") or parallel in _verified or is_verifying.get():
         return
     if isinstance(network, nn.Module) and not (network.training and torch.is_grad_enabled()):
         return

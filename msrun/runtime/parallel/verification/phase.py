@@ -1,0 +1,31 @@
+"""Whether a step runs to be verified, and how: asked wherever such a step must count as none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Probe(Protocol):
+    """Who looks at the gradients of a step function instead of letting it train."""
+
+    def meet(
+        self,
+        function: Callable[..., Any],
+        differentiate: Callable[..., tuple[Any, Any]],
+        weights: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Take over; does not return."""
+
+
+current_probe: ContextVar[Probe | None] = ContextVar("current_probe", default=None)
+"""Set while a step function is verified."""
+is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
+"""True while steps are run for verification: they count as none."""
+runs_alone: ContextVar[bool] = ContextVar("runs_alone", default=False)
+"""True while a network with whole parameters and the whole batch runs as in a world of one process, to be compared."""

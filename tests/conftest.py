@@ -7,13 +7,17 @@ import ctypes
 import faulthandler
 import gc
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
 import pytest
-from job_runner import Finished, JobRunner, is_job_variable
+from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
     pytest_runtest_makereport,
@@ -39,12 +43,22 @@ STANDARD_ERROR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the standard error that pytest does not capture, for the stacks of a test that hangs."""
+    """Keep the standard error that pytest does not capture, for the stacks of a test that hangs.
+
+    And make the folder of the warm servers that runtime tests start from, one for all processes of this run.
+    """
     config.stash[STANDARD_ERROR] = os.dup(2)
+    if not hasattr(config, "workerinput"):
+        os.environ[WARM_SERVERS] = tempfile.mkdtemp(prefix="jr-warm-", dir="/tmp")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[STANDARD_ERROR])
+    if not hasattr(config, "workerinput"):
+        folder = os.environ.pop(WARM_SERVERS)
+        env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": folder}
+        subprocess.run([sys.executable, "-m", "msrun", "--quiet", "--warm=stop"], cwd=REPOSITORY, env=env, check=False)
+        shutil.rmtree(folder)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

@@ -45,6 +45,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         max_restarts=options["max_restarts"],
         start_method=options["start_method"],
         device_target=options["device_target"],
+        is_warm=options["warm"],
+        warm_time_min=options["warm_time"],
         preload=tuple(options["preload"]),
         env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
         token=_read_token(options["token_file"], caller),

@@ -78,6 +78,8 @@ def command(**options: Any) -> int:
         return contract.EXIT_OK
     if any(options[name] for name in ("status", "stop", "watch", "json")):
         return _look_after(options)
+    if options["warm"] == "stop":
+        return _stop_warm_servers(options)
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
@@ -203,6 +205,17 @@ def _look_after(options: dict[str, Any]) -> int:
 
         _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return status.status_code
+
+
+def _stop_warm_servers(options: dict[str, Any]) -> int:
+    from msrun.agent.warm.warm_start import stop_warm_servers
+
+    if options["words"]:
+        raise UsageError("--warm=stop: ends what earlier jobs have left; leave SCRIPT out")
+    count = stop_warm_servers(os.environ)
+    if not options["quiet"]:
+        _print_text(f"stopped {count} warm server{'' if count == 1 else 's'}")
+    return contract.EXIT_OK
 
 
 def _watch(options: dict[str, Any]) -> int:

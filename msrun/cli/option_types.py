@@ -37,6 +37,20 @@ class PlanForm(click.Choice):  # type: ignore[type-arg]  # generic in newer clic
         return super().convert("text" if word in TRUE_WORDS else value, param, ctx)
 
 
+class Warm(click.Choice):  # type: ignore[type-arg]  # generic in newer click only
+    """Whether a job starts from a warm server; or that these shall stop."""
+
+    def __init__(self) -> None:
+        super().__init__(["True", "False", "stop"], case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return True, False or `stop`."""
+        word = str(value).strip().lower()
+        if word in TRUE_WORDS + FALSE_WORDS:
+            return word in TRUE_WORDS
+        return super().convert(value, param, ctx)
+
+
 class Interval(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
     """A number of seconds, or auto."""
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from msrun.cli.option_types import Boolean, Interval, PlanForm, option
+from msrun.cli.option_types import Boolean, Interval, PlanForm, Warm, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
+from msrun.planning.spec import WARM_TIME_MIN
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
-OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
+OPTIONAL_VALUES |= {"--warm": "true", "--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
@@ -116,6 +117,22 @@ GROUPS: dict[str, list[click.Option]] = {
             "MODULE",
             multiple=True,
             help="Import this before forking, too, besides torch, numpy and msrun; may be repeated.",
+        ),
+        option(
+            "warm",
+            "[=stop]",
+            type=Warm(),
+            default=False,
+            help="Keep a process that has imported torch for the next job with --warm, which starts from it. stop: end "
+            "such processes.",
+        ),
+        option(
+            "warm_time",
+            "MIN",
+            type=float,
+            default=WARM_TIME_MIN,
+            show_default=True,
+            help="How many minutes it waits for the next job.",
         ),
     ],
     "Hosts": [

@@ -22,6 +22,7 @@ from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
+from msrun.agent.warm.warm_start import WarmStart, start_warm
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
@@ -34,6 +35,7 @@ from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
+from msrun.planning.early_server import early_imports
 from msrun.planning.environment import server_environment
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
@@ -201,7 +203,8 @@ def run_job(
         )
         shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
-        result, verdict = _run(plan, caller, signals, listener, shown, strangers, stack, gathering, part, limit_s)
+        warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
+        result, verdict = _run(plan, caller, signals, listener, shown, strangers, stack, gathering, part, limit_s, warm)
         failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
         if metrics:
             metrics.finish(result.last.membership, failure.exit_code if failure else contract.EXIT_OK)
@@ -245,6 +248,7 @@ def _run(
     gathering: Gathering | None,
     part: AgentPart | None,
     stopped_limit_s: float,
+    warm: WarmStart | None,
 ) -> tuple[HostResult, Verdict | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -259,6 +263,8 @@ def _run(
         if server is not None and not server.can_serve(env, folder):
             server.kill()
             server = None
+        if server is None and warm and warm.imports:
+            server = start_warm(warm, env=env, working_directory=folder, job_id=plan.job_id, caller=caller)
         if server is None:
             server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
         fds = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}

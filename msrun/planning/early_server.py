@@ -25,6 +25,13 @@ class EarlyServer:
     """Nothing of the user's own: whether the job starts is not known yet."""
 
 
+def early_imports(spec: LaunchSpec, caller: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what a fork server may import before it has its job: nothing of the user's own."""
+    if choose_start_method(spec, caller) == "exec":
+        return ()
+    return tuple(name for name in preloaded_modules(spec) if name.partition(":")[0].partition(".")[0] in SAFE_PACKAGES)
+
+
 def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, str], job_id: str) -> EarlyServer | None:
     """Return what to begin with on this host; None when there is nothing to import.
 
@@ -34,11 +41,7 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     Raises:
         UsageError: more workers than devices, or a binding that this host does not allow.
     """
-    if choose_start_method(spec, caller) == "exec":
-        return None
-    imports = tuple(
-        name for name in preloaded_modules(spec) if name.partition(":")[0].partition(".")[0] in SAFE_PACKAGES
-    )
+    imports = early_imports(spec, caller)
     if not imports:
         return None
     wanted = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()

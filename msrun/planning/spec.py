@@ -33,6 +33,7 @@ MAX_SECONDS = 1e9
 MEETING_PORT = 8118
 """Where several hosts meet when no port is given: MindSpore's default."""
 MIN_HEARTBEAT_S = 1.0
+WARM_TIME_MIN = 10.0
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
@@ -69,6 +70,10 @@ class LaunchSpec:
     """How often the whole job is started again after a failure."""
     start_method: StartMethod = "auto"
     device_target: DeviceTarget = "auto"
+    is_warm: bool = False
+    """Whether the job starts from a warm server, and leaves one."""
+    warm_time_min: float = WARM_TIME_MIN
+    """Minutes for which a warm server waits for the next job."""
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports beside the script's own."""
     env: tuple[tuple[str, str], ...] = ()
@@ -149,6 +154,10 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
     if not 0 <= spec.hang_time_out_s < MAX_SECONDS:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
+    if not 0 < spec.warm_time_min < MAX_SECONDS:
+        raise UsageError(f"--warm_time {spec.warm_time_min:g}: must be more than 0 minutes")
+    if spec.is_warm and spec.is_remote:
+        raise UsageError("--warm: keeps a process on the host that msrun is typed on; leave it out, or --hosts")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     if spec.server_num < 0:

@@ -51,7 +51,7 @@ def with_digits(examples: Path, digits: Path) -> Path:
 def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
     """Run an example's run.sh and return the log of worker 0."""
     path = f"{folder.parent.parent / 'bin'}:{os.environ['PATH']}"
-    job = msrun.start("run.sh", *args, cwd=folder, env={"PATH": path, **env}, command=("bash",))
+    job = msrun.start("run.sh", *args, cwd=folder, env={"PATH": path, **msrun.warm(), **env}, command=("bash",))
     done = job.finish(DEADLINE_S)
     assert done.code == 0, done.stderr
     return done.log(0).decode()

@@ -25,6 +25,8 @@ DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
 WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace")
 """What the runtime imports in every worker at its first call; the fork server does it once for all of them."""
+WARM_SERVERS = "JOB_RUNNER_WARM_SERVERS"
+"""Names the folder of the warm servers of this test run."""
 MARK = "JOB_RUNNER_MARK"
 """Set for every process of a runner's jobs; found again in /proc/PID/environ."""
 
@@ -176,6 +178,10 @@ class JobRunner:
         env[MARK] = self.mark
         return {**env, **extra}
 
+    def warm(self) -> dict[str, str]:
+        """Return variables with which a job starts from this test run's warm servers, in a tenth of the time."""
+        return {"MSRUN_WARM": "True", "XDG_RUNTIME_DIR": os.environ[WARM_SERVERS]}
+
     def start(
         self,
         *args: str | bytes | Path,
@@ -228,6 +234,8 @@ class JobRunner:
     ) -> Finished:
         """Run a worker that uses the runtime, and may import what stands in tests/cases, to its good end.
 
+        It starts from a warm server, which has imported torch for all tests of a run.
+
         Args:
             preload: modules, beside `WORKER_IMPORTS`, whose import the fork server does for all ranks.
         """
@@ -238,7 +246,7 @@ class JobRunner:
             script,
             *args,
             cwd=cwd,
-            env={"PYTHONPATH": WORKER_PATH, **(env or {})},
+            env={"PYTHONPATH": WORKER_PATH, **self.warm(), **(env or {})},
             deadline_s=deadline_s,
         )
         assert finished.code == 0, finished.stderr

@@ -57,16 +57,16 @@ def become(
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)
     set_environment(spec.env)
     if is_scheduler:
-        _name_process("msrun: scheduler")
+        name_process("msrun: scheduler")
         _run_scheduler(server_pid, scheduler_fds)
     if is_log_writer and log_pipes:
-        _name_process(LOG_WRITER_TITLE)
+        name_process(LOG_WRITER_TITLE)
         _run_log_writer(log_pipes)
     if spec.program is None:
         raise ValueError(f"process {spec.process_id} has no program")
     if spec.use_exec:
         _exec(spec.program)
-    _name_process(f"msrun: {spec.name}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
+    name_process(f"msrun: {spec.name}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
     _reseed()
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
@@ -174,7 +174,7 @@ def _exec(program: Program) -> NoReturn:
         os._exit(EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE)
 
 
-def _name_process(title: str) -> None:
+def name_process(title: str) -> None:
     """Set the title that ps shows, without writing over the environment block: a job is found by MSRUN_JOB_ID there.
 
     Secrets in the arguments are hidden in it. Those of a worker that is exec'd cannot be, nor those on msrun's own

@@ -29,7 +29,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes import process_control
@@ -63,7 +63,7 @@ class ForkServer:
         self._clock = clock
         self._channel = channel
         self._passing = passing
-        self._agent_pid = agent_pid
+        self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
         self._running: dict[int, int] = {}
         """pid -> process id"""
         self._reaper = Reaper()
@@ -117,7 +117,7 @@ class ForkServer:
         if not self._stopped_limit_s:
             return
         now = self._clock()
-        if os.getppid() != self._agent_pid or not process_control.is_stopped(self._agent_pid):
+        if not process_control.is_stopped(self._agent_pid):
             self._agent_moved_at = now
         elif now - self._agent_moved_at > self._stopped_limit_s:
             process_control.signal_processes([self._agent_pid], signal.SIGKILL)  # its channel's end does the rest
@@ -330,10 +330,15 @@ class ForkServer:
 
 def main() -> None:
     """Entry point: argv holds the channel's descriptor, the agent's pid and the descriptor of the passing socket."""
-    channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[1:4])
+    channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[2:5])
     process_control.die_with_parent(agent_pid)
+    serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
+
+
+def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoReturn:
+    """Be the fork server of one job to its end, and in every process that it forks what that shall be."""
     server_pid = os.getpid()
-    server = ForkServer(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
+    server = ForkServer(channel, agent_pid, passing)
     child = server.serve()
     if child is None:
         os._exit(0)

@@ -52,9 +52,14 @@ def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
         if time.monotonic() > end:
             return
         time.sleep(POLL_S)
+    end_job(job_id)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def end_job(job_id: str) -> None:
+    """Kill every process of a job but this one; the log writer may first write what workers wrote last."""
     begin = time.monotonic()
     while (left := marked_processes(job_id)) and time.monotonic() < begin + SWEEP_S:
         is_early = time.monotonic() < begin + LAST_WORDS_S
         signal_processes([pid for pid in left if not (is_early and _is_log_writer(pid))], signal.SIGKILL)
         time.sleep(POLL_S)
-    shutil.rmtree(run_dir, ignore_errors=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
@@ -19,15 +19,58 @@ from msrun.planning.environment import SET_LATE
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
-_BOOT = (
-    "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[4]); import msrun; "
-    "sys.path.pop(0); from msrun.agent.processes.fork_server import main; main()"
+BOOT = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[1]); import msrun; "
+    "sys.path.pop(0); from {module} import main; main()"
 )
-_ROOT = str(Path(__file__).parents[3])
+"""What a process of msrun runs with -c; its first argument is ROOT."""
+ROOT = str(Path(__file__).parents[3])
 
 
 SEND_S = 10.0
 """How long a server may leave a request unread; it is stopped then, and of no use to the job."""
+
+
+class ServerProcess(Protocol):
+    """A fork server as a process."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def kill(self) -> None:
+        """End it at once, stopped or not."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; False when it has not come in time."""
+
+    def close(self) -> None:
+        """Give up the hold on it, once it has ended."""
+
+
+class ChildProcess:
+    """A fork server that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def kill(self) -> None:
+        """End it at once, stopped or not."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; False when it has not come in time."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class ForkServerHandle:
@@ -35,7 +78,7 @@ class ForkServerHandle:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: ServerProcess,
         channel: Channel,
         passing: socket.socket,
         env: Mapping[str, str],
@@ -99,23 +142,18 @@ class ForkServerHandle:
 
     def kill(self) -> None:
         """End the server at once; the kernel ends its workers with it."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
+        self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the server's end; False when it has not come in time."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._process.wait(timeout_s)
 
     def end(self, limit_s: float) -> None:
         """Wait for the server's end, which is forced after the limit, and close the channel."""
         if not self.wait(limit_s):
             self.kill()
             self.wait(limit_s)
+        self._process.close()
         self.channel.close()
 
 
@@ -133,7 +171,8 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
     passing, taking = socket.socketpair()
     with theirs, taking:
         fds = (theirs.fileno(), taking.fileno())
-        argv = [sys.executable, "-c", _BOOT, str(fds[0]), str(os.getpid()), str(fds[1]), _ROOT]
+        boot = BOOT.format(module="msrun.agent.processes.fork_server")
+        argv = [sys.executable, "-c", boot, ROOT, str(fds[0]), str(os.getpid()), str(fds[1])]
         try:
             process = subprocess.Popen(
                 argv,
@@ -149,4 +188,4 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
             ours.close()
             passing.close()
             raise ClusterError(f"cannot start the fork server ({sys.executable}): {error.strerror}") from None
-    return ForkServerHandle(process, Channel(ours), passing, env, working_directory)
+    return ForkServerHandle(ChildProcess(process), Channel(ours), passing, env, working_directory)

@@ -1,0 +1,203 @@
+"""--warm: a job starts from a process that has imported already, and is like any other in everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_runner import Finished, JobRunner, is_alive, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = """\
+import os, sys
+import numpy
+print(dict(value=numpy.VALUE, cwd=os.getcwd(), foo=os.environ.get("FOO"), args=sys.argv[1:]), flush=True)
+"""
+"""`numpy` is a module of the test's own, quick to import; the name is one that a fork server imports unasked."""
+GRANDCHILD = """\
+import os, subprocess, sys, time
+import numpy
+child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+open(f"ready_{os.environ['RANK']}", "w").write(str(child.pid))
+time.sleep(600)
+"""
+
+
+class Warm:
+    """Jobs with --warm that share one folder of warm servers."""
+
+    def __init__(self, runner: JobRunner, folder: Path) -> None:
+        self.runner = runner
+        self.folder = folder
+        self.cwd = folder / "work"
+        self.library = folder / "library" / "numpy" / "__init__.py"
+        self.library.parent.mkdir(parents=True)
+        self.library.write_text("VALUE = 1\n")
+        self.cwd.mkdir()
+        (folder / "run").mkdir()
+        self.env = {"XDG_RUNTIME_DIR": str(folder / "run"), "PYTHONPATH": f"{self.library.parents[1]}:{REPOSITORY}"}
+
+    def script(self, text: str = SCRIPT) -> Path:
+        path = self.cwd / "script.py"
+        path.write_text(text)
+        return path
+
+    def run(self, *words: str | Path, env: dict[str, str] | None = None) -> Finished:
+        settings = {"cwd": self.cwd, "env": {**self.env, **(env or {})}}
+        finished = self.runner.run("--worker_num=2", "--quiet", "--warm", *words, **settings)
+        assert finished.code == 0, finished.stderr
+        return finished
+
+    def said(self, *words: str | Path, env: dict[str, str] | None = None) -> dict[str, object]:
+        """Run the script and return what rank 0 has printed."""
+        return dict(eval(self.run(*words, self.script(), env=env).log(0)))
+
+    def stop(self) -> str:
+        return self.runner.run("--warm=stop", cwd=self.cwd, env=self.env).stdout.decode().strip()
+
+    def servers(self) -> list[int]:
+        """Return the warm servers that run, when none is still importing."""
+        wait_until(lambda: not [*self.folder.glob("run/*/*.new")], "warm servers have imported")
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            words = Path("/proc", str(pid), "cmdline").read_bytes()
+            environ = Path("/proc", str(pid), "environ").read_bytes()
+        except OSError:
+            return False
+        return words.startswith(b"msrun: warm server") and str(self.library.parents[1]).encode() in environ
+
+
+@pytest.fixture
+def warm(msrun: JobRunner, tmp_path: Path) -> Iterator[Warm]:
+    warm = Warm(msrun, tmp_path)
+    yield warm
+    warm.stop()
+    wait_until(lambda: not warm.servers(), "warm servers have ended")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def test_second_job_starts_from_the_process_that_the_first_has_left(warm: Warm) -> None:
+    cold = warm.said("--env=FOO=1")
+    [server] = warm.servers()
+    Path(warm.cwd, "other").mkdir()
+    job = warm.runner.start("--worker_num=2", "--warm", waiting(warm), cwd=warm.cwd, env=warm.env)
+    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
+    assert parent_of(job.pid_of_fork_server()) == server
+    job.send(signal.SIGTERM)
+    assert job.finish().code == 128 + signal.SIGTERM
+    second = warm.said(f"--chdir={warm.cwd}/other", "--env=BAR=2")
+    assert cold == {"value": 1, "cwd": str(warm.cwd), "foo": "1", "args": []}
+    assert second == {"value": 1, "cwd": f"{warm.cwd}/other", "foo": None, "args": []}, "nothing of the first job"
+    assert warm.servers() == [server]
+
+
+def waiting(warm: Warm) -> Path:
+    path = warm.cwd / "waiting.py"
+    path.write_text(GRANDCHILD)
+    return path
+
+
+def test_changed_file_makes_the_server_stale(warm: Warm) -> None:
+    assert warm.said()["value"] == 1
+    [server] = warm.servers()
+    warm.library.write_text("VALUE = 23\n")
+    assert warm.said()["value"] == 23
+    wait_until(lambda: not is_alive(server), "the stale server has ended")
+    assert warm.said()["value"] == 23
+    [fresh] = warm.servers()
+    assert warm.said()["value"] == 23
+    assert warm.servers() == [fresh]
+
+
+def test_what_cannot_be_given_later_takes_another_server(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm.run(warm.script())
+    [server] = warm.servers()
+    assert warm.run(warm.script(), env={"OMP_WAIT_POLICY": "PASSIVE"}).code == 0
+    assert len(warm.servers()) == 2, "a variable that is read at import"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        warm.run(warm.script())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(warm.servers()) == 3, "a limit"
+    warm.run(warm.script(), env={"FOO": "other"})
+    assert len(warm.servers()) == 3, "a variable of the user's own"
+    assert warm.stop() == "stopped 3 warm servers"
+    wait_until(lambda: not is_alive(server), "it has ended")
+
+
+@pytest.mark.parametrize("killed", ["fork server", "launcher", "warm server"])
+def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
+    warm.run(warm.script())
+    [server] = warm.servers()
+    job = warm.runner.start("--worker_num=2", "--warm", "--quiet", waiting(warm), cwd=warm.cwd, env=warm.env)
+    job.wait_for(warm.cwd / "ready_0", warm.cwd / "ready_1")
+    wait_until(lambda: Path(warm.cwd, "ready_1").read_text(), "written")
+    grandchild = int(wait_until(Path(warm.cwd, "ready_0").read_text, "written"))
+    assert is_alive(grandchild)
+    assert parent_of(job.pid_of_fork_server()) == server
+    os.kill({"fork server": job.pid_of_fork_server(), "launcher": job.pid, "warm server": server}[killed], 9)
+    if killed == "warm server":  # the job does not need it any more
+        assert job.process.poll() is None
+        job.send(signal.SIGTERM)
+    finished = job.finish()
+    assert finished.code == {"fork server": 3, "launcher": -9, "warm server": 143}[killed]
+    if killed == "fork server":
+        assert "the fork server ended unexpectedly" in finished.stderr
+    warm.runner.prove_nothing_left()
+    wait_until(lambda: not is_alive(grandchild), "what a worker has started has ended")
+    assert warm.said()["value"] == 1
+
+
+def test_failure_is_reported_as_of_any_job(warm: Warm) -> None:
+    reports = []
+    script = warm.script("import os, numpy\nif os.environ['RANK'] == '1':\n    raise ValueError('bad')\n")
+    for _ in range(2):
+        job = warm.runner.run("--worker_num=2", "--warm", "--max_restarts=1", script, cwd=warm.cwd, env=warm.env)
+        assert job.code == 1
+        errors = [error.partition(", after")[0] for error in job.errors]
+        reports.append((errors, sorted(event["event"] for event in job.events)))
+        warm.servers()
+    assert reports[0] == reports[1]
+    assert "rank 1" in reports[0][0][0]
+
+
+def test_server_that_nobody_asks_ends(warm: Warm) -> None:
+    warm.run("--warm_time=0.005", warm.script())
+    wait_until(lambda: not warm.servers(), "0.3 s are over")
+    assert not [*warm.folder.glob("run/*/*.sock")]
+
+
+def test_folder_that_others_may_open_is_refused(warm: Warm) -> None:
+    warm.run(warm.script())
+    [folder] = (warm.folder / "run").iterdir()
+    folder.chmod(0o755)
+    job = warm.runner.run("--worker_num=2", "--warm", warm.script(), cwd=warm.cwd, env=warm.env)
+    folder.chmod(0o700)
+    assert job.code == 2
+    assert job.errors == [
+        f"msrun: error: --warm: {folder} is not a folder that only you can open; remove it, or set XDG_RUNTIME_DIR"
+    ]
+
+
+def test_words_that_make_no_sense_are_refused(warm: Warm) -> None:
+    for words, error in {
+        ("--warm=stop", "x.py"): "--warm=stop: ends what earlier jobs have left; leave SCRIPT out",
+        ("--warm", "--hosts=a", "x.py"): "--warm: keeps a process on the host that msrun is typed on; leave it out, or "
+        "--hosts",
+        ("--warm_time=0", "x.py"): "--warm_time 0: must be more than 0 minutes",
+    }.items():
+        warm.script().with_name("x.py").write_text("")
+        job = warm.runner.run(*words, cwd=warm.cwd, env=warm.env)
+        assert (job.code, job.errors) == (2, [f"msrun: error: {error}"]), json.dumps(words)

@@ -4,6 +4,7 @@
     python benchmarks/launch.py --quick          1, 2 and 4 workers
     python benchmarks/launch.py --pss            memory of 32 idle workers that have joined
     python benchmarks/launch.py --large 256      msrun alone with many workers
+    python benchmarks/launch.py --warm           msrun --warm beside msrun and torchrun
 
 The peers take turns, so that a change of the machine's load meets all of them; medians are compared. A peer that is
 not installed is left out with a word.
@@ -39,6 +40,11 @@ def msrun_command(count: int) -> list[str]:
     """Return the command that starts `count` workers with msrun."""
     options = ["--worker_num", str(count), "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
     return [sys.executable, "-m", "msrun", *options, "--preload", "msrun.runtime:init", JOB]
+
+
+def warm_command(count: int) -> list[str]:
+    """Return the command that starts `count` workers with msrun, from a process that an earlier one has left."""
+    return [*msrun_command(count)[:3], "--warm", *msrun_command(count)[3:]]
 
 
 def torchrun_command(count: int) -> list[str]:
@@ -95,6 +101,20 @@ def measure_times(peers: dict[str, Command], sizes: Sequence[int], repeats: int,
         ratios = [f"{medians[name] / medians['msrun']:.1f}x" for name in others]
         print(row(str(size), *(f"{medians[name]:.2f}" for name in peers), *ratios), flush=True)
         record("start", workers=size, repeats=repeats, median_s=medians)
+
+
+def measure_warm(sizes: Sequence[int], repeats: int, folder: Path) -> None:
+    """Print the table of wall times of starts from a warm server, which has imported before the first of them."""
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    peers = {"msrun": msrun_command, "msrun --warm": warm_command, "torchrun": torchrun_command}
+    try:
+        for size in sizes:  # another number of threads takes another server
+            run(warm_command(size), folder)
+            while any(folder.glob("*/*.new")):
+                time.sleep(0.1)
+        measure_times(peers, sizes, repeats, folder)
+    finally:
+        run([sys.executable, "-m", "msrun", "--warm=stop"], folder)
 
 
 def measure_large(size: int, repeats: int, folder: Path) -> None:
@@ -201,6 +221,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="small sizes, three runs each")
     parser.add_argument("--pss", type=int, nargs="?", const=32, metavar="WORKERS", help="measure memory, not time")
+    parser.add_argument("--warm", action="store_true", help="starts from a warm server")
     parser.add_argument("--large", type=int, metavar="WORKERS", help="msrun alone, with this many workers")
     add_json_option(parser)
     options = parser.parse_args()
@@ -210,6 +231,8 @@ def main() -> None:
     with kept(options.json), tempfile.TemporaryDirectory(prefix="msrun-benchmark-") as folder:
         if options.pss:
             measure_memory(find_peers(), options.pss, Path(folder))
+        elif options.warm:
+            measure_warm(sizes, repeats, Path(folder))
         elif options.large:
             measure_large(options.large, repeats, Path(folder))
         else:

@@ -156,8 +156,6 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
     if not 0 < spec.warm_time_min < MAX_SECONDS:
         raise UsageError(f"--warm_time {spec.warm_time_min:g}: must be more than 0 minutes")
-    if spec.is_warm and spec.is_remote:
-        raise UsageError("--warm: keeps a process on the host that msrun is typed on; leave it out, or --hosts")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     if spec.server_num < 0:

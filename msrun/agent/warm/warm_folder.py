@@ -36,6 +36,16 @@ def importing(socket_path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def address(socket_path: Path) -> Iterator[str]:
+    """Give a name to bind or connect to: the path itself may be longer than the 107 bytes that unix(7) takes."""
+    folder = os.open(socket_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{socket_path.name}"
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
 def locked(socket_path: Path, *, waits: bool) -> Iterator[bool]:
     """Hold the lock of one warm server; gives whether it is held, which without waiting it may not be."""
     descriptor = os.open(socket_path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

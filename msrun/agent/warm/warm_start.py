@@ -17,7 +17,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle
 from msrun.agent.warm.likeness import NO_JOB, likeness, read_at_import
-from msrun.agent.warm.warm_folder import importing, locked, warm_folder
+from msrun.agent.warm.warm_folder import address, importing, locked, warm_folder
 from msrun.cluster.messages import Channel, Message
 
 ANSWER_S = 5.0
@@ -83,7 +83,7 @@ def start_warm(
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(ANSWER_S)
         try:
-            connection.connect(str(path))
+            _connect(connection, path)
         except OSError:  # none, or one that was killed
             connection.close()
             if not _is_importing(path):
@@ -127,10 +127,15 @@ def _answer(channel: Channel) -> Message:
     return {"type": "gone"}
 
 
+def _connect(connection: socket.socket, path: Path) -> None:
+    with address(path) as name:
+        connection.connect(name)
+
+
 def _is_importing(path: Path) -> bool:
     """Return whether somebody has started this warm server a moment ago."""
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
-        connection.connect(str(importing(path)))
+        _connect(connection, importing(path))
         return True
     return False
 
@@ -141,7 +146,8 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
     old = os.umask(0o077)
     try:
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(importing(path)))
+        with address(importing(path)) as name:
+            listener.bind(name)
     finally:
         os.umask(old)
     listener.listen(64)
@@ -173,7 +179,7 @@ def stop_warm_servers(caller: Mapping[str, str]) -> int:
         with contextlib.suppress(OSError), locked(path, waits=True), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60.0)  # it may still import
             try:
-                connection.connect(str(path))
+                _connect(connection, path)
             except OSError:  # it was killed
                 path.unlink(missing_ok=True)
                 continue

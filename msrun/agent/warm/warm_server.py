@@ -26,7 +26,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.processes import process_control
-from msrun.agent.processes.child import name_process
+from msrun.agent.processes.child import name_process, set_environment
 from msrun.agent.processes.fork_server import serve_job
 from msrun.agent.processes.last_resort import end_job
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
@@ -210,8 +210,7 @@ class Asked:
         os.setsid()
         os.fchdir(self.directory)
         os.close(self.directory)
-        os.environ.clear()
-        os.environ.update(self.environment)
+        set_environment({**dict.fromkeys(os.environ), **self.environment})
         tempfile.tempdir = None  # may be another one for this job
         mark_job(self.job_id)
         name_process("msrun: fork server")

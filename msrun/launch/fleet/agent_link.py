@@ -4,7 +4,8 @@ Two threads per host, so that a slow or dead host holds up nobody. What the agen
 `{"node": node_rank, ...message}`. Of its own it posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
-    lost {reason, exit_status}    the agent has ended without a result, or cannot be reached any more
+    broken {...}                  the fields of `lost`, which follows when what the agent has left has been fetched
+    lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from msrun.launch.preflight.host_report import printable
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
-OF_LINKS = ("opened", "cut", "resumed", "lost")
+OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
 """What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
@@ -230,7 +231,7 @@ class AgentLink:
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
         self.is_over = True
         self._outbox.put(None)
-        self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
+        self._post("lost", **_loss(reason, exit_status, stderr))
 
     def _serve(self) -> None:
         begin = self._clock()
@@ -266,16 +267,18 @@ class AgentLink:
             return
         status, stderr = pipe.exit_status, pipe.stderr_text()
         pipe.close()
-        if self._has_begun and (status or self._was_replaced):
-            self._salvage()
         if self._was_replaced:
-            self._end(f"{self.entry.name}: its agent ended without a report; see dmesg there", None)
+            why = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = "" if self._has_begun else " before the job began"
-            self._end(f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None)
+            why = f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None, ""
         else:
-            self._end(noise, status, stderr)
+            why = noise, status, stderr
+        if self._has_begun and (status or self._was_replaced):
+            self._post("broken", **_loss(*why))  # the other hosts are not to wait for that
+            self._salvage()
+        self._end(*why)
 
     def _end_silent(self) -> None:
         """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
@@ -393,3 +396,7 @@ class AgentLink:
                 pipe.write(data)
             except OSError:
                 pipe.close()
+
+
+def _loss(reason: str, exit_status: int | None, stderr: str) -> Message:
+    return {"reason": reason, "exit_status": exit_status, "stderr": stderr}

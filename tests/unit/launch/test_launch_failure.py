@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msrun.cluster.fleet import Verdict
 
 from msrun.agent.attempt import Attempt, HostResult
-from msrun.cluster.fleet import Verdict
 from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, MsrunError, PeerFailed
 from msrun.launch.failure import build_failure, build_fleet_failure, name_failure, render_failure, write_failure

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msrun.cluster.fleet import Verdict
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster import addresses
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
-from msrun.cluster.fleet import Verdict
 from msrun.errors import Interrupted, RendezvousTimeout, UsageError
 from msrun.launch import gather
 from msrun.launch.gather import UNKNOWN, Gathering, Meeting, assume_seating, has_scheduler, local_part

@@ -4,8 +4,8 @@ Two threads per host, so that a slow or dead host holds up nobody. What the agen
 `{"node": node_rank, ...message}`. Of its own it posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
-    broken {...}                  the fields of `lost`, which follows when what the agent has left has been fetched
-    lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more
+    broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more;
+                                  broken: lost follows when what it has left has been fetched
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class AgentLink:
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
         self.is_over = True
         self._outbox.put(None)
-        self._post("lost", **_loss(reason, exit_status, stderr))
+        self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
 
     def _serve(self) -> None:
         begin = self._clock()
@@ -271,12 +271,12 @@ class AgentLink:
             why = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
-            moment = "" if self._has_begun else " before the job began"
-            why = f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None, ""
+            moment = f"{'' if self._has_begun else ' before the job began'}{said}"
+            why = f"{self.entry.name}: the connection to it broke{moment}; {CUT_REMEDY}", None, ""
         else:
             why = noise, status, stderr
         if self._has_begun and (status or self._was_replaced):
-            self._post("broken", **_loss(*why))  # the other hosts are not to wait for that
+            self._post("broken", **dict(zip(("reason", "exit_status", "stderr"), why, strict=True)))
             self._salvage()
         self._end(*why)
 
@@ -396,7 +396,3 @@ class AgentLink:
                 pipe.write(data)
             except OSError:
                 pipe.close()
-
-
-def _loss(reason: str, exit_status: int | None, stderr: str) -> Message:
-    return {"reason": reason, "exit_status": exit_status, "stderr": stderr}

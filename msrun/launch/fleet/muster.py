@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -47,7 +47,7 @@ class Mustered:
     """Hosts that are ready to start together."""
 
     master: tuple[str, int]
-    """Numeric address and port of the workers' store, on node 0; port 0 when there is one host."""
+    """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
     hosts: tuple[HostSeat, ...]
     """By node_rank, with the names and addresses that they have themselves."""
     shared: frozenset[int]
@@ -141,7 +141,7 @@ class Muster:
             master = (LOOPBACK, 0)
         else:
             address = choose_master_address(entries, answers, given).address
-            port = self._open_store(address)
+            port = self._open_scheduler(address)
             if port == 0:
                 return None
             master = (address, port)
@@ -168,34 +168,36 @@ class Muster:
 
     def _connect(self, shown: Mapping[str, str]) -> None:
         spec = self._spec
-        environment = forwarded_environment(self._caller, spec.forward_env)
         if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        links = []
-        for node, entry in enumerate(spec.host_entries):
-            job = HostJob(
+        self._crew.start([self._link(job) for job in self.host_jobs(shown)])
+
+    def host_jobs(self, shown: Mapping[str, str]) -> Iterator[HostJob]:
+        """Yield what each host is told first, in the order of their node_rank; `shown` as in `HostJob`."""
+        spec = self._spec
+        environment = forwarded_environment(self._caller, spec.forward_env)
+        for seat, entry in zip(self._seats, spec.host_entries, strict=True):
+            yield HostJob(
                 protocol=PROTOCOL,
                 version=__version__,
                 job_id=self._job_id,
-                node_rank=node,
-                spec=spec_of_host(spec, self._seats[node]),
+                node_rank=seat.node_rank,
+                spec=spec_of_host(spec, seat),
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
                 will_run=self._logs is not None,
                 can_resume=not self._opener.is_local(entry),
                 shown=shown,
-                master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",
+                master_name=spec.master_addr if seat.node_rank == 0 and not is_loopback(spec.master_addr) else "",
             )
-            links.append(self._link(node, job, environment))
-        self._crew.start(links)
 
-    def _link(self, node: int, job: HostJob, environment: Mapping[str, str]) -> AgentLink:
-        entry = self._spec.host_entries[node]
+    def _link(self, job: HostJob) -> AgentLink:
+        node, entry = job.node_rank, self._spec.host_entries[job.node_rank]
         return AgentLink(
             node,
             entry,
             lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
+            self._opener.code(entry, job.environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
             {"type": "job", "job": encode_record(job)},
             self._inbox,
             lambda message: self._take_first(node, message),
@@ -262,9 +264,9 @@ class Muster:
         except OSError:
             return ()
 
-    # -- the workers' store --------------------------------------------------------------------------------------------
+    # -- the scheduler ------------------------------------------------------------------------------------------------
 
-    def _open_store(self, address: str) -> int:
+    def _open_scheduler(self, address: str) -> int:
         """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
         entries, links = self._spec.host_entries, self._crew.links
         handlers = {
@@ -280,7 +282,7 @@ class Muster:
             text = self._listening.get("error")
             code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
             if not self._has_failed():
-                self._add_failure("master_port", text or "does not open the port of the workers' store", (0,), code)
+                self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
         port = int(self._listening["port"])
         for link in links[1:]:
@@ -288,7 +290,7 @@ class Muster:
         self._crew.hear(lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline)
         silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
         if silent and not self._has_failed():
-            self._add_failure("store", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
+            self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
         self.findings += check_reach(entries, self._reached, address, port)
         return 0 if self._has_failed() else port
 

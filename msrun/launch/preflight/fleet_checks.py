@@ -62,13 +62,13 @@ def compare_hosts(
 def check_reach(
     entries: Sequence[HostEntry], results: Mapping[int, ReachResult], address: str, port: int
 ) -> list[FleetFinding]:
-    """Return which hosts cannot reach the workers' store, and why; `results` by node rank, of all hosts but node 0."""
+    """Return which hosts cannot reach the scheduler, and why; `results` by node rank, of all hosts but node 0."""
     place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     remedy = "name the right address by --master_addr, or by address= in the hostfile"
     said = []
     for node, result in sorted(results.items()):
         if not result.error:
-            said.append((node, Finding("ok", "store", f"can reach the workers' store at {place}")))
+            said.append((node, Finding("ok", "scheduler", f"can reach the scheduler at {place}")))
             continue
         if result.is_own:
             why = f"{address} is its own address, too, on {result.interface or 'an interface'}: no network of all hosts"
@@ -77,8 +77,8 @@ def check_reach(
         else:
             own = f"{result.source} ({result.interface})" if result.interface else result.source
             why = f"its way there begins at {own}: a firewall, or another network"
-        text = f"cannot reach the workers' store at {place}: {result.error}; {why}; {remedy}"
-        said.append((node, Finding("fail", "store", text, contract.EXIT_CLUSTER)))
+        text = f"cannot reach the scheduler at {place}: {result.error}; {why}; {remedy}"
+        said.append((node, Finding("fail", "scheduler", text, contract.EXIT_CLUSTER)))
     return order_findings(fold_findings(said, entries))
 
 
@@ -202,5 +202,5 @@ def _check_master(
         master = choose_master_address(entries, reached, launcher.master_addr)
     except UsageError as error:
         return FleetFinding("fail", "master_addr", str(error), exit_code=error.exit_code)
-    text = f"the workers' store is to listen at {master.address} of {entries[0].name} ({master.reason})"
+    text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
     return FleetFinding("ok", "master_addr", text)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
@@ -287,12 +287,3 @@ class LauncherLink(threading.Thread):
 
 def _nothing() -> None:
     """Return None: there are no more logs."""
-
-
-def wait_for(link: LauncherLink, kinds: Iterable[str]) -> Message | None:
-    """Return the launcher's next wish of these kinds; None when there is no launcher any more."""
-    wanted = set(kinds)
-    while (message := link.wait()) is not None:
-        if message["type"] in wanted:
-            return message
-    return None

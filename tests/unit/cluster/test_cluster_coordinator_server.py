@@ -358,7 +358,7 @@ def test_host_without_a_sign_of_life_is_lost() -> None:
     ("answer", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
-        (hello("0" * 64).replace(b":3,", b":99,"), "speaks protocol 99, this one"),
+        (hello("0" * 64).replace(b":4,", b":99,"), "speaks protocol 99, this one"),
         (hello("0" * 64) + b" ", "is no msrun scheduler: it does not say hello"),
         (encode_body({"type": "seated", "hosts": []}), "is no msrun scheduler"),
         (b"refused \x1b[2J\n", "refused this host: ?[2J?"),

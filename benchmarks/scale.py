@@ -31,7 +31,7 @@ from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import encode_message
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster
@@ -143,7 +143,7 @@ class Launch:
         self._events = folder / contract.EVENTS_JSONL
         self._failing = failing
         self._rounds = rounds
-        self._links: list[AgentLink] = []
+        self._crew: Crew
         self._seconds: dict[str, float] = {}
         self._begin = 0.0
         self._bytes = 0.0
@@ -159,7 +159,7 @@ class Launch:
             with muster as crew:
                 mustered = muster.run()
                 self._lap("reached")
-                self._links = crew.links
+                self._crew = crew
                 job = FleetRun(spec, "JOB", crew, mustered, logs, events, {}, quiet=True)
                 job.start(threading.Thread(target=self._live, daemon=True).start)
                 result = job.finish()
@@ -180,10 +180,9 @@ class Launch:
         while '"running"' not in self._events.read_text():
             time.sleep(0.05)
         self._lap("started")
-        for _ in range(self._rounds):
-            for link in self._links:
-                link.beat(BEAT_S)
-            while any(link.silent_s for link in self._links):
+        for _ in range(self._rounds * self._crew.shares):
+            self._crew.beat_share()
+            while any(link.silent_s for link in self._crew.links):
                 time.sleep(0.001)
         self._lap("beats")
         self._failing.send(b"!")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import deque
 from typing import Any
 
 import pytest
@@ -207,3 +209,82 @@ def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], r
     assert told.count("restart") <= restarts
     attempts = [order["attempt"] for order in orders if order["type"] == "stop"]
     assert attempts == sorted(set(attempts))
+
+
+class Host:
+    """What a host does when it is told something; `said` has not been heard yet, `told` neither."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.attempt = 0
+        self.phase = "running"
+        self.is_lost = False
+        self.said: deque[dict[str, Any]] = deque()
+        self.told: deque[dict[str, Any]] = deque()
+        self.stops: list[str] = []
+        """Why it has ended attempts, as the coordinator says."""
+
+    def end(self, *, has_failed: bool) -> None:
+        """The workers have ended, by themselves or because one has failed."""
+        if has_failed:
+            value = encode_record(report(self.node))
+            self.said.append({"type": "failed", "attempt": self.attempt, "report": value})
+        self.phase = "ended"
+        self.said.append({"type": "ended", "attempt": self.attempt, "can_continue": True, "come": []})
+
+    def heed(self, order: dict[str, Any]) -> None:
+        kind, is_now = order["type"], order.get("attempt") == self.attempt
+        if kind == "stop" and is_now:
+            self.stops.append(reason_of(order))
+            if self.phase != "ended":
+                self.end(has_failed=False)
+        elif kind == "restart":
+            assert self.phase == "ended" and order["attempt"] == self.attempt + 1
+            self.attempt, self.phase = order["attempt"], "waiting"
+            self.said.append({"type": "ready", "attempt": self.attempt})
+        elif kind == "start" and is_now and self.phase == "waiting":
+            self.phase = "running"
+        elif kind == "over":
+            assert self.phase == "ended"
+            self.phase = "over"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(0, 2))
+def test_hosts_that_obey_end_together_however_late_what_they_say_is_heard(
+    rng: random.Random, count: int, restarts: int
+) -> None:
+    job = coordinator(count, restarts)
+    hosts = [Host(node) for node in range(count)]
+    overs: list[dict[str, Any]] = []
+
+    def give(orders: list[dict[str, Any]]) -> None:
+        overs.extend(order for order in orders if order["type"] == "over")
+        for host in hosts:
+            host.told.extend(orders)
+
+    for _ in range(10_000):
+        living = [host for host in hosts if not host.is_lost]
+        running = {host.attempt for host in living if host.phase == "running"}
+        assert len(running) < 2, "workers of two attempts at a time"
+        steps = [("hear", host) for host in living if host.said] + [("tell", host) for host in living if host.told]
+        steps += [("end", host) for host in living if host.phase == "running"]
+        if not steps:
+            break
+        kind, host = rng.choice(steps)
+        if rng.random() < 0.01:
+            host.is_lost = True
+            give(job.lost(host.node, f"lost {host.node}"))
+        elif kind == "hear":
+            give(job.hear(host.node, host.said.popleft()))
+        elif kind == "tell":
+            host.heed(host.told.popleft())
+        else:
+            host.end(has_failed=rng.random() < 0.5)
+    living = [host for host in hosts if not host.is_lost]
+    assert job.is_over and len(overs) == 1
+    assert {host.phase for host in living} <= {"over"} and {host.attempt for host in living} <= {job.attempt}
+    assert job.attempt <= restarts
+    assert len({tuple(host.stops) for host in living}) <= 1, "all hear of the same failures in the same order"
+    if job.report is not None and living:
+        assert living[0].stops[-1] == job.report.failure.reason == reason_of(overs[0])

@@ -43,8 +43,10 @@ def decode_record(cls: type[T], value: object) -> T:
         raise ValueError(f"{cls.__name__}: {error}") from None
 
 
-_hints = functools.cache(typing.get_type_hints)
-"""A job of many hosts decodes thousands of each."""
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; a job of many hosts asks thousands of times."""
+    return typing.get_type_hints(cls)
 
 
 def _decode(hint: Any, value: Any) -> Any:

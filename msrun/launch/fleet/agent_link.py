@@ -267,6 +267,7 @@ class AgentLink:
             return
         status, stderr = pipe.exit_status, pipe.stderr_text()
         pipe.close()
+        why: tuple[str, int | None, str]
         if self._was_replaced:
             why = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
         elif status is None:

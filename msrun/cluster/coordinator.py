@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from msrun import contract
-from msrun.cluster.failure import FailureReport, fault_of_job, read_report
+from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
 from msrun.cluster.membership import describe_absent
 from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
@@ -89,8 +89,7 @@ class Coordinator:
         if not (report.lost_peer and done):
             return report
         who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
-        failed = report.failure.reason.replace(" failed first: ", " then failed: ", 1)
-        return replace(report, failure=replace(report.failure, reason=f"{who} exited early (code 0); {failed}"))
+        return replace(report, failure=_after(f"{who} exited early (code 0)", report.failure))
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """The coordinator itself has seen why the job cannot go on, and cannot be started again."""
@@ -128,9 +127,15 @@ class Coordinator:
         return [] if self._unready else [{"type": "start", "attempt": attempt}]
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
-        """A host has gone without having been told that the job is over."""
+        """A host has gone without having been told that the job is over.
+
+        Where a rank has failed for the want of another just before, that is why: connections of workers break first.
+        """
         if self.is_over or node_rank not in self._nodes:
             return []
+        report = self.report
+        if report is not None and report.lost_peer and node_rank in self._busy - {report.node_rank}:
+            self.report = FailureReport(replace(_after(reason, report.failure), exit_code=exit_code))
         self._nodes.discard(node_rank)
         self._busy.discard(node_rank)
         self._is_last = True
@@ -154,3 +159,9 @@ class Coordinator:
         self._busy, self._unready = set(self._nodes), set(self._nodes)
         why = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
         return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **why}]
+
+
+def _after(cause: str, failure: JobFailure) -> JobFailure:
+    """Return a failure whose cause came before it."""
+    then = failure.reason.replace(" failed first: ", " then failed: ", 1)
+    return replace(failure, reason=f"{cause}; {then}")

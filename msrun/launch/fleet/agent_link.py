@@ -327,8 +327,8 @@ class AgentLink:
         """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         with contextlib.suppress(ClusterError, OSError):
             pipe = self._open_pipe(self._clock() + SALVAGE_S)
-            self._pipe = pipe
             pipe.write(opening(self._code.salvage()))
+            self._pipe = pipe  # not earlier: the code comes before anything that is still to be told
             self._read_pipe(pipe)
             pipe.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,27 @@ def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:
     assert job.lost(2, "again") == []
     job.ended(0, 0, can_continue=True)
     assert kinds(job.ended(1, 0, can_continue=True)) == ["over"]
+
+
+@pytest.mark.parametrize(
+    ("lost_peer", "has_ended", "is_cause"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_lost_host_is_why_a_rank_has_missed_another_just_before(
+    lost_peer: bool, has_ended: bool, is_cause: bool
+) -> None:
+    job = coordinator(3, restarts=5)
+    failure = replace(failure_of(0), reason="rank 0 failed first: exit code 7")
+    job.failed(0, FailureReport(failure, 0, can_restart=True, lost_peer=lost_peer))
+    if has_ended:
+        job.ended(2, 0, can_continue=True)
+    job.lost(2, "lost node 2")
+    job.ended(0, 0, can_continue=True)
+    (over,) = job.ended(1, 0, can_continue=True)
+    told = over["report"]["failure"]
+    if is_cause:
+        assert (told["reason"], told["exit_code"]) == ("lost node 2; rank 0 then failed: exit code 7", 3)
+    else:
+        assert (told["reason"], told["exit_code"]) == ("rank 0 failed first: exit code 7", 7)
 
 
 def test_all_hosts_start_again_together() -> None:

@@ -282,6 +282,14 @@ def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
 
 
+def test_one_remote_host_starts_again(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run("host1:2", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    assert job.code == 0, job.stderr
+    assert "all 2 workers finished successfully after restart 1" in job.stderr
+    (again,) = [event for event in job.events if event["event"] == "restarting"]
+    assert again["reason"].startswith("rank 1 on host1 failed first") and again["global_ranks"] == [1]
+
+
 @pytest.mark.slow
 def test_status_and_stop_work_as_for_a_job_on_one_host(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     job = fleet.start([1, 1], workers / "wait.py")

@@ -115,9 +115,10 @@ class Agent:
 
     def _prepare(self, message: Message) -> None:
         asked_at = time.time()
+        spoken = message["job"].get("protocol")  # first of all: another msrun's has other fields
+        if spoken != PROTOCOL:
+            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
-        if job.protocol != PROTOCOL:
-            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {job.protocol}: install the same")
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_in(self._spool), job.silence_s)

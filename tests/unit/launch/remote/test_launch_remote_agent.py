@@ -130,7 +130,7 @@ def test_launcher_of_another_protocol_is_refused() -> None:
     with pytest.raises(
         ClusterError, match=rf"msrun here speaks protocol {PROTOCOL}, the launcher 99: install the same"
     ):
-        served(job(protocol=99))
+        served({"type": "job", "job": {**job()["job"], "protocol": 99, "made_up_since": 1}})
     assert not spool_path("f00d", 1).exists()
 
 

@@ -39,7 +39,6 @@ PHASES = (
     ("connected", "last connection stands"),
     ("agent_up", "last agent is up"),
     ("checked", "last host is checked"),
-    ("registered", "last host has registered"),
     ("started", "last worker was started"),
 )
 """Events of msrun's events.jsonl, and what their last one means."""

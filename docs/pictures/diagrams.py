@@ -97,8 +97,9 @@ def draw_processes() -> None:
         drawing.box(590, y + 30, 220, 52, "fork server", processes)
         drawing.arrow((526, y + 56), (590, y + 56))
         drawing.arrow((240, 412 + 20 * index), (416, y + 56))
-    drawing.text(40, 490, "one SSH connection per host")
-    drawing.arrow((471, 470), (471, 420), kind="dashed", label="register, heartbeat, failure", at=(480, 452))
+    drawing.text(40, 490, "one SSH connection per host:")
+    drawing.text(40, 508, "heartbeat, failure, restart, logs")
+    drawing.arrow((700, 470), (700, 420), kind="dashed", label="store, gloo, NCCL", at=(708, 452))
     drawing.save("processes.svg")
 
 

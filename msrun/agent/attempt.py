@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ class Attempts:
         if not self.can_restart:
             return None
         first = self.current.membership.first_failure
-        return self._policy.delay_s(len(self.past), first.wait_status if first else None)
+        return self._policy.delay_s(len(self.past), os.waitstatus_to_exitcode(first.wait_status) if first else None)
 
     def begin_next(self) -> None:
         """Put the current attempt behind and begin a new one, in which nobody runs yet."""

@@ -1,22 +1,24 @@
-"""The agent's event loop on one of several hosts: what happens here is told to the others, and theirs is obeyed.
+"""The agent's event loop on a host of a job that a coordinator leads: it is told what happens here, and obeyed.
 
 A host that has failed stops its own workers at once and does not wait to be told. How the job failed, whether it starts
-again and when it is over, the scheduler says, to all hosts the same.
+again and when it is over, the coordinator says, to all hosts the same.
 """
 
 from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from dataclasses import replace
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.fleet import Verdict
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.control import Control
+from msrun.cluster.failure import FailureReport, read_report
 from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, HangTimeout, PeerFailed
+from msrun.planning.record_json import encode_record
 
 OTHERS_LINE_S = 2.0
 """How long the other hosts may take to end before that is worth a line."""
@@ -25,27 +27,22 @@ ELSEWHERE_S = 10.0
 
 
 class HostSupervisor(Supervisor):
-    """Runs one HostPlan of several to the end of the whole job. Use once; `join_fleet` first."""
+    """Runs one HostPlan to the end of the whole job. Use once; `join` first."""
 
-    verdict: Verdict | None = None
-    """How the last attempt failed, as the scheduler has it; None when it did not fail, or nobody could say."""
+    report: FailureReport | None = None
+    """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
 
-    def join_fleet(
-        self, node_rank: int, inbox: Inbox, send: Callable[[Message], None], describe: Callable[[Attempt], Verdict]
-    ) -> None:
-        """Take part in a job of several hosts.
+    def join(self, control: Control, describe: Callable[[Attempt], FailureReport]) -> None:
+        """Take part in the job.
 
         Args:
-            inbox: what the scheduler says.
-            send: tells the scheduler.
-            describe: how an attempt failed on this host, for the others; leaves out whether it may be repeated.
+            describe: how an attempt failed on this host; leaves out whether it may be repeated.
         """
-        self._node_rank = node_rank
-        self._inbox = inbox
-        self._send = send
+        self._inbox = control.orders
+        self._send = control.send
         self._describe = describe
         self._is_alone = False
-        """The scheduler has gone."""
+        """The coordinator has gone."""
         self._has_ended = False
         """The others know that nothing runs here any more in this attempt."""
         self._reported = -1
@@ -61,11 +58,11 @@ class HostSupervisor(Supervisor):
         if self._reported == attempt.number or isinstance(attempt.fault, PeerFailed):
             return
         self._reported = attempt.number
-        verdict = {**self._describe(attempt).to_json(), "can_restart": self._attempts.can_restart}
-        self._send({"type": "failed", "attempt": attempt.number, "verdict": verdict})
+        report = replace(self._describe(attempt), can_restart=self._attempts.can_restart)
+        self._send({"type": "failed", "attempt": attempt.number, "report": encode_record(report)})
 
     def _on_exited(self, message: Message) -> None:
-        """Have the scheduler know who has finished: a rank of another host may fail for the want of it."""
+        """Have the coordinator know who has finished: a rank of another host may fail for the want of it."""
         super()._on_exited(message)
         attempt = self._attempt
         member = attempt.membership.members.get(message["process_id"])
@@ -123,47 +120,57 @@ class HostSupervisor(Supervisor):
 
     @property
     def _patience_s(self) -> float:
+        if not self._plan.fleet:  # there is no other host
+            return 0.0
         return min(self._plan.hang_time_out_s / 2, ELSEWHERE_S)
 
     # -- from the others --------------------------------------------------------------------------------------------
 
     def _on_inbox(self) -> None:
         for message in self._inbox.take():
-            kind = message["type"]
-            if kind == "note":
-                self._tell("note", text=message["text"])
-            elif kind == "stop" and message["attempt"] == self._attempt.number:
-                self._on_verdict(Verdict.from_json(message["verdict"]))
-            elif kind == "restart":
-                self._has_ended, self.verdict = False, None
-                self._begin_again(message["delay_s"])
-            elif kind == "start" and message["attempt"] == self._attempt.number and not self._attempt.has_failed:
-                super()._start_again()
-            elif kind == "absent" and message["attempt"] == self._attempt.number and not self._has_ended:
-                self._on_absent(message["ranks"])
-            elif kind == "over":
-                self._on_over(Verdict.from_json(message["verdict"]) if message["verdict"] else None)
-            elif kind == "lost":
-                self._on_lost(ClusterError(message["reason"]))
+            try:
+                self._heed(message)
+            except (ValueError, KeyError) as error:
+                said = f"the coordinator says what cannot be read ({error})"
+                self._on_lost(ClusterError(f"{said}: install the same msrun on all hosts"))
 
-    def _on_verdict(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+    def _heed(self, message: Message) -> None:
+        kind = message["type"]
+        is_now = message.get("attempt") == self._attempt.number
+        if kind == "note":
+            self._tell("note", text=message["text"])
+        elif kind == "stop" and is_now:
+            self._on_stop(read_report(message["report"]))
+        elif kind == "restart":
+            self._has_ended, self.report = False, None
+            self._begin_again(message["delay_s"])
+        elif kind == "start" and is_now and not self._attempt.has_failed:
+            super()._start_again()
+        elif kind == "absent" and is_now and not self._has_ended:
+            self._on_absent(message["ranks"])
+        elif kind == "over":
+            self._on_over(read_report(message["report"]) if message["report"] else None)
+        elif kind == "lost":
+            self._on_lost(ClusterError(message["reason"]))
+
+    def _on_stop(self, report: FailureReport) -> None:
+        self.report = report
         self._timers.cancel("others", "elsewhere")
-        if verdict.node_rank == self._node_rank:
+        if report.node_rank == self._host.node_rank:
             return
-        attempt = self._attempt
+        attempt, reason = self._attempt, report.failure.reason
         if not attempt.has_failed:
             attempt.doing = self._watch.doing(attempt.membership)
-        attempt.fault = PeerFailed(verdict.reason, verdict.exit_code)
+        attempt.fault = PeerFailed(reason, report.failure.exit_code)
         if self._has_ended or self._timers.is_set("stacks"):
             return
-        if verdict.kind == "hang" and attempt.membership.count(WorkerState.RUNNING):
+        if report.is_hang and attempt.membership.count(WorkerState.RUNNING):
             self._watch.stop()
             attempt.membership.is_stopping = True
             self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
-            self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(verdict.reason))
+            self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(reason))
         else:
-            self._stop(verdict.reason)
+            self._stop(reason)
 
     def _on_absent(self, global_ranks: list[int]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""
@@ -172,11 +179,11 @@ class HostSupervisor(Supervisor):
             others = tuple(rank for rank in global_ranks if rank not in membership.members)
             self._watch.note_absent(membership, others, self._end_stuck)
 
-    def _on_over(self, verdict: Verdict | None) -> None:
-        self.verdict = verdict
-        if verdict is not None and not self._attempt.has_failed:  # the last host's end has shown it
-            self._attempt.fault = PeerFailed(verdict.reason, verdict.exit_code)
-        if verdict is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
+    def _on_over(self, report: FailureReport | None) -> None:
+        self.report = report
+        if report is not None and not self._attempt.has_failed:  # the last host's end has shown it
+            self._attempt.fault = PeerFailed(report.failure.reason, report.failure.exit_code)
+        if report is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
             self._attempt.fault = None
         self._over = True
 

@@ -6,9 +6,6 @@ import os
 import signal
 import threading
 
-GONE = signal.SIGKILL
-"""What an agent reads when its launcher has gone; nobody can pass it on, ignore it or mean anything else by it."""
-
 
 class SignalPipe:
     """INT, TERM, HUP, QUIT and what is to be passed on as readable bytes.
@@ -54,6 +51,6 @@ class SignalPipe:
     def read(self) -> list[int]:
         """Return the signals that came since the last call."""
         try:
-            return [signum for signum in os.read(self._reader, 256) if signum in self._wanted or signum == GONE]
+            return [signum for signum in os.read(self._reader, 256) if signum in self._wanted]
         except BlockingIOError:
             return []

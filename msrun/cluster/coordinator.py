@@ -1,345 +1,167 @@
-"""Where the hosts of a job meet: registration, heartbeats, what all are told when one fails.
+"""The coordinator of a job: what becomes of it. Pure: what hosts say in, what all hosts are told out.
 
-A thread of the launcher whose host has the master address. It decides nothing itself: `hosts.Registry` says who may
-take part, `fleet.Fleet` what becomes of the job. Its socket is bound to the master address alone, nothing that a
-stranger sends is more than a refused greeting, and it waits for no host: a slow one holds up nobody. Whatever goes
-wrong with one of them ends that connection alone.
+The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
+ended its part, the job is over, or starts again everywhere. Whoever coordinates passes these messages on, over a
+connection of its own: the launcher of `--hosts` over those to its agents, msrun on node 0 over TCP
+(`coordinator_server`).
 
-First each side says hello with its nonce; a refusal is plain text. All else is messages, JSON with a length and a proof
-in front (`cluster.proof`):
-    scheduler -> host   accepted {beat_s, silence_s}
-                        waiting {text}              called_off {reason, exit_code}
-                        fleet {hosts}               seated {job_id, store_port, node_rank}
-                        stop {attempt, verdict}     restart {attempt, delay_s}     start {attempt}
-                        over {verdict}              beat {}
-    host -> scheduler   register {request}
-                        failed {attempt, verdict}   ended {attempt, can_continue, come}
-                        done {attempt, rank, has_come}
-                        ready {attempt}             beat {}
+    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come}
+                          done {attempt, rank, has_come}    ready {attempt}
+    coordinator -> hosts  stop {attempt, report}      absent {attempt, ranks}
+                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report}
 """
 
 from __future__ import annotations
 
-import errno
-import selectors
-import socket
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from msrun import contract
-from msrun.cluster.connection import Connection
-from msrun.cluster.fleet import Fleet, Verdict
-from msrun.cluster.guest import Guest, MeetingTerms
-from msrun.cluster.hosts import Refused, Registry
-from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import Message, NotUnderstood, encode_body
+from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
+from msrun.cluster.membership import describe_absent
+from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.planning.ranks import count_workers
+from msrun.planning.ranks import fold_ranks
+from msrun.planning.record_json import encode_record
 
-GREETING_S = 5.0
-"""How long somebody who has connected may take to register."""
-MAX_STRANGERS = 128
-"""Connections of which nobody has registered yet, well under the usual limit of 1024 descriptors."""
-MAX_STRANGERS_OF_ONE = 16
-"""Of them, from one address. When one more comes, the oldest is closed: a host needs a moment only, and tries again."""
-PRESSED_S = 1.0
-"""How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
-NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-MAX_NOTES = 100
-"""Refusals that are told; a flood of them must not fill a disk."""
-WAITING_LINE_S = 5.0
-LEAVE_S = 5.0
-"""How long hosts may take to close their connection when the job is over."""
+REPORTS = frozenset({"failed", "ended", "done", "ready"})
+"""What hosts say."""
+ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})
+"""What they are told."""
 
 
-class Coordinator(threading.Thread):
-    """Serves one job. `close` it when the launcher is done."""
+class Coordinator:
+    """All hosts of a job. Owned by one thread; every method returns what all hosts are to be told."""
 
-    def __init__(
-        self, listener: socket.socket, registry: Registry, terms: MeetingTerms, note: Callable[[str], None]
-    ) -> None:
-        """`note`: told of what is worth a line in the record; called from this thread."""
-        super().__init__(name="msrun-coordinator", daemon=True)
-        listener.settimeout(0.0)
-        self._listener = listener
-        self._registry = registry
-        self._terms = terms
-        self._note = note
-        self._notes_left = MAX_NOTES
-        self._wake = Inbox()
-        self._selector = selectors.DefaultSelector()
-        self._guests: dict[int, Guest] = {}
-        """By id of the guest, in the order of their coming."""
-        self._strangers: dict[int, Guest] = {}
-        """Those among them who have not registered."""
-        self._fleet: Fleet | None = None
-        self._begin = time.monotonic()
-        self._next_beat = self._next_line = 0.0
-        self._ends_at: float | None = None
-        self._is_listening = True
+    def __init__(self, job_id: str, ranks: Mapping[int, Sequence[int]], policy: RestartPolicy) -> None:
+        """`ranks`: node_rank -> global ranks there."""
+        self._job_id = job_id
+        self._ranks = ranks
+        self._nodes = set(ranks)
+        self._policy = policy
+        self._busy = set(self._nodes)
+        """Those that have not ended their part of the attempt."""
+        self._unready = set(self._nodes)
+        """Those that could not start their workers again yet."""
+        self._done: dict[int, int] = {}
+        """Rank -> node of those that have finished in this attempt."""
+        self._absent: set[int] = set()
+        """Those of them that never joined the world."""
+        self._come: set[int] = set()
+        """Those of hosts that have ended which joined it."""
+        self._is_last = False
+        self.attempt = 0
+        self.report: FailureReport | None = None
+        """Of the current attempt; of the last one when the job is over."""
+        self.is_over = False
 
-    # -- loop -----------------------------------------------------------------------------------------------------
+    def hear(self, node_rank: int, message: Message) -> list[Message]:
+        """Take one of `REPORTS` from a host; anything else is left out, and so is what is of another attempt.
 
-    def run(self) -> None:
-        """Serve until the job is over and everybody has left, or `close` is called."""
-        self._next_line = self._begin + WAITING_LINE_S
-        try:
-            with self._selector:
-                self._serve_all()
-        finally:  # nobody must wait for one that has gone
-            for guest in self._guests.values():
-                guest.connection.close()
-            self._listener.close()
-
-    def _serve_all(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        while not self._is_done():
-            for key, _ in self._selector.select(self._time_left()):
-                if key.fileobj is self._listener:
-                    self._welcome()
-                elif key.fileobj is self._wake:
-                    for wish in self._wake.take():
-                        self._leave(wish)
-                else:
-                    self._serve(key.data)
-            self._look_at_clock()
-
-    def close(self, reason: str = "", exit_code: int = 0) -> None:
-        """Let the hosts leave, if the job is over, and end the thread.
-
-        Args:
-            reason: why a job that has not begun will not; told to the hosts that have come.
+        Raises:
+            ValueError: no host that works as it should says this.
         """
-        self._wake.post({"reason": reason, "exit_code": exit_code})
-        self.join(LEAVE_S + 1.0)
-        self._wake.close()
-
-    def _leave(self, wish: Message) -> None:
-        if self._fleet is None and wish["reason"]:
-            self._call_off(wish["reason"], wish["exit_code"])
-        else:
-            is_over = self._fleet is not None and self._fleet.is_over
-            self._ends_at = time.monotonic() + (LEAVE_S if is_over else 0.0)
-
-    def _is_done(self) -> bool:
-        if self._ends_at is None:
-            return False
-        return time.monotonic() >= self._ends_at or not any(guest.request for guest in self._guests.values())
-
-    def _time_left(self) -> float:
-        moments = [self._next_beat]
-        if self._fleet is None:
-            moments.append(self._next_line)
-            if self._terms.cluster_time_out_s >= 0:
-                moments.append(self._begin + self._terms.cluster_time_out_s)
-        if self._ends_at is not None:
-            moments.append(self._ends_at)
-        return max(0.0, min(moments) - time.monotonic())
-
-    def _look_at_clock(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + self._terms.beat_s
-            self._beat(now)
-            self._listen(is_wanted=True)
-        if self._fleet is not None or self._ends_at is not None:
-            return
-        if now >= self._next_line:
-            self._next_line = now + WAITING_LINE_S
-            self._tell_all({"type": "waiting", "text": self._registry.describe()})
-        limit_s = self._terms.cluster_time_out_s
-        if 0 <= limit_s <= now - self._begin:
-            came = self._registry.describe_present()
-            reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"
-            self._call_off(reason, contract.EXIT_TIMEOUT)
-
-    def _call_off(self, reason: str, exit_code: int) -> None:
-        """End a job that has not begun."""
-        self._tell_all({"type": "called_off", "reason": reason, "exit_code": exit_code})
-        self._ends_at = time.monotonic() + LEAVE_S
-
-    def _beat(self, now: float) -> None:
-        beat = encode_body({"type": "beat"})
-        for guest in list(self._guests.values()):
-            silent_s = now - guest.connection.heard_at
-            if guest.request is None and now - guest.since > GREETING_S:
-                self._forget(guest)  # without a word: a host that was only slow tries again
-                self._note_refusal(guest, f"nothing that makes it a host of this job within {GREETING_S:g} s")
-            elif guest.request is not None and silent_s > self._terms.silence_s:
-                self._part(guest, f"has given no sign of life for {silent_s:.0f} s: the host or the network is down")
-            elif guest.request is not None:
-                self._tell(guest, beat)
-
-    # -- guests ---------------------------------------------------------------------------------------------------
-
-    def _welcome(self) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers.values()))
-            if time.monotonic() - oldest.since < PRESSED_S:
-                self._listen(is_wanted=False)
-                return
-            self._forget(oldest)
-        try:
-            stream, address = self._listener.accept()
-        except OSError as error:
-            if error.errno in NO_ROOM:  # whoever waits has to wait for the next beat
-                self._listen(is_wanted=False)
-            return
-        self._make_room(address[0])
-        tls = self._terms.tls.open_session() if self._terms.tls else None
-        guest = Guest(Connection(stream, tls), f"{address[0]}:{address[1]}", address[0])
-        self._guests[id(guest)] = self._strangers[id(guest)] = guest
-        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
-        guest.greet()
-
-    def _make_room(self, host: str) -> None:
-        """Close the oldest of those of one address who hold a connection and say nothing, where they are too many."""
-        same = [guest for guest in self._strangers.values() if guest.host == host]
-        if len(same) >= MAX_STRANGERS_OF_ONE:
-            self._forget(same[0])
-
-    def _listen(self, *, is_wanted: bool) -> None:
-        """Take connections, or leave those who come in the listener's queue."""
-        if is_wanted and not self._is_listening:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        elif not is_wanted and self._is_listening:
-            self._selector.unregister(self._listener)
-        self._is_listening = is_wanted
-
-    def _settle(self, guest: Guest) -> None:
-        """Somebody is no stranger any more, or has gone."""
-        if self._strangers.pop(id(guest), None) is not None and len(self._strangers) < MAX_STRANGERS:
-            self._listen(is_wanted=True)
-
-    def _serve(self, guest: Guest) -> None:
-        if id(guest) not in self._guests:  # parted from a moment ago
-            return
-        try:
-            guest.connection.flush()
-            for body in guest.connection.receive():
-                if id(guest) not in self._guests:
-                    return
-                self._take(guest, body)
-        except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
-            self._misunderstand(guest, error)
-            return
-        if guest.connection.is_closed:
-            self._part(guest, "has closed its connection: msrun was killed there, or the host went down")
-        else:
-            self._watch(guest)
-
-    def _take(self, guest: Guest, body: bytes) -> None:
-        if guest.request is not None:
-            self._hear(guest, guest.connection.open(body))
-        elif guest.is_greeted:
-            self._register(guest, body)
-        else:
-            guest.hear_greeting(body, self._terms.token)
-
-    def _misunderstand(self, guest: Guest, error: Exception) -> None:
-        said = str(error) if isinstance(error, ValueError | Refused) else f"{type(error).__name__}: {error}"
-        if guest.request is not None:  # its connection is of no use any more
-            self._part(guest, f"has sent what cannot be read ({said}): something between the hosts changes it")
-        else:
-            self._refuse(guest, said if isinstance(error, NotUnderstood | Refused) else f"no msrun host: {said}")
-
-    def _watch(self, guest: Guest) -> None:
-        if id(guest) in self._guests:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.connection.has_unsent else 0)
-            self._selector.modify(guest.connection, wanted, guest)
-
-    def _register(self, guest: Guest, body: bytes) -> None:
-        request = guest.read_request(body)
-        self._registry.add(id(guest), request)
-        self._settle(guest)
-        guest.accept(request, self._terms)
-        self._note(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
-        if self._registry.is_complete:
-            self._seat_all()
-
-    def _refuse(self, guest: Guest, reason: str) -> None:
-        """Send somebody away, and say so."""
-        guest.refuse(reason)
-        self._forget(guest)
-        self._note_refusal(guest, reason)
-
-    def _note_refusal(self, guest: Guest, reason: str) -> None:
-        self._notes_left -= 1
-        if self._notes_left >= 0:
-            self._note(f"refused {guest.address}: {reason}")
-        if self._notes_left == 0:
-            self._note(f"{MAX_NOTES} were refused; no more are told")
-
-    def _part(self, guest: Guest, reason: str) -> None:
-        """A connection has ended."""
-        request, seat = guest.request, guest.seat
-        self._forget(guest)
-        if request is None or self._ends_at is not None:
-            return
-        if seat is None or self._fleet is None:
-            self._registry.remove(id(guest))
-            self._note(f"{request.describe()} {reason}; it may register again")
-            return
-        if not self._fleet.is_over:
-            self._note(f"{seat.describe()} {reason}")
-        self._order(self._fleet.lost(seat.node_rank, f"lost {seat.describe()}, which {reason}"))
-
-    def _forget(self, guest: Guest) -> None:
-        if self._guests.pop(id(guest), None) is not None:
-            self._settle(guest)
-            self._selector.unregister(guest.connection)
-            guest.connection.close()
-
-    # -- the job --------------------------------------------------------------------------------------------------
-
-    def _seat_all(self) -> None:
-        seats = self._registry.seats()
-        hosts = [seat.to_json() for seat in sorted(seats.values(), key=lambda seat: seat.node_rank)]
-        self._fleet = Fleet((seat.node_rank for seat in seats.values()), RestartPolicy(self._terms.max_restarts))
-        common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
-        fleet = encode_body({"type": "fleet", "hosts": hosts})  # long, and the same for all
-        for guest in list(self._guests.values()):
-            if guest.request is not None:
-                guest.seat = seats[id(guest)]
-                self._tell(guest, fleet)
-                self._tell(guest, encode_body({**common, "node_rank": guest.seat.node_rank}))
-
-    def _hear(self, guest: Guest, message: Message) -> None:
-        if self._fleet is None or guest.seat is None:
-            return
         kind, attempt = message.get("type"), message.get("attempt")
         if type(attempt) is not int:
-            return
-        node_rank = guest.seat.node_rank
+            return []
+        own = self._ranks[node_rank]
         if kind == "failed":
-            verdict = replace(Verdict.from_json(message.get("verdict")), node_rank=node_rank)
-            self._order(self._fleet.failed(attempt, verdict))
-        elif kind == "done" and message.get("rank") in guest.seat.ranks:
-            has_come = message.get("has_come") is not False
-            self._order(self._fleet.done(node_rank, attempt, message["rank"], has_come=has_come))
-        elif kind == "ended":
-            can_continue = message.get("can_continue") is True
+            return self.failed(attempt, replace(read_report(message.get("report")), node_rank=node_rank))
+        if kind == "done" and message.get("rank") in own:
+            return self.done(node_rank, attempt, message["rank"], has_come=message.get("has_come") is not False)
+        if kind == "ended":
             given = message.get("come")
-            come = [rank for rank in guest.seat.ranks if rank in given] if isinstance(given, list) else []
-            self._order(self._fleet.ended(node_rank, attempt, can_continue=can_continue, come=come))
-        elif kind == "ready":
-            self._order(self._fleet.ready(node_rank, attempt))
+            come = [rank for rank in own if rank in given] if isinstance(given, list) else []
+            return self.ended(node_rank, attempt, can_continue=message.get("can_continue") is True, come=come)
+        return self.ready(node_rank, attempt) if kind == "ready" else []
 
-    def _order(self, orders: list[Message]) -> None:
-        for order in orders:
-            self._tell_all(order)
-            if order["type"] == "over":
-                self._ends_at = time.monotonic() + LEAVE_S
+    def failed(self, attempt: int, report: FailureReport) -> list[Message]:
+        """A host has failed. Only the first failure of an attempt counts."""
+        if self.is_over or attempt != self.attempt or self.report is not None:
+            return []
+        self.report = report = self._with_deserters(report)
+        self._is_last |= not report.can_restart
+        return [{"type": "stop", "attempt": attempt, "report": encode_record(report)}]
 
-    def _tell_all(self, message: Message) -> None:
-        body = encode_body(message)
-        for guest in list(self._guests.values()):
-            if guest.request is not None:
-                self._tell(guest, body)
+    def _with_deserters(self, report: FailureReport) -> FailureReport:
+        """Say who had finished before, where that is why another host's rank has failed."""
+        done = {rank: node for rank, node in self._done.items() if node != report.node_rank}
+        if not (report.lost_peer and done):
+            return report
+        who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
+        return replace(report, failure=_after(f"{who} exited early (code 0)", report.failure))
 
-    def _tell(self, guest: Guest, body: bytes) -> None:
-        guest.connection.send_body(body)
-        self._watch(guest)
+    def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
+        """The coordinator itself has seen why the job cannot go on, and cannot be started again."""
+        return self.failed(self.attempt, FailureReport(fault_of_job(self._job_id, reason, exit_code)))
+
+    def done(self, node_rank: int, attempt: int, global_rank: int, *, has_come: bool = True) -> list[Message]:
+        """A rank has finished. `has_come`: it had joined the world; who joins one that it has not waits in vain."""
+        if self.is_over or attempt != self.attempt:
+            return []
+        self._done[global_rank] = node_rank
+        if has_come:
+            return []
+        self._absent.add(global_rank)
+        is_first = len(self._absent) == 1  # enough for the others to look; a job that joins nothing has many
+        return [{"type": "absent", "attempt": attempt, "ranks": [global_rank]}] if is_first else []
+
+    def ended(self, node_rank: int, attempt: int, *, can_continue: bool, come: Iterable[int] = ()) -> list[Message]:
+        """All workers of a host have ended, or none was started. `come`: those that had joined the world."""
+        if self.is_over or attempt != self.attempt or node_rank not in self._busy:
+            return []
+        self._is_last |= not can_continue
+        self._busy.discard(node_rank)
+        self._come.update(come)
+        orders: list[Message] = []
+        if self._absent and self._come:
+            reason = describe_absent(self._absent, self._come)
+            orders = self.fail(reason)
+        return [*orders, *self._conclude()]
+
+    def ready(self, node_rank: int, attempt: int) -> list[Message]:
+        """A host could start its workers again."""
+        if self.is_over or attempt != self.attempt or node_rank not in self._unready:
+            return []
+        self._unready.discard(node_rank)
+        return [] if self._unready else [{"type": "start", "attempt": attempt}]
+
+    def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
+        """A host has gone without having been told that the job is over.
+
+        Where a rank has failed for the want of another just before, that is why: connections of workers break first.
+        """
+        if self.is_over or node_rank not in self._nodes:
+            return []
+        report = self.report
+        if report is not None and report.lost_peer and node_rank in self._busy - {report.node_rank}:
+            self.report = FailureReport(replace(_after(reason, report.failure), exit_code=exit_code))
+        self._nodes.discard(node_rank)
+        self._busy.discard(node_rank)
+        self._is_last = True
+        return [*self.fail(reason, exit_code), *self._conclude()]
+
+    def _conclude(self) -> list[Message]:
+        if self._busy:
+            return []
+        report, delay_s = self.report, None
+        if report is not None and not self._is_last:
+            first = report.failure.first_failure
+            delay_s = self._policy.delay_s(self.attempt, first.exit_code if first else None)
+        if report is None or delay_s is None:
+            self.is_over = True
+            return [{"type": "over", "report": encode_record(report) if report else None}]
+        self.attempt += 1
+        self.report = None
+        self._done.clear()
+        self._absent.clear()
+        self._come.clear()
+        self._busy, self._unready = set(self._nodes), set(self._nodes)
+        why = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
+        return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **why}]
+
+
+def _after(cause: str, failure: JobFailure) -> JobFailure:
+    """Return a failure whose cause came before it."""
+    then = failure.reason.replace(" failed first: ", " then failed: ", 1)
+    return replace(failure, reason=f"{cause}; {then}")

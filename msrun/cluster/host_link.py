@@ -1,7 +1,7 @@
 """A host's end of its connection to the scheduler: registers, gives signs of life, and passes on what it hears.
 
 A thread, so that a launcher whose terminal is held up is not taken for dead. What it hears lands in the launcher's
-inbox: the scheduler's messages as they are (see `cluster.coordinator`), and of its own
+inbox: the scheduler's messages as they are (see `cluster.coordinator_server`), and of its own
     waiting {text}      what it waits for, every few seconds
     registered {tls}    the scheduler has let it in; `tls`: through what, e.g. TLSv1.3, or empty
     refused {reason}    it cannot take part
@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
-from msrun.cluster.guest import REFUSED
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood
+from msrun.cluster.peer import REFUSED
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -61,14 +62,23 @@ class Membership:
     are_told: bool = False
     """The workers have been told to end."""
     members: dict[int, Member] = field(init=False)
+    _counts: Counter[WorkerState] = field(init=False, repr=False)
+    """How many workers are in each state: a job has thousands, and every event asks."""
 
     def __post_init__(self) -> None:
         self.members = {rank: Member(rank) for rank in self.ranks}
+        self._counts = Counter({WorkerState.PLANNED: len(self.members)})
+
+    def _enter(self, member: Member, state: WorkerState) -> None:
+        self._counts[member.state] -= 1
+        self._counts[state] += 1
+        member.state = state
 
     def started(self, global_rank: int, pid: int, now: float) -> Decision:
         """Record that a worker runs."""
         member = self.members[global_rank]
-        member.state, member.pid, member.started_at = WorkerState.RUNNING, pid, now
+        self._enter(member, WorkerState.RUNNING)
+        member.pid, member.started_at = pid, now
         return Decision.WAIT
 
     def exited(self, global_rank: int, wait_status: int, now: float) -> Decision:
@@ -76,21 +86,27 @@ class Membership:
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:
-            member.state = WorkerState.DONE
+            self._enter(member, WorkerState.DONE)
         elif self.are_told:
-            member.state = WorkerState.STOPPED
+            self._enter(member, WorkerState.STOPPED)
         else:
-            member.state = WorkerState.FAILED
+            self._enter(member, WorkerState.FAILED)
             if not self.is_stopping:
                 self.first_failure = member
                 return self.stop()
         return Decision.FINISH if self.is_over else Decision.WAIT
 
+    def ended(self, global_rank: int, state: WorkerState, wait_status: int) -> None:
+        """Record the end of a worker of another host, as that host has judged it."""
+        member = self.members[global_rank]
+        self._enter(member, state)
+        member.wait_status = wait_status
+
     def told(self, not_started: Iterable[int] = ()) -> Decision:
         """Record that from now on workers end because msrun told them to, and who will not be started any more."""
         self.is_stopping = self.are_told = True
         for rank in not_started:
-            self.members[rank].state = WorkerState.STOPPED
+            self._enter(self.members[rank], WorkerState.STOPPED)
         return Decision.FINISH if self.is_over else Decision.WAIT
 
     def stop(self) -> Decision:
@@ -101,11 +117,11 @@ class Membership:
     @property
     def is_over(self) -> bool:
         """True when every worker was started and has ended."""
-        return all(m.state not in (WorkerState.PLANNED, WorkerState.RUNNING) for m in self.members.values())
+        return not self.count(WorkerState.PLANNED, WorkerState.RUNNING)
 
     def count(self, *states: WorkerState) -> int:
         """Return how many workers are in one of these states."""
-        return sum(member.state in states for member in self.members.values())
+        return sum(self._counts[state] for state in states)
 
     def running(self) -> dict[int, int]:
         """Return global rank -> pid of every worker that runs."""

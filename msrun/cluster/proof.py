@@ -17,8 +17,8 @@ import re
 import secrets
 import struct
 
-PROTOCOL = 3
-"""Raised when hosts of an older msrun could not take part any more."""
+PROTOCOL = 4
+"""Of what hosts, launcher and coordinator say; raised when those of an older msrun would not understand it any more."""
 PROOF_BYTES = hashlib.sha256().digest_size
 _CLIENT, _SERVER = b"msrun host", b"msrun scheduler"
 _NUMBER = struct.Struct("!Q")

@@ -7,6 +7,7 @@ the socket's backlog: no worker can come too early.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,15 @@ def listen(address: str, port: int, remedy: str = "leave it out to take a free p
             f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); {remedy}"
         ) from None
     return listener
+
+
+def forget_waiting(listener: socket.socket) -> None:
+    """Close the connections that wait at a listening socket: whoever tried whether it can be reached is no client."""
+    listener.settimeout(0.0)
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        while True:
+            listener.accept()[0].close()
+    listener.settimeout(None)
 
 
 def serve_tcp_store(listener: socket.socket) -> TCPStore:

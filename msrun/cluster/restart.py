@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from msrun import contract
@@ -19,16 +18,16 @@ class RestartPolicy:
 
     max_restarts: int
 
-    def delay_s(self, restarts_done: int, wait_status: int | None) -> float | None:
+    def delay_s(self, restarts_done: int, exit_code: int | None) -> float | None:
         """Return how long to wait before the next start, or None when the job has ended for good.
 
         Args:
             restarts_done: how often the job was started again already.
-            wait_status: how the first worker failed, as waitpid gives it; None when it had to be ended for a hang.
+            exit_code: of the worker that failed first; None when a signal ended it, or no worker failed.
         """
         if restarts_done >= self.max_restarts:
             return None
-        if wait_status is not None and os.waitstatus_to_exitcode(wait_status) in HOPELESS_CODES:
+        if exit_code in HOPELESS_CODES:
             return None
         return min(MAX_DELAY_S, FIRST_WAIT_S * 2.0 ** (restarts_done - 1)) if restarts_done else 0.0
 

@@ -1,27 +1,24 @@
-"""JobFailure: why a job died, as text for people and as `failure.json` (schema in `msrun.contract`)."""
+"""Why a job died, from what its agent has seen: for the coordinator, for people, and as `failure.json`."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
+from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure
 from msrun.cluster.membership import Member, WorkerState
-from msrun.errors import HangTimeout, MsrunError, WorkerFailed
+from msrun.errors import HangTimeout
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import name_ranks
-
-if TYPE_CHECKING:  # loaded when there are several hosts
-    from msrun.cluster.fleet import Verdict
 
 LOST_PEER = (
     "connection closed by peer",
@@ -41,39 +38,6 @@ LOST_PEER = (
 LATE_S = 0.5
 """How long after a failure a rank's good end may be reported and have come before it all the same."""
 SHOWN_LAGGING = 3
-
-
-@dataclass(frozen=True)
-class WorkerFailure:
-    """A worker that failed first, or that the others waited for."""
-
-    global_rank: int
-    local_rank: int
-    host: str
-    pid: int
-    exit_code: int | None
-    signal: str | None
-    hint: str
-    run_time_s: float
-    log: str
-    excerpt: list[str]
-
-
-@dataclass(frozen=True)
-class JobFailure:
-    """Why the job as a whole failed."""
-
-    job_id: str
-    exit_code: int
-    reason: str
-    first_failure: WorkerFailure | None
-    lagging: list[WorkerFailure]
-    others: list[dict[str, int | str]]
-    attempts: list[dict[str, int | float | str]]
-
-    def to_error(self) -> MsrunError:
-        """Return the error that the command line reports."""
-        return WorkerFailed(self.reason, self.exit_code)
 
 
 def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
@@ -100,46 +64,20 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 
 
-def name_failure(plan: LaunchPlan, attempt: Attempt) -> Verdict:
-    """Return how an attempt failed on this host, for the others of a job of several."""
-    from msrun.cluster.fleet import Verdict
-
+def report_failure(plan: LaunchPlan, attempt: Attempt) -> FailureReport:
+    """Return how an attempt failed on this host, for the coordinator."""
     failure = build_failure(plan, HostResult((attempt,), ()))
     assert failure is not None, "an attempt that has not failed"
-    host, first = plan.hosts[0], failure.first_failure
-    if first is None:
-        kind = "hang" if isinstance(attempt.fault, HangTimeout) else "fault"
-        return Verdict(host.node_rank, f"{host.where}: {failure.reason}", failure.exit_code, kind)
-    member = attempt.membership.first_failure
-    assert member is not None, "a failed worker that is none"
-    return Verdict(
-        host.node_rank,
-        failure.reason,
-        failure.exit_code,
-        "worker",
-        member.wait_status,
-        worker=asdict(first),
-        lost_peer=_has_lost_peer(first.excerpt) and not _ended_early(attempt, member, first.excerpt),
-    )
-
-
-def build_fleet_failure(plan: LaunchPlan, result: HostResult, verdict: Verdict | None) -> JobFailure | None:
-    """Return why a job of several hosts failed, in the same words on all of them; None when it did not.
-
-    Args:
-        verdict: the scheduler's; None when there is none: the job was successful, or the scheduler has gone.
-    """
-    own = build_failure(plan, result)
-    if verdict is None or own is None:
-        return own
-    failure = replace(own, reason=verdict.reason, exit_code=verdict.exit_code)
-    if verdict.node_rank == plan.hosts[0].node_rank or verdict.worker is None:
-        return failure
-    names = {item.name for item in fields(WorkerFailure)}
-    try:
-        return replace(failure, first_failure=WorkerFailure(**{name: verdict.worker[name] for name in names}))
-    except KeyError:  # another msrun said less; the reason has to do
-        return failure
+    host, first = plan.hosts[0], attempt.membership.first_failure
+    failure = replace(failure, others=[])  # how they end is not known yet
+    if failure.first_failure is None:
+        if plan.fleet:
+            failure = replace(failure, reason=f"{host.where}: {failure.reason}")
+        return FailureReport(failure, host.node_rank, is_hang=isinstance(attempt.fault, HangTimeout))
+    assert first is not None, "a failed worker that is none"
+    excerpt = failure.first_failure.excerpt
+    lost_peer = _has_lost_peer(excerpt) and not _ended_early(attempt, first, excerpt)
+    return FailureReport(failure, host.node_rank, lost_peer=lost_peer)
 
 
 def _place_of(plan: LaunchPlan, global_rank: int) -> tuple[HostPlan, WorkerPlan]:

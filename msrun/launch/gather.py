@@ -7,33 +7,34 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
-from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.fleet import Verdict
-from msrun.cluster.guest import MeetingTerms
+from msrun.cluster.control import Control, Meeting
+from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch.table_hosts import table_digest
 from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.placement.host import HostFacts
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
     from msrun.cluster.tls.key_pair import Side
 
-REGISTERED = "registered with the scheduler"
 WEAK_KEY = (
     "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
     "could join or end the job"
@@ -44,15 +45,6 @@ NAME_RETRY_S = 1.0
 NAME_LINE_S = 5.0
 GIVE_UP_S = 15.0
 """How long the other hosts are waited for when this one fails before it has started anything."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What all hosts of a job have agreed on."""
-
-    job_id: str
-    seating: Seating
-    store_port: int
 
 
 def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
@@ -80,27 +72,21 @@ class Gathering:
         signals: SignalPipe,
         say: Callable[[str], None],
         job_id: str,
-        listener: socket.socket | None = None,
     ) -> None:
-        """
-        Args:
-            job_id: of the job, if this host runs the scheduler.
-            listener: the scheduler's socket, where it is open already; this object's from now on.
-        """
+        """`job_id`: of the job, if this host runs the scheduler."""
         self._spec = spec
         self._host_name = host_name
         self._signals = signals
         self._say = say
         self._job_id = job_id
-        self._listener = listener
-        self._coordinator: Coordinator | None = None
+        self._coordinator: CoordinatorServer | None = None
         self._link: HostLink | None = None
         self._meeting: Meeting | None = None
         self._warnings: set[str] = set()
         """What was said about certificates; two may come from one CA."""
-        self.inbox = Inbox()
+        self._inbox = Inbox()
         """What the scheduler says from now on."""
-        self.store_listener: socket.socket | None = None
+        self._store_listener: socket.socket | None = None
         """Where the workers' store will be served; None on hosts without the scheduler."""
 
     def __enter__(self) -> Self:
@@ -114,11 +100,11 @@ class Gathering:
         if self._coordinator is not None:
             reason = f"the scheduler's host gave up: {error}" if error else ""
             self._coordinator.close(reason, error.exit_code if isinstance(error, MsrunError) else 1)
-        if self.store_listener is not None:
-            self.store_listener.close()
-        self.inbox.close()
+        if self._store_listener is not None:
+            self._store_listener.close()
+        self._inbox.close()
 
-    def meet(self) -> Meeting:
+    def meet(self) -> Control:
         """Register and wait until all hosts have come.
 
         Raises:
@@ -144,10 +130,15 @@ class Gathering:
         if limit_s > 0:
             limit_s = max(0.0, limit_s - (time.monotonic() - begin))
         place = (master_addr, spec.meeting_port)
-        self._link = HostLink(place, token, self._request, self.inbox, limit_s=limit_s, tls=tls)
+        self._link = HostLink(place, token, self._request, self._inbox, limit_s=limit_s, tls=tls)
         self._link.start()
         self._meeting = self._await_meeting(master_addr)
-        return self._meeting
+        return Control(self._inbox, self._link.send, self._meeting, self._store_listener)
+
+    def own_part(self) -> LaunchSpec:
+        """Return what is asked of this host alone, once all have come."""
+        assert self._meeting is not None
+        return local_part(self._spec, self._meeting.seating)
 
     def _resolve_master(self) -> str:
         """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
@@ -185,33 +176,28 @@ class Gathering:
             if signum not in self._spec.forward_signals:
                 raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
 
-    def send(self, message: Message) -> None:
-        """Tell the scheduler."""
-        assert self._link is not None
-        self._link.send(message)
-
     def _serve(self, master_addr: str, token: bytes) -> None:
         spec = self._spec
         tls = self._open_tls("server")
         remedy = "end who uses it, or give another --master_port on all hosts"
-        listener = self._listener or listen(master_addr, spec.meeting_port, remedy)
+        listener = listen(master_addr, spec.meeting_port, remedy)
         try:
-            self.store_listener = listen(master_addr, 0)
+            self._store_listener = listen(master_addr, 0)
         except UsageError:
             listener.close()
             raise
         terms = MeetingTerms(
             token,
             self._job_id,
-            self.store_listener.getsockname()[1],
+            self._store_listener.getsockname()[1],
             spec.cluster_time_out_s,
             spec.heartbeat_time_out_s,
             spec.max_restarts,
             tls,
         )
         registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
-        inbox = self.inbox
-        self._coordinator = Coordinator(
+        inbox = self._inbox
+        self._coordinator = CoordinatorServer(
             listener, registry, terms, lambda text: inbox.post({"type": "note", "text": text})
         )
         self._coordinator.start()
@@ -233,17 +219,17 @@ class Gathering:
         hosts: tuple[HostSeat, ...] = ()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
-            selector.register(self.inbox, selectors.EVENT_READ)
+            selector.register(self._inbox, selectors.EVENT_READ)
             while True:
                 selector.select()
                 self._heed_signals()
-                messages = self.inbox.take()
+                messages = self._inbox.take()
                 for index, message in enumerate(messages):
                     if message["type"] == "fleet":
                         hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
                     elif message["type"] == "seated":
                         for later in messages[index + 1 :]:
-                            self.inbox.post(later)
+                            self._inbox.post(later)
                         return self._read_meeting(message, hosts, master_addr)
                     self._hear(message)
 
@@ -252,7 +238,7 @@ class Gathering:
         if kind in ("waiting", "note"):
             self._say(message["text"])
         elif kind == "registered":
-            self._say(REGISTERED + (f" through {message['tls']}" if message["tls"] else ""))
+            self._say("registered with the scheduler" + (f" through {message['tls']}" if message["tls"] else ""))
         elif kind == "refused":
             raise ClusterError(reason)
         elif kind == "lost":
@@ -274,18 +260,19 @@ class Gathering:
 
     def _give_up(self, error: BaseException) -> None:
         """Tell the others that this host cannot do its part, and let them end before the scheduler goes."""
-        assert self._meeting is not None
+        assert self._meeting is not None and self._link is not None
         own = self._meeting.seating.own
         exit_code = error.exit_code if isinstance(error, MsrunError) else 1
-        verdict = Verdict(own.node_rank, f"{own.describe()}: {error}", exit_code)
-        self.send({"type": "failed", "attempt": 0, "verdict": verdict.to_json()})
-        self.send({"type": "ended", "attempt": 0, "can_continue": False})
+        failure = fault_of_job(self._meeting.job_id, f"{own.describe()}: {error}", exit_code)
+        report = encode_record(FailureReport(failure, own.node_rank))
+        self._link.send({"type": "failed", "attempt": 0, "report": report})
+        self._link.send({"type": "ended", "attempt": 0, "can_continue": False})
         end = time.monotonic() + GIVE_UP_S
         with selectors.DefaultSelector() as selector, contextlib.suppress(KeyboardInterrupt):
-            selector.register(self.inbox, selectors.EVENT_READ)
+            selector.register(self._inbox, selectors.EVENT_READ)
             while (left_s := end - time.monotonic()) > 0:
                 selector.select(left_s)
-                if any(message["type"] in ("over", "lost") for message in self.inbox.take()):
+                if any(message["type"] in ("over", "lost") for message in self._inbox.take()):
                     return
 
 

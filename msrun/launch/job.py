@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -24,13 +24,15 @@ from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart, start_warm
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.cluster.control import Control
+from msrun.cluster.failure import FailureReport, JobFailure, merge_failures
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import Console, say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
-from msrun.launch.failure import JobFailure, build_failure, build_fleet_failure, name_failure, write_failure
+from msrun.launch.failure import build_failure, report_failure, write_failure
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
@@ -41,11 +43,6 @@ from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
-
-if TYPE_CHECKING:  # loaded when there are several hosts
-    from msrun.cluster.fleet import Verdict
-    from msrun.launch.gather import Gathering
-
 
 RECORD_S = 2.0
 """How long the scheduler may leave the record of a moment unread before it gets no more."""
@@ -75,15 +72,12 @@ class Display(Observer, Protocol):
 
 @dataclass(frozen=True)
 class AgentPart:
-    """What is different when another process drives this host's part of a job."""
+    """What is different when another process, the coordinator, drives this host's part of a job."""
 
     display: Callable[[LaunchPlan], Display]
-    say: Callable[[str], None]
-    """Told of what happens before the hosts have come together."""
     on_signals: Callable[[SignalPipe], None]
     """Called with what the job reads its signals from, as soon as it does."""
-    listener: socket.socket | None = None
-    """Where the scheduler listens already, on the host that has it."""
+    control: Control
     early_server: ForkServerHandle | None = None
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
     home: str = ""
@@ -158,20 +152,21 @@ def run_job(
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
         if part:
             part.on_signals(signals)
-        gathering = meeting = None
+        control = part.control if part else None
         if spec.is_several:
-            from msrun.launch.gather import Gathering, local_part
-
             _check_part(spec, facts)
-            tell = part.say if part else lambda text: say(text, quiet=quiet)
-            open_listener = part.listener if part else None
-            gathering = Gathering(spec, facts.name, signals, tell, job_id, open_listener)
-            meeting = stack.enter_context(gathering).meet()
-            spec = replace(spec, node_rank=meeting.seating.node_rank) if part else local_part(spec, meeting.seating)
+        if spec.is_several and control is None:
+            from msrun.launch.gather import Gathering
+
+            gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
+            control = stack.enter_context(gathering).meet()
+            spec = gathering.own_part()
+        meeting = control.meeting if control else None
+        if meeting is not None:
             job_id = meeting.job_id
             facts = replace(facts, address=meeting.seating.own.address)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
-        listener = stack.enter_context(_store_listener(spec, facts, gathering))
+        listener = stack.enter_context(_store_listener(spec, facts, control))
         node = f"-{meeting.seating.node_rank}" if meeting else ""
         run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}"))  # made when the fork server is ready
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -204,8 +199,10 @@ def run_job(
         shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
         warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
-        result, verdict = _run(plan, caller, signals, listener, shown, strangers, stack, gathering, part, limit_s, warm)
-        failure = build_fleet_failure(plan, result, verdict) if gathering else build_failure(plan, result)
+        result, report = _run(plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm)
+        failure = build_failure(plan, result)
+        if failure and report:
+            failure = merge_failures(report.failure, [failure])
         if metrics:
             metrics.finish(result.last.membership, failure.exit_code if failure else contract.EXIT_OK)
         if failure and (problem := write_failure(plan, failure)):
@@ -219,17 +216,16 @@ def run_job(
 
 def _check_part(spec: LaunchSpec, facts: HostFacts) -> None:
     """Refuse before other hosts are bothered what can be seen here alone."""
-    own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
-    devices = place_devices(spec.device_target, spec.local_worker_num, facts, own)
+    devices = place_devices(spec.device_target, spec.local_worker_num, facts, spec.own_device_ids)
     if spec.rank_table_file:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
 
 
-def _store_listener(spec: LaunchSpec, facts: HostFacts, gathering: Gathering | None) -> socket.socket:
+def _store_listener(spec: LaunchSpec, facts: HostFacts, control: Control | None) -> socket.socket:
     """Return the socket of the workers' store, or one that nobody uses on a host without it."""
-    if gathering is None:
+    if control is None or control.meeting is None:
         return listen(facts.address, spec.master_port)
-    return gathering.store_listener.dup() if gathering.store_listener else socket.socket()
+    return control.store_listener.dup() if control.store_listener else socket.socket()
 
 
 def _check_given_table(spec: LaunchSpec, plan: LaunchPlan) -> None:
@@ -245,11 +241,11 @@ def _run(
     shown: tuple[Observer, ...],
     strangers: frozenset[int],
     stack: contextlib.ExitStack,
-    gathering: Gathering | None,
+    control: Control | None,
     part: AgentPart | None,
     stopped_limit_s: float,
     warm: WarmStart | None,
-) -> tuple[HostResult, Verdict | None]:
+) -> tuple[HostResult, FailureReport | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
@@ -273,17 +269,17 @@ def _run(
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
-    has_store = gathering is None or gathering.store_listener is not None
+    has_store = control is None or control.meeting is None or control.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
-    if gathering is None:
+    if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)
         return supervisor.run(signals, scheduler), None
     from msrun.agent.host_supervisor import HostSupervisor
 
     member = HostSupervisor(plan, host, server, board, observers, **more)
-    member.join_fleet(host.node_rank, gathering.inbox, gathering.send, lambda attempt: name_failure(plan, attempt))
-    return member.run(signals, scheduler), member.verdict
+    member.join(control, lambda attempt: report_failure(plan, attempt))
+    return member.run(signals, scheduler), member.report
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:

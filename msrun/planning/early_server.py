@@ -44,8 +44,7 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     imports = early_imports(spec, caller)
     if not imports:
         return None
-    wanted = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
-    devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
+    devices = place_devices(spec.device_target, spec.local_worker_num, host, spec.own_device_ids)
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = min(threads_per_worker(topology, binding.workers))

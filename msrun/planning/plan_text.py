@@ -59,11 +59,10 @@ def _head(plan: LaunchPlan) -> list[str]:
 
 def _rendezvous(plan: LaunchPlan) -> str:
     first = plan.hosts[0]
-    if plan.fleet and first.agent:  # the port given is the scheduler's; that of the store is always chosen at start
-        scheduler = f"the scheduler on {first.name}, port {plan.master_port or 'chosen at start'}"
-        address = f"found when {first.name} is reached" if plan.master_addr == UNKNOWN else plan.master_addr
-        return f"{scheduler}, and its TCPStore; MASTER_ADDR {address}, MASTER_PORT chosen at start"
     port = plan.master_port or "chosen at start"
+    if plan.fleet and first.agent:
+        address = f"found when {first.name} is reached" if plan.master_addr == UNKNOWN else plan.master_addr
+        return f"the TCPStore of the scheduler on {first.name}; MASTER_ADDR {address}, MASTER_PORT {port}"
     store = (
         "the scheduler's TCPStore" if plan.fleet else f"FileStore {plan.run_dir}/store" if plan.run_dir else "FileStore"
     )

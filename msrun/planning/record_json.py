@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def decode_record(cls: type[T], value: object) -> T:
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{cls.__name__}: {type(value).__name__} is no JSON object")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     unknown = value.keys() - hints.keys()
     if unknown:
         raise ValueError(f"{cls.__name__}: unknown field {sorted(unknown)[0]}")
@@ -40,6 +41,12 @@ def decode_record(cls: type[T], value: object) -> T:
         return cls(**{name: _decode(hints[name], item) for name, item in value.items()})
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from None
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; a job of many hosts asks thousands of times."""
+    return typing.get_type_hints(cls)
 
 
 def _decode(hint: Any, value: Any) -> Any:

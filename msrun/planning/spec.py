@@ -131,6 +131,12 @@ class LaunchSpec:
         return not self.is_remote and self.local_worker_num < self.worker_num
 
     @property
+    def own_device_ids(self) -> tuple[int, ...]:
+        """The devices that the rank table, or a host list, gives this host; empty when they are not given."""
+        own = (seat for seat in self.table_hosts if seat.node_rank == max(self.node_rank, 0))
+        return next((seat.device_ids for seat in own), ())
+
+    @property
     def meeting_port(self) -> int:
         """Port on which several hosts meet."""
         return self.master_port or MEETING_PORT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import sys
 import sysconfig
 from collections import Counter
@@ -17,8 +16,6 @@ from fleet import FleetRunner
 from job_runner import JobRunner, wait_until
 from ssh_net import SshNet
 
-from msrun.cluster.messages import FrameBuffer, frame
-from msrun.cluster.proof import Seal, derived_token, hello, read_hello
 from msrun.launch.trace import write_trace
 
 
@@ -56,29 +53,20 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
     }
 
 
-@pytest.mark.slow
-def test_key_of_a_job_is_none_that_follows_from_the_port(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
-    """Nobody has to give a token where msrun starts the agents; what a stranger could work out is refused."""
-    job = fleet.start([1, 1], workers / "wait.py")
+def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
+    job = fleet.start([1, 1], "--master_port=29507", workers / "wait.py")
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-    (master,) = [
-        json.loads(line)["master"]
-        for line in (job.log_dir / "events.jsonl").read_text().splitlines()
-        if '"agents_started"' in line
-    ]
-    address, _, port = master.rpartition(":")
-    with fleet.net.inside(fleet.net.control), socket.create_connection((address, int(port)), timeout=20) as stream:
-        bodies = FrameBuffer(1 << 20)
-        (greeting,) = bodies.feed(stream.recv(1 << 10))
-        said = read_hello(greeting)
-        assert said is not None
-        seal = Seal(derived_token(int(port)), said[1], "0" * 64, is_scheduler=False)
-        stream.sendall(frame(hello("0" * 64)) + frame(seal.close(b'{"type":"register"}')))
-        (answer,) = bodies.feed(stream.recv(1 << 10))
-    assert answer.startswith(b"refused wrong token")
-    assert "weak key" not in job.stderr
+    ports = [listening_ports(fleet.net.processes(node)[0]) for node in range(2)]
     job.send(signal.SIGTERM)
     assert job.finish().code == 143
+    assert 29507 in ports[0] and 29507 not in ports[1]
+    assert ports[0] - {29507} == ports[1], "that of sshd"
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Return the TCP ports on which somebody listens where a process runs. Source: proc(5), /proc/PID/net/tcp."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
 PARENT = """
@@ -292,6 +280,14 @@ def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     assert job.code == 0, job.stderr
     assert fleet.record(0)["env"]["MSRUN_RENDEZVOUS"].startswith("file://")
     assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_one_remote_host_starts_again(fleet: FleetRunner, workers: Path) -> None:
+    job = fleet.run("host1:2", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    assert job.code == 0, job.stderr
+    assert "all 2 workers finished successfully after restart 1" in job.stderr
+    (again,) = [event for event in job.events if event["event"] == "restarting"]
+    assert again["reason"].startswith("rank 1 on host1 failed first") and again["global_ranks"] == [1]
 
 
 @pytest.mark.slow

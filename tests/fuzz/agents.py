@@ -12,7 +12,10 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from failure_reports import failed, failure_of
+
 from fuzz.mutation import change_bytes, change_value, encode_any
+from msrun.cluster.failure import FailureReport
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import encode_message, frame
 from msrun.launch.directory.log_directory import EventLog
@@ -119,7 +122,10 @@ def messages_of(node: int) -> list[dict[str, Any]]:
         event("signal", name="USR1", global_ranks=[0, 1]),
         event("restarting", attempt=1, delay_s=1.0, reason="r"),
         event("note", text="t"),
-        {"type": "say", "text": "missing: ranks 2-3"},
+        failed(0, FailureReport(failure_of(node), can_restart=True)),
+        {"type": "ended", "attempt": 0, "can_continue": True, "come": [node]},
+        {"type": "done", "attempt": 0, "rank": node, "has_come": False},
+        {"type": "ready", "attempt": 1},
         pack_piece(f"worker_{node}.log", 0, b"text\n" * 9),
         {"type": "error", "text": "t", "exit_code": 3},
         {"type": "result", "failure": failure, "survivors": []},
@@ -198,7 +204,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
                     spec,
                     "J",
                     crew,
-                    Mustered(("10.0.0.1", 1), frozenset(), muster.explain_loss),
+                    Mustered(("10.0.0.1", 1), muster._seats, frozenset(), muster.explain_loss),
                     logs,
                     events,
                     {},
@@ -227,9 +233,11 @@ def _mustering(spec: LaunchSpec, signals: Any, logs: HomeLogs, events: EventLog)
 
 
 WISHES = (
-    {"type": "job", "job": {"protocol": 1}},
+    {"type": "job", "job": {"protocol": 4}},
     {"type": "listen", "address": "10.0.0.1", "port": 0},
-    {"type": "start", "master_addr": "10.0.0.1", "master_port": 1, "use_shared": False},
+    {"type": "run", "master_addr": "10.0.0.1", "master_port": 1, "use_shared": False, "hosts": "", "rank_table": ""},
+    {"type": "stop", "attempt": 0, "report": {}},
+    {"type": "restart", "attempt": 1, "delay_s": 0.0},
     {"type": "signal", "signum": int(signal.SIGUSR1)},
     {"type": "beat", "seen": 3},
     {"type": "attach", "seen": 0},

@@ -12,35 +12,29 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self
 
+from failure_reports import failure_of
 from tls_files import PASSWORDS, Authority, TlsFolder
 
 from fuzz.mutation import change_bytes, change_value, encode_any
 from msrun.cluster.connection import Connection
-from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.guest import MeetingTerms
+from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.failure import FailureReport
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import FrameBuffer, NotUnderstood, decode_body, encode_body, frame
+from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.identity import open_identity
+from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 from msrun.runtime.joining.registrar import Registrar
 from msrun.runtime.joining.registry import Registry as JoiningRegistry
 
 TOKEN = b"secret"
 NONCE = "0" * 64
-VERDICT = {
-    "node_rank": 1,
-    "reason": "rank 1 failed",
-    "exit_code": 9,
-    "kind": "worker",
-    "wait_status": 9 << 8,
-    "can_restart": True,
-    "worker": {"global_rank": 1, "host": "h1", "excerpt": ["line"]},
-    "lost_peer": False,
-}
+REPORT = encode_record(FailureReport(failure_of(1), 1, can_restart=True))
 
 
 def request(node_rank: int, worker_num: int = 2) -> HostRequest:
@@ -57,7 +51,7 @@ class Meeting:
         self.is_over = False
         """The job has ended, and with it the coordinator may."""
         terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, 30.0, 1)
-        self.coordinator = Coordinator(listener, Registry(worker_num, 1), terms, self.notes.append)
+        self.coordinator = CoordinatorServer(listener, Registry(worker_num, 1), terms, self.notes.append)
 
     def __enter__(self) -> Self:
         self.coordinator.start()
@@ -140,7 +134,7 @@ def strangers(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
 
 
 REPORTS = (
-    {"type": "failed", "attempt": 0, "verdict": VERDICT},
+    {"type": "failed", "attempt": 0, "report": REPORT},
     {"type": "ended", "attempt": 0, "can_continue": True},
     {"type": "ready", "attempt": 1},
     {"type": "done", "attempt": 0, "rank": 1},
@@ -196,8 +190,8 @@ ORDERS = (
     {"type": "waiting", "text": "1 of 2"},
     {"type": "fleet", "hosts": [{"node_rank": 0, "name": "h0", "address": "10.0.0.1", "ranks": [[0, 1]]}]},
     {"type": "seated", "job_id": "JOB", "store_port": 1, "node_rank": 0},
-    {"type": "stop", "attempt": 0, "verdict": VERDICT},
-    {"type": "over", "verdict": None},
+    {"type": "stop", "attempt": 0, "report": REPORT},
+    {"type": "over", "report": None},
     {"type": "beat"},
 )
 

@@ -1,12 +1,15 @@
-"""The agent's event loop, driven by a fork server, a scheduler and other hosts that say what the test wants."""
+"""The agent's event loop, driven by a fork server, a scheduler and a coordinator that say what the test wants."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from failure_reports import fault_of
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.host_supervisor import HostSupervisor
@@ -14,12 +17,14 @@ from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.cluster.fleet import Verdict
+from msrun.cluster.control import Control
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Channel, Message
 from msrun.planning.build import build_plan
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 FAILED = 7 << 8
@@ -58,7 +63,8 @@ class Job:
             **options,
         )
         facts = HostFacts("node-a", "127.0.0.1", (0,))
-        self.plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
+        plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
+        self.plan = replace(plan, fleet=self.fleet, hosts=(replace(plan.hosts[0], node_rank=self.node_rank),))
         self._process = subprocess.Popen([sys.executable, "-c", ""])
         ours, theirs = socket.socketpair()
         passing, taking = socket.socketpair()
@@ -75,6 +81,8 @@ class Job:
         return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, [self.moments], **more)
 
     loop_class = Supervisor
+    node_rank = 0
+    fleet: tuple[HostSeat, ...] = ()
 
     def say(self, kind: str, **fields: Any) -> None:
         self.server.send({"type": kind, **fields})
@@ -129,27 +137,27 @@ class Job:
 
 
 class HostJob(Job):
-    """The same on node 1 of a job of several hosts; `hear` is what the scheduler says, `told` what it was told."""
+    """The same on node 1 of a job of several hosts; `hear` is what the coordinator says, `told` what it was told."""
 
     loop_class = HostSupervisor
     loop: HostSupervisor
+    node_rank = 1
+    fleet = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2))
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.inbox = Inbox()
         self.told: list[Message] = []
-        self.loop.join_fleet(1, self.inbox, self.told.append, self._describe)
-
-    def _describe(self, attempt: Attempt) -> Verdict:
-        return Verdict(1, attempt.end_reason(), 7)
+        self.loop.join(Control(self.inbox, self.told.append), lambda attempt: fault_of(1, attempt.end_reason(), 7))
 
     def hear(self, kind: str, **fields: Any) -> None:
         self.inbox.post({"type": kind, **fields})
         self.loop._on_inbox()
 
-    def hear_stop(self, attempt: int = 0, node_rank: int = 0, kind: str = "worker") -> None:
+    def hear_stop(self, attempt: int = 0, node_rank: int = 0, *, is_hang: bool = False) -> None:
         """A host has failed."""
-        self.hear("stop", attempt=attempt, verdict=Verdict(node_rank, "rank 5 failed", 9, kind).to_json())
+        report = fault_of(node_rank, "rank 5 failed", 9, is_hang=is_hang)
+        self.hear("stop", attempt=attempt, report=encode_record(report))
 
     def told_of(self, kind: str) -> list[Message]:
         return [message for message in self.told if message["type"] == kind]

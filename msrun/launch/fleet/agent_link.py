@@ -4,7 +4,8 @@ Two threads per host, so that a slow or dead host holds up nobody. What the agen
 `{"node": node_rank, ...message}`. Of its own it posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
-    lost {reason, exit_status}    the agent has ended without a result, or cannot be reached any more
+    broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more;
+                                  broken: lost follows when what it has left has been fetched
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from msrun.launch.preflight.host_report import printable
 from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
-OF_LINKS = ("opened", "cut", "resumed", "lost")
+OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
 """What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
@@ -266,16 +267,19 @@ class AgentLink:
             return
         status, stderr = pipe.exit_status, pipe.stderr_text()
         pipe.close()
-        if self._has_begun and (status or self._was_replaced):
-            self._salvage()
+        why: tuple[str, int | None, str]
         if self._was_replaced:
-            self._end(f"{self.entry.name}: its agent ended without a report; see dmesg there", None)
+            why = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
-            moment = "" if self._has_begun else " before the job began"
-            self._end(f"{self.entry.name}: the connection to it broke{moment}{said}; {CUT_REMEDY}", None)
+            moment = f"{'' if self._has_begun else ' before the job began'}{said}"
+            why = f"{self.entry.name}: the connection to it broke{moment}; {CUT_REMEDY}", None, ""
         else:
-            self._end(noise, status, stderr)
+            why = noise, status, stderr
+        if self._has_begun and (status or self._was_replaced):
+            self._post("broken", **dict(zip(("reason", "exit_status", "stderr"), why, strict=True)))
+            self._salvage()
+        self._end(*why)
 
     def _end_silent(self) -> None:
         """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
@@ -323,8 +327,8 @@ class AgentLink:
         """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
         with contextlib.suppress(ClusterError, OSError):
             pipe = self._open_pipe(self._clock() + SALVAGE_S)
-            self._pipe = pipe
             pipe.write(opening(self._code.salvage()))
+            self._pipe = pipe  # not earlier: the code comes before anything that is still to be told
             self._read_pipe(pipe)
             pipe.close()
 

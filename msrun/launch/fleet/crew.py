@@ -18,6 +18,8 @@ from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
+SHARE_HOSTS = 64
+"""So many hosts get a sign of life at a time: their answers wake a thread each, and a thousand wait for each other."""
 PAUSE_WAIT_S = 1.0
 """How long agents may take to hear that the launcher is about to be stopped."""
 POLL_S = 0.01
@@ -52,6 +54,7 @@ class Crew:
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
+        self._turn = -1
         self._interrupts = 0
 
     def close(self) -> None:
@@ -118,14 +121,30 @@ class Crew:
                     self._deliver(message, handlers)
                 self._heed_signals()
                 now = self._clock()
-                if now >= self._next_beat:
-                    self._next_beat = now + self._beat_s
-                    for link in self.links:
-                        link.beat(self._beat_s)
+                self._beat_due(now)
                 if now >= next_tick:
                     next_tick = now + tick_s
                     tick()
         return True
+
+    def _beat_due(self, now: float) -> None:
+        """Give the shares whose turn has come their sign of life; late ones are made up for, but none twice."""
+        every_s = self._beat_s / self.shares
+        self._next_beat = max(self._next_beat, now - self._beat_s + every_s)
+        while now >= self._next_beat:
+            self._next_beat += every_s
+            self.beat_share()
+
+    @property
+    def shares(self) -> int:
+        """In how many shares the hosts get their signs of life."""
+        return max(1, -(-len(self.links) // SHARE_HOSTS))
+
+    def beat_share(self) -> None:
+        """Give the next share of the hosts a sign of life, and look for theirs."""
+        self._turn = (self._turn + 1) % self.shares
+        for link in self.links[self._turn :: self.shares]:
+            link.beat(self._beat_s)
 
     def _deliver(self, message: Message, handlers: Mapping[str, Callable[[int, Message], None]]) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""

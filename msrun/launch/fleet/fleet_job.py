@@ -1,4 +1,8 @@
-"""Run one job over many hosts from here: reach them, check them, start them together, and bring home what they say."""
+"""Run one job over many hosts from here: reach them, check them, start them together, and coordinate them.
+
+The launcher is the coordinator. It speaks with each agent over the connection that it has made to it, and no host opens
+a port for that.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +18,27 @@ from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observer, Observers
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.coordinator import REPORTS, Coordinator
+from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
 from msrun.cluster.messages import Message
+from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
 from msrun.launch.directory.earlier_job import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, write_private
-from msrun.launch.failure import JobFailure, write_failure
+from msrun.launch.failure import write_failure
 from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster, Mustered
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
+from msrun.launch.fleet.outcome import at_home, hide_secrets
 from msrun.launch.fleet.record import FleetRecord
-from msrun.launch.gather import REGISTERED
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -40,8 +47,6 @@ from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 TICK_S = 0.2
-LOST_S = 1.0
-"""How long after a host was lost its peers may speak of it first, before the launcher ends them."""
 END_S = 15.0
 """How long past its grace a host may take to end before it is given up."""
 
@@ -134,13 +139,13 @@ class FleetRun:
         self._ended: set[int] = set()
         """Hosts of which nothing more is to come."""
         self._fault: MsrunError | None = None
-        self._stop_at: float | None = None
-        """When hosts that have not heard of a lost one are told to end."""
+        """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
         self._console: Console | None = None
         self._ranks = _ranks_of_hosts(spec)
         self._metrics: MetricsFile | None = None
+        self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy(spec.max_restarts))
         self._record = FleetRecord(self._ranks, Observers([events, _OnceThereIsAPlan(self)]))
 
     @property
@@ -158,9 +163,16 @@ class FleetRun:
         self._on_directory = on_directory
         address, port = mustered.master
         crew.has_begun = True
+        table = self._spec.rank_table_file
+        same = {
+            "master_addr": address,
+            "master_port": port,
+            "hosts": pack_hosts(mustered.hosts if len(mustered.hosts) > 1 else ()),
+            "rank_table": pack_text(table.read_text(encoding="utf-8") if table else ""),
+        }
         for link in crew.links:
             link.begin()
-            link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
+            link.send("run", **same, use_shared=link.node_rank in mustered.shared)
         self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
 
     def finish(self) -> JobResult:
@@ -172,9 +184,10 @@ class FleetRun:
         handlers = {
             "planned": self._on_planned,
             "event": self._on_event,
-            "say": self._on_say,
+            **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
             "logs_end": lambda node, _: self._end_host(node),
+            "broken": self._on_broken,
             "lost": self._on_lost,
             "error": self._on_error,
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
@@ -232,26 +245,14 @@ class FleetRun:
 
     def _on_event(self, node_rank: int, message: Message) -> None:
         kind = str(message["moment"])
-        if kind == "restarting" and self._fault is None:
-            self._give_up_at = None
-        if kind == "stopping":
-            self._stop_at = None
-            self._limit_end()
         self._record.note(node_rank, kind, message["fields"])
 
-    def _on_say(self, node_rank: int, message: Message) -> None:
-        if message["text"].startswith(REGISTERED):
-            self._events.note("registered", {"node_rank": node_rank, "text": message["text"]})
-        elif node_rank == 0:
-            self._events.note("gathering", {"text": message["text"]})
-            if "missing" in message["text"]:
-                self._say(message["text"])
+    def _on_report(self, node_rank: int, message: Message) -> None:
+        self._give(self._coordinator.hear(node_rank, message))
 
     def _on_result(self, node_rank: int, message: Message) -> None:
-        try:
-            self._results[node_rank] = read_failure(message["failure"], self._spec.log_dir)
-        except ClusterError as error:
-            self._fail(error)
+        value = message["failure"]
+        self._results[node_rank] = at_home(read_failure(value), self._spec.log_dir) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
     def _end_host(self, node_rank: int) -> None:
@@ -259,28 +260,49 @@ class FleetRun:
 
     def _on_error(self, node_rank: int, message: Message) -> None:
         """The agent could not begin its part, or has failed itself."""
-        entry = self._spec.host_entries[node_rank]
-        text, code = f"{entry.name}: {message['text']}", message["exit_code"]
-        self._fail(UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
+        text, code = f"{self._spec.host_entries[node_rank].name}: {message['text']}", message["exit_code"]
+        self._lose(node_rank, UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
         self._end_host(node_rank)
 
+    def _on_broken(self, node_rank: int, message: Message) -> None:
+        """The agent has ended before its time; what it has left is fetched before it is lost."""
+        self._lose(node_rank, self._mustered.explain_loss(node_rank, message))
+
     def _on_lost(self, node_rank: int, message: Message) -> None:
-        if node_rank in self._ended:
-            return
+        self._on_broken(node_rank, message)
         self._end_host(node_rank)
-        if node_rank not in self._results:
-            self._fail(self._mustered.explain_loss(node_rank, message))
-            self._record.lost(node_rank)
+
+    def _lose(self, node_rank: int, fault: MsrunError) -> None:
+        """Nothing more is to be expected of a host, unless it has told how its part ended."""
+        if node_rank in self._ended or node_rank in self._results:
+            return
+        self._note_fault(fault)
+        self._record.lost(node_rank)
+        self._give(self._coordinator.lost(node_rank, str(fault), fault.exit_code))
+
+    # -- what hosts are told ------------------------------------------------------------------------------------------
+
+    def _give(self, orders: Iterable[Message]) -> None:
+        """Pass the coordinator's orders on to all hosts, and do what they mean here."""
+        for order in orders:
+            self._crew.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
+            if order["type"] == "stop":
+                self._limit_end()
+            elif order["type"] == "restart":
+                self._give_up_at = None
+                self._record.restart(order["attempt"], order["delay_s"], order["reason"], order["ranks"])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _fail(self, fault: MsrunError) -> None:
+        """The launcher cannot do its part."""
+        self._note_fault(fault)
+        self._give(self._coordinator.fail(str(fault), fault.exit_code))
+
+    def _note_fault(self, fault: MsrunError) -> None:
         if self._fault is None:
             self._fault = fault
             self._events.note("fault", {"reason": str(fault)})
-        if self._stop_at is None:
-            self._stop_at = self._clock() + LOST_S
-        self._limit_end()
 
     def _limit_end(self) -> None:
         if self._give_up_at is None:
@@ -288,9 +310,6 @@ class FleetRun:
 
     def _tick(self) -> None:
         now = self._clock()
-        if self._stop_at is not None and now >= self._stop_at:
-            self._stop_at = None
-            self._crew.tell_all("signal", signum=15)
         if self._crew.interrupt is not None:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -302,12 +321,11 @@ class FleetRun:
     def _give_up(self) -> None:
         for link in self._crew.links:
             if link.node_rank not in self._ended:
-                self._fail(ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
+                self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
                 self._end_host(link.node_rank)
 
     def _conclude(self) -> JobResult:
-        fault = self._crew.interrupt or self._fault
-        failure = combine_failures(self._job_id, self._results, fault)
+        failure = self._find_failure()
         plan = self._plan or assemble_plan(
             self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
         )
@@ -328,6 +346,22 @@ class FleetRun:
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
+
+    def _find_failure(self) -> JobFailure | None:
+        """Return why the job failed; that the user has ended it comes before everything."""
+        interrupt, report = self._crew.interrupt, self._coordinator.report
+        found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
+        if interrupt is not None:
+            failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)
+        elif report is not None:
+            failure = at_home(report.failure, self._spec.log_dir)
+        elif self._fault is not None:  # after the last worker's end: a result, or logs, are missing
+            failure = fault_of_job(self._job_id, str(self._fault), self._fault.exit_code)
+        elif found:
+            failure = found[0]
+        else:
+            return None
+        return merge_failures(failure, found)
 
     def _say(self, text: str) -> None:
         say(text, quiet=self._quiet)

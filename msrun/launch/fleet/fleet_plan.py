@@ -17,15 +17,16 @@ from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
 
-def spec_of_host(spec: LaunchSpec, seats: Sequence[HostSeat], node_rank: int, token: str) -> LaunchSpec:
-    """Return what is asked of one host; master and log directory are settled when the job starts."""
+def spec_of_host(spec: LaunchSpec, seat: HostSeat) -> LaunchSpec:
+    """Return what is asked of one host; master, log directory and the other hosts come when the job starts."""
     return replace(
         spec,
         host_entries=(),
-        table_hosts=tuple(seats),
-        local_worker_num=len(seats[node_rank].ranks),
-        node_rank=node_rank if len(seats) > 1 else -1,
-        token=token,
+        table_hosts=(seat,),
+        local_worker_num=len(seat.ranks),
+        node_rank=seat.node_rank if len(spec.host_entries) > 1 else -1,
+        token="",
+        tls=None,
         rank_table_file=None,
         settings=(),
         tail_ranks=(),

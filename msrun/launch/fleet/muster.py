@@ -1,18 +1,18 @@
-"""Before a job starts anywhere: reach all hosts at once, ask what they are, compare them, and see who reaches whom."""
+"""Before a job starts anywhere: reach all hosts at once, ask what they are, compare them, let them reach node 0."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
@@ -28,7 +28,8 @@ from msrun.launch.preflight.log_share import shown_word
 from msrun.launch.preflight.master_address import LOOPBACK, choose_master_address
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.preflight.reach import ReachResult
-from msrun.launch.remote.agent import PROTOCOL, HostJob
+from msrun.launch.remote.agent import HostJob
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
@@ -46,7 +47,9 @@ class Mustered:
     """Hosts that are ready to start together."""
 
     master: tuple[str, int]
-    """Numeric address and port of the scheduler, on node 0; port 0 when there is one host."""
+    """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
+    hosts: tuple[HostSeat, ...]
+    """By node_rank, with the names and addresses that they have themselves."""
     shared: frozenset[int]
     """Node ranks of those that see the launcher's log directory."""
     explain_loss: Callable[[int, Message], ClusterError]
@@ -79,6 +82,7 @@ class Muster:
         self._events = events
         self._say = say
         self._inbox = Inbox()
+        self._seats = seat_hosts(spec.host_entries, spec.table_hosts)
         self._crew = Crew(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
@@ -126,6 +130,9 @@ class Muster:
         given = "" if is_loopback(spec.master_addr) else spec.master_addr
         facts = LauncherFacts(spec.program, __version__, given, self._own_sources())
         self.findings = compare_hosts(entries, self._answers, facts)
+        if spec.tls is not None:
+            text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
+            self.findings.append(FleetFinding("warn", "tls", text))
         self._note("checked", hosts=len(self._answers))
         if fleet_error(self.findings, entries) is not None:
             return None
@@ -140,7 +147,15 @@ class Muster:
             master = (address, port)
         shared = frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir)
         warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
-        return Mustered(master, shared, self.explain_loss, warnings)
+        return Mustered(master, self._find_hosts(master[0], answers), shared, self.explain_loss, warnings)
+
+    def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostSeat, ...]:
+        """Return the hosts by their own names, and the addresses that they have towards node 0."""
+        sources = {0: address, **{node: result.source for node, result in self._reached.items()}}
+        return tuple(
+            replace(seat, name=answers[seat.node_rank].report.host_name, address=sources[seat.node_rank])
+            for seat in self._seats
+        )
 
     def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
         """Return why an agent has ended of which more was expected."""
@@ -152,38 +167,37 @@ class Muster:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def _connect(self, shown: Mapping[str, str]) -> None:
-        spec, token = self._spec, secrets.token_hex(32)
-        seats = seat_hosts(spec.host_entries, spec.table_hosts)
-        environment = forwarded_environment(self._caller, spec.forward_env)
+        spec = self._spec
         if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        table = spec.rank_table_file.read_text(encoding="utf-8") if spec.rank_table_file else ""
-        links = []
-        for node, entry in enumerate(spec.host_entries):
-            job = HostJob(
+        self._crew.start([self._link(job) for job in self.host_jobs(shown)])
+
+    def host_jobs(self, shown: Mapping[str, str]) -> Iterator[HostJob]:
+        """Yield what each host is told first, in the order of their node_rank; `shown` as in `HostJob`."""
+        spec = self._spec
+        environment = forwarded_environment(self._caller, spec.forward_env)
+        for seat, entry in zip(self._seats, spec.host_entries, strict=True):
+            yield HostJob(
                 protocol=PROTOCOL,
                 version=__version__,
                 job_id=self._job_id,
-                node_rank=node,
-                spec=spec_of_host(spec, seats, node, token),
+                node_rank=seat.node_rank,
+                spec=spec_of_host(spec, seat),
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
                 will_run=self._logs is not None,
                 can_resume=not self._opener.is_local(entry),
-                rank_table=table,
                 shown=shown,
-                master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",
+                master_name=spec.master_addr if seat.node_rank == 0 and not is_loopback(spec.master_addr) else "",
             )
-            links.append(self._link(node, job, environment))
-        self._crew.start(links)
 
-    def _link(self, node: int, job: HostJob, environment: Mapping[str, str]) -> AgentLink:
-        entry = self._spec.host_entries[node]
+    def _link(self, job: HostJob) -> AgentLink:
+        node, entry = job.node_rank, self._spec.host_entries[job.node_rank]
         return AgentLink(
             node,
             entry,
             lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
+            self._opener.code(entry, job.environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
             {"type": "job", "job": encode_record(job)},
             self._inbox,
             lambda message: self._take_first(node, message),

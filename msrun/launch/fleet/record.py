@@ -1,13 +1,13 @@
 """What happens on all hosts as one job's moments: who runs, who has ended, which attempt it is.
 
-Each host tells its own story; here they become the events of one job. A host that is a restart ahead waits until all
-are: the events of an attempt are never mixed with those of the next.
+Each host tells its own story; here they become the events of one job. An attempt ends for all of them when the
+coordinator starts the next, which it does when every host has told of the end of its workers: events of an attempt are
+never mixed with those of the next.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msrun.agent.observer import Observers
@@ -18,9 +18,6 @@ _OF_WORKERS = frozenset({"started", "exited"})
 _ONCE = frozenset({"stopping", "hang", "waiting"})
 """Told by every host; the first one is the job's."""
 _AS_THEY_ARE = frozenset({"signal", "log_lost", "note", "lingering"})
-MAX_AHEAD = 1000
-"""So many moments, and a few for each of its workers, a host may tell before the others have told of a restart."""
-MOMENTS_OF_A_WORKER = 8
 
 
 class FleetRecord:
@@ -30,12 +27,10 @@ class FleetRecord:
         """`ranks`: node_rank -> global ranks there."""
         self._ranks = ranks
         self._observers = observers
-        self._ahead: dict[int, deque[tuple[str, dict[str, Any]]]] = {}
-        """Hosts that have told of a restart of which others have not -> what they have told since."""
         self._told: set[str] = set()
         self._restart: dict[str, Any] = {}
-        self._guilty: list[int] = []
-        """Ranks because of which the attempt is over."""
+        self._unready: set[int] = set()
+        """Hosts that have not told yet that they start again."""
         self.membership = self._new_membership()
         self.restarts = 0
         """How often all hosts have begun anew."""
@@ -52,17 +47,9 @@ class FleetRecord:
         if node_rank not in self._ranks or kind not in FIELDS:
             return
         fields = read_moment(kind, value)
-        if node_rank in self._ahead:
-            ahead = self._ahead[node_rank]
-            if len(ahead) > MAX_AHEAD + MOMENTS_OF_A_WORKER * len(self._ranks[node_rank]):
-                raise ValueError(f"{len(ahead)} moments of an attempt that has not begun")
-            ahead.append((kind, fields))
-        elif kind == "restarting":
-            self._ahead[node_rank] = deque()
-            own = [rank for rank in fields["global_ranks"] if rank in self._ranks[node_rank]]
-            self._guilty += own
-            self._restart = {**fields, "global_ranks": self._guilty}
-            self._begin_again()
+        if kind == "restarting":
+            self._unready.discard(node_rank)
+            self._tell_restart()
         elif kind in _OF_WORKERS:
             if fields["global_rank"] in self._ranks[node_rank]:
                 self._note_worker(kind, fields)
@@ -80,32 +67,34 @@ class FleetRecord:
     def lost(self, node_rank: int) -> None:
         """A host will tell no more; the others are not to wait for it."""
         self._ranks = {node: ranks for node, ranks in self._ranks.items() if node != node_rank}
-        self._ahead.pop(node_rank, None)
-        self._begin_again()
+        self._unready.discard(node_rank)
+        self._tell_restart()
+
+    def restart(self, attempt: int, delay_s: float, reason: str, global_ranks: Sequence[int]) -> None:
+        """The coordinator starts the job again; observers hear of it when all hosts have put their logs away.
+
+        Args:
+            global_ranks: because of which the attempt before is over.
+        """
+        self._restart = {"attempt": attempt, "delay_s": delay_s, "reason": reason, "global_ranks": list(global_ranks)}
+        self._unready = set(self._ranks)
+        self._told.clear()
+        self.membership = self._new_membership()
+
+    def _tell_restart(self) -> None:
+        if self._restart and not self._unready:
+            self.restarts += 1
+            self._observers.tell("restarting", **self._restart)
+            self._restart = {}
 
     def _note_worker(self, kind: str, fields: Mapping[str, Any]) -> None:
         rank, membership = fields["global_rank"], self.membership
         if kind == "started":
             membership.started(rank, fields["pid"], 0.0)
-            return
-        member = membership.members[rank]
-        member.state = WorkerState(fields["state"])
-        member.wait_status = fields["status"]
+        else:
+            membership.ended(rank, WorkerState(fields["state"]), fields["status"])
 
     def _note_running(self, kind: str) -> None:
         if kind == "started" and "running" not in self._told and not self.membership.count(WorkerState.PLANNED):
             self._told.add("running")
             self._observers.tell("running", world_size=len(self.membership.members))
-
-    def _begin_again(self) -> None:
-        if not self._ahead or self._ahead.keys() != self._ranks.keys():
-            return
-        self.restarts += 1
-        self._told.clear()
-        self.membership = self._new_membership()
-        self._observers.tell("restarting", **self._restart)
-        self._guilty = []
-        waiting, self._ahead = self._ahead, {}
-        for node_rank, moments in waiting.items():
-            for kind, fields in moments:
-                self.note(node_rank, kind, fields)

@@ -192,8 +192,8 @@ def _look_at_meeting(spec: LaunchSpec) -> Finding:
 
 def place_own_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> DevicePlacement:
     """Return the devices of this host's workers, of its rank table if it has one; UsageError: they are not all here."""
-    own = spec.table_hosts[spec.node_rank].device_ids if spec.table_hosts else ()
-    return place_devices(spec.device_target, spec.local_worker_num, read_host_facts({**caller, **dict(spec.env)}), own)
+    facts = read_host_facts({**caller, **dict(spec.env)})
+    return place_devices(spec.device_target, spec.local_worker_num, facts, spec.own_device_ids)
 
 
 def _look_at_devices(spec: LaunchSpec, caller: Mapping[str, str]) -> Finding:

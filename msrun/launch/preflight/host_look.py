@@ -26,7 +26,7 @@ from msrun.planning.spec import LaunchSpec
 
 T = TypeVar("T")
 
-NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python"})
+NOT_OF_ONE_HOST = frozenset({"master_port", "rank_table", "python", "tls"})
 """Checks that the launcher makes for all hosts together."""
 OF_LOG_DIR = frozenset({"log_dir", "disk"})
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""

@@ -1,11 +1,11 @@
 """An agent: one host's part of a job that a launcher elsewhere drives. Started through a pipe, see `launch.transport`.
 
-Messages (`remote.launcher_link` has those of the connection itself):
+Messages (`remote.launcher_link` has those of the connection itself, `cluster.coordinator` those of the running job):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
-                        start {master_addr, master_port, use_shared}     signal {signum}     bye {}
-                        pause {}    resume {}
+                        run {master_addr, master_port, use_shared, hosts, rank_table}
+                        signal {signum}    pause {}    resume {}    bye {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
-                        planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
+                        planned {host, notes, target, logs}    event {moment, fields}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code}
 """
 
@@ -22,8 +22,11 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.cluster.addresses import own_addresses
+from msrun.cluster.control import Control, Meeting
 from msrun.cluster.messages import Message
-from msrun.cluster.rendezvous import listen
+from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, run_job
@@ -32,15 +35,15 @@ from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.early_start import start_early
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import LogSender
+from msrun.launch.remote.packed_text import unpack_hosts, unpack_text
 from msrun.launch.remote.report import LauncherReport
 from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_spool
 from msrun.launch.remote.stream import take_stdio
+from msrun.planning.host_seat import Seating
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
-PROTOCOL = 1
-"""Raised when an agent of an older msrun would not understand the launcher any more."""
 STOPPED_SHARE = 2.0
 """Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
 FETCH_S = 20.0
@@ -66,8 +69,6 @@ class HostJob:
     """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
     can_resume: bool
     """Whether a broken connection may be replaced."""
-    rank_table: str = ""
-    """Text of the user's rank table."""
     shown: Mapping[str, str] = field(default_factory=dict)
     """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
     master_name: str = ""
@@ -109,14 +110,15 @@ class Agent:
             self._listen(message)
         elif kind == "reach":
             self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
-        elif kind == "start":
+        elif kind == "run":
             self._run_job(message)
 
     def _prepare(self, message: Message) -> None:
         asked_at = time.time()
+        spoken = message["job"].get("protocol")  # first of all: another msrun's has other fields
+        if spoken != PROTOCOL:
+            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
-        if job.protocol != PROTOCOL:
-            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {job.protocol}: install the same")
         self._spool = make_spool(job.job_id, job.node_rank)
         if job.can_resume:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
@@ -148,7 +150,7 @@ class Agent:
             master_port=message["master_port"],
             log_dir=spool,
             worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
-            rank_table_file=_write_table(spool, job.rank_table),
+            rank_table_file=_write_table(spool, unpack_text(message["rank_table"])),
         )
 
         def display(plan: LaunchPlan) -> LauncherReport:
@@ -156,17 +158,26 @@ class Agent:
             link.send_logs(logs.next)
             return LauncherReport(link, plan, logs)
 
-        def say(text: str) -> None:
-            link.send("say", text=text)
-
-        listener, self._listener = self._listener, None
+        if self._listener is not None:
+            forget_waiting(self._listener)
+        control = Control(link.orders, link.pass_on, _meeting(job, message), self._listener)
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
         limit_s = STOPPED_SHARE * job.silence_s
-        part = AgentPart(display, say, link.obey, listener, self._server, home, stopped_limit_s=limit_s)
+        part = AgentPart(display, link.obey, control, self._server, home, stopped_limit_s=limit_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))
         link.finish_logs()  # after the result: with the end of its logs a host has told everything
+
+
+def _meeting(job: HostJob, message: Message) -> Meeting | None:
+    """Return what the launcher has found out about the hosts of a job of several."""
+    hosts = unpack_hosts(message["hosts"])
+    if not hosts:
+        return None
+    interface = own_addresses().get(hosts[job.node_rank].address, "")
+    seating = Seating(job.node_rank, hosts, message["master_addr"], interface)
+    return Meeting(job.job_id, seating, message["master_port"])
 
 
 def _write_table(spool: Path, text: str) -> Path | None:

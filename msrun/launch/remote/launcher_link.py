@@ -1,9 +1,9 @@
-"""An agent's end of its connection to the launcher.
+"""An agent's end of its connection to the launcher, which is the coordinator of its job.
 
-A thread: gives signs of life, passes signals and wishes on, and sends what the job says and writes, however slowly the
-launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are numbered, so
-nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and ends.
-A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
+A thread: gives signs of life, passes signals, orders and wishes on, and sends what the job says and writes, however
+slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are
+numbered, so nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and
+ends. A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
 
 Messages without a number: beat {seen} both ways, attach {seen} and attached {seen}.
 """
@@ -16,9 +16,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from msrun.agent.signals import GONE, SignalPipe
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message
@@ -45,6 +46,8 @@ class LauncherLink(threading.Thread):
         """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
         self._outbox = Inbox()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.orders = Inbox()
+        """What the coordinator says, for the job; `lost` when no launcher has come in time."""
         self._ledger = Ledger()
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] = lambda: None
@@ -65,7 +68,11 @@ class LauncherLink(threading.Thread):
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the launcher."""
-        self._outbox.post({"type": kind, **fields})
+        self.pass_on({"type": kind, **fields})
+
+    def pass_on(self, message: Message) -> None:
+        """Tell the launcher what the job says."""
+        self._outbox.post(message)
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
         """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
@@ -84,7 +91,7 @@ class LauncherLink(threading.Thread):
         self._outbox.post({"type": "_resume", "listener": listener, "silence_s": silence_s})
 
     def obey(self, signals: SignalPipe) -> None:
-        """Have the job, which reads these signals, told of the launcher's from now on, and of its end."""
+        """Have the job, which reads these signals, told of the launcher's from now on."""
         with self._signal_lock:
             self._signals = signals
             for signum in self._early_signals:
@@ -102,6 +109,8 @@ class LauncherLink(threading.Thread):
         """Send what is waiting, if somebody reads it, and end the thread."""
         self._outbox.post({"type": "_close"})
         self.join(CLOSE_S + 1.0)
+        if not self.is_alive():
+            self.orders.close()
 
     @property
     def unsent_logs(self) -> set[str]:
@@ -219,6 +228,8 @@ class LauncherLink(threading.Thread):
     def _heed(self, message: Message) -> None:
         if message["type"] == "signal":
             self._signal(int(message["signum"]))
+        elif message["type"] in ORDERS:
+            self.orders.post(message)
         elif message["type"] in ("pause", "resume"):
             self._is_paused = message["type"] == "pause"
         else:
@@ -271,17 +282,8 @@ class LauncherLink(threading.Thread):
         if not self.is_orphan and not self._is_closing:
             self.is_orphan = True
             self._inbox.put({"type": "gone"})
-            self._signal(GONE)
+            self.orders.post({"type": "lost", "reason": "the launcher has gone"})
 
 
 def _nothing() -> None:
     """Return None: there are no more logs."""
-
-
-def wait_for(link: LauncherLink, kinds: Iterable[str]) -> Message | None:
-    """Return the launcher's next wish of these kinds; None when there is no launcher any more."""
-    wanted = set(kinds)
-    while (message := link.wait()) is not None:
-        if message["type"] in wanted:
-            return message
-    return None

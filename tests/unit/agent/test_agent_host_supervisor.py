@@ -1,4 +1,4 @@
-"""The agent's event loop on one of several hosts, against a scheduler that says what the test wants."""
+"""The agent's event loop on a host of a job, against a coordinator that says what the test wants."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from failure_reports import fault_of
 from supervised_job import FAILED, HostJob, kinds
 
 from msrun import contract
 from msrun.agent.watch.progress_board import Progress
-from msrun.cluster.fleet import Verdict
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, HangTimeout, PeerFailed
+from msrun.planning.record_json import encode_record
 
 
 @pytest.fixture
@@ -44,15 +45,15 @@ def test_failure_here_is_told_once_and_stops_the_own_workers_at_once(job: HostJo
     job.end(1, FAILED)
     (failed,) = job.told_of("failed")
     assert failed["attempt"] == 0
-    assert failed["verdict"]["reason"] == "rank 0 failed first: exit code 7"
-    assert failed["verdict"]["can_restart"] is True
+    assert failed["report"]["failure"]["reason"] == "rank 0 failed first: exit code 7"
+    assert failed["report"]["can_restart"] is True
 
 
 def test_failure_after_a_signal_cannot_be_repeated(job: HostJob) -> None:
     run(job)
     job.loop._on_signal(signal.SIGTERM)
     (failed,) = job.told_of("failed")
-    assert failed["verdict"]["can_restart"] is False
+    assert failed["report"]["can_restart"] is False
 
 
 def test_failure_of_another_host_stops_the_workers_here(job: HostJob) -> None:
@@ -62,7 +63,7 @@ def test_failure_of_another_host_stops_the_workers_here(job: HostJob) -> None:
     fault = job.attempt.fault
     assert isinstance(fault, PeerFailed) and (str(fault), fault.exit_code) == ("rank 5 failed", 9)
     assert job.told_of("failed") == [], "it is not this host's"
-    assert job.loop.verdict == Verdict(0, "rank 5 failed", 9, "worker")
+    assert job.loop.report == fault_of(0, "rank 5 failed", 9)
 
 
 def test_failure_in_another_attempt_stops_nobody(job: HostJob) -> None:
@@ -76,7 +77,7 @@ def test_own_failure_that_comes_back_changes_nothing(job: HostJob) -> None:
     job.end(0, FAILED)
     job.hear_stop(node_rank=1)
     assert job.attempt.fault is None
-    assert job.loop.verdict is not None and job.loop.verdict.node_rank == 1
+    assert job.loop.report is not None and job.loop.report.node_rank == 1
 
 
 def test_failure_that_is_heard_of_after_the_own_end_stops_nothing(job: HostJob) -> None:
@@ -115,7 +116,7 @@ def test_end_of_all_workers_here_is_not_the_end_of_the_job(job: HostJob) -> None
     assert job.loop._timers.is_set("others")
     job.run_timer("others")
     assert job.moments.of("waiting")
-    job.hear("over", verdict=None)
+    job.hear("over", report=None)
     assert job.loop._over and not job.attempt.has_failed
 
 
@@ -147,7 +148,7 @@ def test_host_without_a_fork_server_cannot_go_on(job: HostJob) -> None:
     job.server.close()
     job.loop._on_server()
     assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
-    assert not job.loop._over, "the scheduler says when it is over"
+    assert not job.loop._over, "the coordinator says when it is over"
     assert len(job.told_of("failed")) == 1
 
 
@@ -165,7 +166,7 @@ def test_restart_waits_for_the_others_before_workers_start(job: HostJob) -> None
     assert kinds(job.heard()) == ["start"]
 
 
-def test_restart_comes_after_the_delay_that_the_scheduler_gives(job: HostJob) -> None:
+def test_restart_comes_after_the_delay_that_the_coordinator_gives(job: HostJob) -> None:
     restart(job)
     job.say("swept", survivors=[])
     (moment,) = job.moments.of("restarting")
@@ -181,13 +182,13 @@ def test_start_after_a_failure_is_not_heeded(job: HostJob) -> None:
     assert "start" not in kinds(job.heard())
 
 
-def test_verdict_of_the_attempt_before_is_forgotten(job: HostJob) -> None:
+def test_report_of_the_attempt_before_is_forgotten(job: HostJob) -> None:
     run(job)
     job.hear_stop()
     job.say("told", attempt=0, not_started=[])
     job.fail()
     job.hear("restart", attempt=1, delay_s=0.0)
-    assert job.loop.verdict is None and not job.loop._has_ended
+    assert job.loop.report is None and not job.loop._has_ended
 
 
 def test_failure_of_the_next_attempt_is_told_too(job: HostJob) -> None:
@@ -207,15 +208,15 @@ def test_job_that_is_over_well_has_no_fault_whatever_came_after_the_last_end(job
     job.end(1)
     job.loop._on_signal(signal.SIGINT)
     assert job.attempt.fault is not None
-    job.hear("over", verdict=None)
-    assert job.attempt.fault is None and job.loop.verdict is None
+    job.hear("over", report=None)
+    assert job.attempt.fault is None and job.loop.report is None
 
 
 def test_failure_that_only_the_end_tells_is_the_fault(job: HostJob) -> None:
     run(job)
     job.end(0)
     job.end(1)
-    job.hear("over", verdict=Verdict(0, "host lost", 3).to_json())
+    job.hear("over", report=encode_record(fault_of(0, "host lost", 3)))
     assert isinstance(job.attempt.fault, PeerFailed) and str(job.attempt.fault) == "host lost"
     assert job.loop._over
 
@@ -223,11 +224,11 @@ def test_failure_that_only_the_end_tells_is_the_fault(job: HostJob) -> None:
 def test_own_failure_stays_the_fault_at_the_end(job: HostJob) -> None:
     run(job)
     job.fail()
-    job.hear("over", verdict=Verdict(0, "host lost", 3).to_json())
+    job.hear("over", report=encode_record(fault_of(0, "host lost", 3)))
     assert job.attempt.fault is None and job.attempt.has_failed
 
 
-def test_host_that_loses_the_scheduler_ends_alone(job: HostJob) -> None:
+def test_host_that_loses_the_coordinator_ends_alone(job: HostJob) -> None:
     run(job)
     job.hear("lost", reason="lost the scheduler")
     assert str(job.attempt.fault) == "lost the scheduler"
@@ -239,7 +240,7 @@ def test_host_that_loses_the_scheduler_ends_alone(job: HostJob) -> None:
     assert "ended" not in kinds(job.told[told:]), "nobody hears it"
 
 
-def test_host_whose_part_has_ended_is_over_when_the_scheduler_goes(job: HostJob) -> None:
+def test_host_whose_part_has_ended_is_over_when_the_coordinator_goes(job: HostJob) -> None:
     run(job)
     job.end(0)
     job.end(1)
@@ -248,7 +249,7 @@ def test_host_whose_part_has_ended_is_over_when_the_scheduler_goes(job: HostJob)
     assert isinstance(job.attempt.fault, ClusterError) and str(job.attempt.fault) == "lost the scheduler"
 
 
-def test_own_failure_counts_more_than_the_loss_of_the_scheduler_after_it(job: HostJob) -> None:
+def test_own_failure_counts_more_than_the_loss_of_the_coordinator_after_it(job: HostJob) -> None:
     run(job)
     job.fail()
     job.hear("lost", reason="lost the scheduler")
@@ -265,7 +266,7 @@ def test_second_signal_waits_for_no_other_host(job: HostJob) -> None:
     assert job.loop._over
 
 
-def test_notes_of_the_scheduler_are_told(job: HostJob) -> None:
+def test_notes_of_the_coordinator_are_told(job: HostJob) -> None:
     job.hear("note", text="node 2 registered")
     assert job.moments.of("note") == [{"kind": "note", "text": "node 2 registered"}]
 
@@ -274,10 +275,10 @@ def test_hang_elsewhere_has_the_stacks_written_here_first(job: HostJob) -> None:
     run(job)
     requested: list[str] = []
     job.loop._watch.request_stacks = lambda _, headline: requested.append(headline)  # type: ignore[method-assign]
-    job.hear_stop(kind="hang")
+    job.hear_stop(is_hang=True)
     assert job.heard() == [] and len(requested) == 1
     assert job.attempt.membership.is_stopping
-    job.hear_stop(kind="hang")
+    job.hear_stop(is_hang=True)
     assert len(requested) == 1, "once"
     job.run_timer("stacks")
     assert kinds(job.heard()) == ["stop"]
@@ -294,6 +295,13 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(t
     assert job.attempt.fault is None and job.loop._timers.is_set("elsewhere")
     job.run_timer("elsewhere")
     assert str(job.attempt.fault) == "rank 0 waits"
+    job.close()
+
+
+def test_hang_of_the_only_host_is_left_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostJob, "fleet", ())
+    job = HostJob(tmp_path, hang_time_out_s=100.0)
+    assert job.loop._patience_s == 0.0
     job.close()
 
 
@@ -319,7 +327,7 @@ def test_hang_of_plain_torch_is_left_to_the_others_while_all_stacks_here_wait(jo
     assert kinds(job.heard()) == ["stop"]
 
 
-def test_verdict_ends_the_patience_with_the_others(job: HostJob) -> None:
+def test_report_ends_the_patience_with_the_others(job: HostJob) -> None:
     run(job)
     job.board.read = lambda _: Progress(contract.PHASE_JOINED, is_waiting=True)  # type: ignore[method-assign]
     job.loop._end_stuck(HangTimeout("rank 0 waits"), (0,))
@@ -344,3 +352,11 @@ def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(job
     job.hear("absent", attempt=0, ranks=[5])
     assert job.attempt.fault is fault
     assert job.attempt.membership.members[0].state is WorkerState.RUNNING
+
+
+@pytest.mark.parametrize("more", [{}, {"report": 7}, {"report": {"failure": {}}}])
+def test_order_that_cannot_be_read_ends_the_part_of_this_host(job: HostJob, more: dict[str, object]) -> None:
+    run(job)
+    job.hear("stop", attempt=0, **more)
+    assert str(job.attempt.fault).startswith("the coordinator says what cannot be read (")
+    assert kinds(job.heard()) == ["stop"]

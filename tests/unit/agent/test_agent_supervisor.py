@@ -358,7 +358,7 @@ def test_hang_that_nobody_is_left_of_is_over_at_once(job: Job) -> None:
     job.begin()
     job.start()
     job.end(0)
-    job.attempt.membership.members[1].state = WorkerState.DONE
+    job.attempt.membership.ended(1, WorkerState.DONE, 0)
     job.loop._end_stuck(ClusterError("rank 1 never came"), (1,))
     assert job.loop._over
     assert str(job.attempt.fault) == "rank 1 never came"

@@ -1,431 +1,312 @@
-"""The place where hosts meet, over real sockets: who proves nothing gets nothing, and costs the job nothing."""
+"""What becomes of a job of several hosts: the first failure counts, and nobody is left waiting."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Callable, Iterator
+import json
+import random
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from job_runner import wait_until
+from failure_reports import failure_of, reason_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from msrun.cluster import coordinator as module
-from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.guest import MeetingTerms
-from msrun.cluster.host_link import HostLink
-from msrun.cluster.hosts import HostRequest, Registry
-from msrun.cluster.inbox import Inbox
-from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
-from msrun.cluster.proof import PROTOCOL, Seal, derived_token, hello, new_nonce, read_hello
-from msrun.cluster.rendezvous import listen
-
-TOKEN = b"secret"
+from msrun import contract
+from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
+from msrun.cluster.failure import FailureReport, read_report
+from msrun.cluster.restart import RestartPolicy
+from msrun.planning.record_json import encode_record
 
 
-def request(node_rank: int) -> HostRequest:
-    return HostRequest(PROTOCOL, 2, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
+def coordinator(count: int = 2, restarts: int = 0) -> Coordinator:
+    """Return that of hosts with ten ranks each."""
+    ranks = {node: tuple(range(10 * node, 10 * node + 10)) for node in range(count)}
+    return Coordinator("JOB", ranks, RestartPolicy(restarts))
 
 
-class Meeting:
-    """A coordinator for two hosts of a worker each."""
-
-    def __init__(self, silence_s: float = 30.0, cluster_time_out_s: float = 60.0) -> None:
-        listener = listen("127.0.0.1", 0)
-        self.port = listener.getsockname()[1]
-        self.notes: list[str] = []
-        self.inboxes: list[Inbox] = []
-        self.links: list[HostLink] = []
-        terms = MeetingTerms(TOKEN, "JOB", 4711, cluster_time_out_s, silence_s, 0)
-        self.coordinator = Coordinator(listener, Registry(2, 0), terms, self.notes.append)
-        self.coordinator.start()
-
-    def close(self) -> None:
-        for link in self.links:
-            link.close()
-        self.coordinator.close()
-        for inbox in self.inboxes:
-            inbox.close()
-        assert not self.coordinator.is_alive() and not any(link.is_alive() for link in self.links)
-
-    def join(self, node_rank: int, token: bytes = TOKEN) -> tuple[HostLink, Callable[[str], dict[str, Any]]]:
-        """Start a link; the second value waits for a message of a kind."""
-        inbox = Inbox()
-        link = HostLink(("127.0.0.1", self.port), token, lambda _: request(node_rank), inbox, limit_s=20)
-        self.inboxes.append(inbox)
-        self.links.append(link)
-        link.start()
-        seen: list[dict[str, Any]] = []
-
-        def await_kind(kind: str) -> dict[str, Any]:
-            def find() -> dict[str, Any] | None:
-                seen.extend(inbox.take())
-                return next((message for message in seen if message["type"] == kind), None)
-
-            return dict(wait_until(find, f"message {kind}"))
-
-        return link, await_kind
-
-    def stranger(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+def report(
+    node_rank: int = 0, *, can_restart: bool = True, exit_code: int = 7, lost_peer: bool = False
+) -> FailureReport:
+    failure = failure_of(10 * node_rank, exit_code)
+    return FailureReport(failure, node_rank, can_restart=can_restart, lost_peer=lost_peer)
 
 
-@pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    found = Meeting()
-    yield found
-    found.close()
+def kinds(orders: list[dict[str, Any]]) -> list[str]:
+    return [order["type"] for order in orders]
 
 
-class Peer:
-    """One who speaks to the scheduler byte by byte: a stranger, or a host that means harm."""
-
-    def __init__(self, stream: socket.socket, token: bytes = TOKEN) -> None:
-        self._stream = stream
-        self._frames = FrameBuffer(1 << 20)
-        self._read: list[bytes] = []
-        greeting = read_hello(self.read())
-        assert greeting is not None and greeting[0] == PROTOCOL
-        own = new_nonce()
-        self.seal = Seal(token, greeting[1], own, is_scheduler=False)
-        self.hello = frame(hello(own))
-
-    def read(self) -> bytes:
-        """Return the next body; empty at the end of the stream."""
-        while not self._read:
-            try:
-                data = self._stream.recv(4096)
-            except ConnectionResetError:  # what it sent was not read to the end
-                data = b""
-            if not data:
-                return b""
-            self._read += self._frames.feed(data)
-        return self._read.pop(0)
-
-    def say(self, body: bytes) -> None:
-        """Send a body with its proof."""
-        with contextlib.suppress(OSError):
-            self._stream.sendall(frame(self.seal.close(body)))
-
-    def register(self, node_rank: int) -> None:
-        """Become a host."""
-        self._stream.sendall(self.hello)
-        self.say(encode_body({"type": "register", "request": request(node_rank).to_json()}))
-        accepted = decode_body(self.seal.open(self.read()))
-        assert accepted["type"] == "accepted"
-
-    def read_to_end(self) -> None:
-        """Wait until the scheduler hangs up."""
-        while self.read():
-            pass
+def test_job_is_over_when_the_last_host_has_ended() -> None:
+    job = coordinator()
+    assert job.ended(1, 0, can_continue=True) == []
+    assert job.ended(1, 0, can_continue=True) == []
+    assert job.ended(0, 0, can_continue=True) == [{"type": "over", "report": None}]
+    assert job.is_over
 
 
-def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> None:
-    (first, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
-    seated = [hear("seated") for hear in (hear_first, hear_second)]
-    assert [message["node_rank"] for message in seated] == [0, 1]
-    assert {(message["job_id"], message["store_port"]) for message in seated} == {("JOB", 4711)}
-    for hear in (hear_first, hear_second):
-        assert [host["ranks"] for host in hear("fleet")["hosts"]] == [[[0, 1]], [[1, 1]]]
-    second.send({"type": "failed", "attempt": 0, "verdict": {"node_rank": 1, "reason": "r", "exit_code": 9}})
-    assert hear_first("stop")["verdict"]["exit_code"] == 9
-    for link in (first, second):
-        link.send({"type": "ended", "attempt": 0, "can_continue": True})
-    assert [hear("over")["verdict"]["reason"] for hear in (hear_first, hear_second)] == ["r", "r"]
+def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
+    job = coordinator()
+    (stop,) = job.failed(0, report(1))
+    assert stop == {"type": "stop", "attempt": 0, "report": encode_record(report(1))}
+    assert job.failed(0, report(0)) == []
+    assert job.ended(0, 0, can_continue=True) == []
+    (over,) = job.ended(1, 0, can_continue=True)
+    assert over == {"type": "over", "report": encode_record(report(1))}
 
 
-def test_host_that_goes_is_told_to_the_others(meeting: Meeting) -> None:
-    (_, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
-    hear_second("seated")
-    second.close()
-    meeting.links.remove(second)
-    assert "lost node 1 (h1, 10.0.0.1), which has closed" in hear_first("stop")["verdict"]["reason"]
+def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed() -> None:
+    lost = report(0, lost_peer=True)
+    job = coordinator(3, restarts=1)
+    for node, rank in ((0, 0), (2, 5), (1, 3), (1, 2)):
+        job.done(node, 0, rank)
+    job.done(2, 7, 6)  # words of another attempt
+    (stop,) = job.failed(0, lost)
+    who = "rank 2-3, 5 on node 1-2"
+    assert reason_of(stop) == f"{who} exited early (code 0); rank 0 failed"
+    assert read_report(stop["report"]) == job.report
+    for node in range(3):
+        job.ended(node, 0, can_continue=True)
+    (stop,) = job.failed(1, lost)
+    assert reason_of(stop) == "rank 0 failed"
 
 
-NESTED = b'{"type":"register","request":' + b"[" * 980 + b"]" * 980 + b"}"
-HELLO = frame(hello("0" * 64))
+def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:
+    job = coordinator()
+    job.done(1, 0, 1)
+    (stop,) = job.failed(0, report(0))
+    assert reason_of(stop) == "rank 0 failed"
+
+
+def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_the_last_hosts_end() -> None:
+    job = coordinator(2, restarts=1)
+    assert job.done(1, 0, 3, has_come=True) == []
+    assert job.done(1, 0, 2, has_come=False) == [{"type": "absent", "attempt": 0, "ranks": [2]}]
+    assert job.done(1, 0, 4, has_come=False) == []
+    assert job.done(1, 5, 6, has_come=False) == [], "words of another attempt"
+    assert job.ended(1, 0, can_continue=True, come=[3])[0]["report"]["failure"]["exit_code"] == 3
+    (over,) = job.ended(0, 0, can_continue=True, come=[0])
+    assert over["type"] == "over", "starting again would not help"
+    assert reason_of(over).startswith("rank 2, 4 ended with exit code 0 without joining the world")
+
+
+def test_ranks_that_all_join_nothing_end_well() -> None:
+    job = coordinator()
+    for node in range(2):
+        job.done(node, 0, node, has_come=False)
+        orders = job.ended(node, 0, can_continue=True, come=[])
+    assert orders == [{"type": "over", "report": None}]
+
+
+def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:
+    job = coordinator(3, restarts=5)
+    (stop,) = job.lost(2, "lost node 2")
+    assert (reason_of(stop), stop["report"]["failure"]["exit_code"]) == ("lost node 2", 3)
+    assert job.lost(2, "again") == []
+    job.ended(0, 0, can_continue=True)
+    assert kinds(job.ended(1, 0, can_continue=True)) == ["over"]
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        HEADER.pack(1 << 31) + b"x",
-        HEADER.pack(0),
-        encode_message({"type": "ended", "attempt": 0}),
-        encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}),
-        HELLO + HEADER.pack(0),
-        HELLO + encode_message({"type": "register", "request": request(0).to_json()}),
-        HELLO + frame(b"0" * 32 + encode_body({"type": "register", "request": request(0).to_json()})),
-        HELLO + frame(NESTED),
-        HELLO + HELLO,
-        HEADER.pack(8000) + b"[" * 8000,
-        HEADER.pack(2) + b"\xff\xfe",
-    ],
+    ("lost_peer", "has_ended", "is_cause"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_stranger_is_refused_and_the_job_goes_on(meeting: Meeting, said: bytes) -> None:
-    with meeting.stranger() as stream:
-        peer = Peer(stream)
-        stream.sendall(said)
-        assert peer.read()[:8] in (b"refused ", b"")
-    wait_until(lambda: any(note.startswith("refused 127.0.0.1:") for note in meeting.notes), "the refusal is told")
-    (_, hear), _ = meeting.join(0), meeting.join(1)
-    hear("seated")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"[]",
-        NESTED,
-        b'{"type":"register"}',
-        b'{"type":"register","request":{"protocol":3,"name":%s}}' % (b"[" * 20 + b"]" * 20),
-        b'{"type":"register","request":{"protocol":%s}}' % (b"9" * 4000),
-        b'{"type":"register","request":{"protocol":3,"worker_num":true}}',
-    ],
-)
-def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(meeting: Meeting, said: bytes) -> None:
-    with meeting.stranger() as stream:
-        peer = Peer(stream)
-        stream.sendall(peer.hello)
-        peer.say(said)
-        assert peer.read().startswith(b"refused ")
-    (_, hear), _ = meeting.join(0), meeting.join(1)
-    hear("seated")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"[]",
-        b'{"type":"failed","attempt":0,"verdict":{"worker":{"a":' + b"[" * 970 + b"]" * 970 + b"}}}",
-        b'{"type":"failed","attempt":%s}' % (b"9" * 5000),
-        b"\xff" * 100,
-    ],
-)
-def test_host_that_says_what_cannot_be_read_is_lost_alone(meeting: Meeting, said: bytes) -> None:
-    with meeting.stranger() as stream:
-        peer = Peer(stream)
-        peer.register(1)
-        _, hear = meeting.join(0)
-        hear("seated")
-        peer.say(said)
-        assert "has sent what cannot be read" in hear("stop")["verdict"]["reason"]
-
-
-def test_message_that_was_heard_before_is_not_heard_again(meeting: Meeting) -> None:
-    """What a host has sent cannot be sent again by somebody in between, on the same connection or on another."""
-    with meeting.stranger() as stream:
-        peer = Peer(stream)
-        peer.register(1)
-        _, hear = meeting.join(0)
-        hear("seated")
-        once = frame(peer.seal.close(encode_body({"type": "beat"})))
-        stream.sendall(once + once)
-        assert "without the proof that it is the next of this connection" in hear("stop")["verdict"]["reason"]
-
-
-def test_one_address_cannot_hold_more_than_a_few_connections(meeting: Meeting) -> None:
-    with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(meeting.stranger()) for _ in range(3 * module.MAX_STRANGERS_OF_ONE)]
-        peers = [Peer(stream) for stream in streams]
-        peers[0].read_to_end()  # the oldest made room
-        wait_until(lambda: len(meeting.coordinator._strangers) <= module.MAX_STRANGERS_OF_ONE, "the others are closed")
-        (_, hear), _ = meeting.join(0), meeting.join(1)
-        hear("seated")
-
-
-def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
-    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+def test_lost_host_is_why_a_rank_has_missed_another_just_before(
+    lost_peer: bool, has_ended: bool, is_cause: bool
 ) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
-    monkeypatch.setattr(module, "PRESSED_S", 0.2)
-    with contextlib.ExitStack() as stack:
-        for _ in range(8):
-            stack.enter_context(meeting.stranger())
-        (_, hear), _ = meeting.join(0), meeting.join(1)
-        hear("seated")
-        assert len(meeting.coordinator._strangers) <= 4
+    job = coordinator(3, restarts=5)
+    failure = replace(failure_of(0), reason="rank 0 failed first: exit code 7")
+    job.failed(0, FailureReport(failure, 0, can_restart=True, lost_peer=lost_peer))
+    if has_ended:
+        job.ended(2, 0, can_continue=True)
+    job.lost(2, "lost node 2")
+    job.ended(0, 0, can_continue=True)
+    (over,) = job.ended(1, 0, can_continue=True)
+    told = over["report"]["failure"]
+    if is_cause:
+        assert (told["reason"], told["exit_code"]) == ("lost node 2; rank 0 then failed: exit code 7", 3)
+    else:
+        assert (told["reason"], told["exit_code"]) == ("rank 0 failed first: exit code 7", 7)
 
 
-def greets(stream: socket.socket) -> bool:
-    """Return whether the scheduler has taken a connection."""
-    stream.settimeout(0.0)
-    try:
-        return bool(stream.recv(1, socket.MSG_PEEK))
-    except BlockingIOError:
-        return False
+def test_all_hosts_start_again_together() -> None:
+    job = coordinator(2, restarts=1)
+    job.failed(0, report(0))
+    job.ended(0, 0, can_continue=True)
+    assert job.ended(1, 0, can_continue=True) == [
+        {"type": "restart", "attempt": 1, "delay_s": 0.0, "reason": "rank 0 failed", "ranks": [0]}
+    ]
+    assert job.failed(0, report(1)) == [] and job.ended(0, 0, can_continue=True) == []  # words of the last attempt
+    assert job.ready(1, 1) == [] and job.ready(1, 1) == []
+    assert job.ready(0, 1) == [{"type": "start", "attempt": 1}]
+    job.failed(1, report(1))
+    job.ended(0, 1, can_continue=True)
+    assert kinds(job.ended(1, 1, can_continue=True)) == ["over"]
 
 
-@contextlib.contextmanager
-def full_house(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, ...]]:
-    """Yield two strangers for whom there is room, and one who waits."""
-    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
-    with meeting.stranger() as first, meeting.stranger() as second:
-        wait_until(lambda: greets(first) and greets(second), "two have been taken")
-        with meeting.stranger() as third:
-            wait_until(lambda: not meeting.coordinator._is_listening, "there is no room for a third one")
-            meeting.coordinator._next_beat = 1e12  # a beat lets another one come in any case
-            assert not greets(third)
-            for stream in (first, second, third):
-                stream.settimeout(10)
-            yield first, second, third
+@pytest.mark.parametrize("why", ["cannot be repeated", "a host cannot go on", "a host is lost", "ended well"])
+def test_job_does_not_start_again_when(why: str) -> None:
+    job = coordinator(2, restarts=3)
+    if why != "ended well":
+        job.failed(0, report(0, can_restart=why != "cannot be repeated"))
+    job.ended(0, 0, can_continue=why != "a host cannot go on")
+    last = job.lost(1, "gone") if why == "a host is lost" else job.ended(1, 0, can_continue=True)
+    assert kinds(last)[-1] == "over"
 
 
-def test_stranger_who_becomes_a_host_makes_room_for_another(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PRESSED_S", 1e9)
-    with full_house(meeting, monkeypatch) as (first, _, third):
-        Peer(first).register(1)
-        wait_until(lambda: greets(third), "the next one is taken")
-        assert len(meeting.coordinator._strangers) == 2, "a host is no stranger"
+def test_failure_while_hosts_wait_to_start_again_ends_the_job() -> None:
+    job = coordinator(2, restarts=3)
+    job.failed(0, report(0))
+    job.ended(0, 0, can_continue=True)
+    job.ended(1, 0, can_continue=True)
+    job.ready(0, 1)
+    assert kinds(job.failed(1, report(1, can_restart=False, exit_code=130))) == ["stop"]
+    job.ended(0, 1, can_continue=False)
+    (over,) = job.ended(1, 1, can_continue=False)
+    assert over["report"]["failure"]["exit_code"] == 130
 
 
-def test_stranger_who_leaves_makes_room_for_another(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PRESSED_S", 1e9)
-    with full_house(meeting, monkeypatch) as (_, second, third):
-        second.close()
-        wait_until(lambda: greets(third), "the next one is taken")
-
-
-def test_stranger_who_has_said_nothing_for_a_moment_makes_room(
-    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
-    monkeypatch.setattr(module, "PRESSED_S", 0.0)
-    with meeting.stranger() as first, meeting.stranger() as second:
-        wait_until(lambda: greets(first) and greets(second), "two have been taken")
-        with meeting.stranger() as third:
-            wait_until(lambda: greets(third), "the third is taken")
-            first.settimeout(10)
-            Peer(first).read_to_end()  # the oldest
-            assert len(meeting.coordinator._strangers) == 2
-
-
-def test_host_with_a_wrong_token_is_refused_on_both_sides(meeting: Meeting) -> None:
-    _, hear = meeting.join(0, b"left")
-    assert "the scheduler has refused this host: wrong token" in hear("refused")["reason"]
-    wait_until(lambda: any("wrong token" in note for note in meeting.notes), "a note of the wrong token")
-
-
-def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GREETING_S", 0.0)
-    with meeting.stranger() as stream:
-        Peer(stream).read_to_end()
-    said = "nothing that makes it a host of this job"
-    wait_until(lambda: any(said in note for note in meeting.notes), "the refusal is told")
-
-
-def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting.coordinator, "_notes_left", 2)
-    for _ in range(4):
-        with meeting.stranger() as stream:
-            stream.sendall(b"garbage!")
-            while stream.recv(4096):
-                pass
-    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "100"]
-
-
-def test_time_limit_is_told_with_who_came() -> None:
-    found = Meeting(cluster_time_out_s=0.2)
-    try:
-        _, hear = found.join(0)
-        called_off = hear("called_off")
-        assert called_off["exit_code"] == 124
-        assert called_off["reason"] == (
-            "--cluster_time_out 0.2: 1 of 2 registered, missing: rank 1, from node 1 on; "
-            "came: node 0 (h0, 10.0.0.0) with 1"
-        )
-    finally:
-        found.close()
-
-
-def test_host_without_a_sign_of_life_is_lost() -> None:
-    """It keeps its connection, as one does whose cable is out."""
-    found = Meeting(silence_s=0.3)
-    try:
-        with found.stranger() as stream:
-            Peer(stream).register(1)
-            _, hear = found.join(0)
-            reason = hear("stop")["verdict"]["reason"] if hear("seated") else ""
-            assert "lost node 1 (h1, 10.0.0.1), which has given no sign of life" in reason
-    finally:
-        found.close()
+GOOD = encode_record(report(3))
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    "value",
     [
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
-        (hello("0" * 64).replace(b":3,", b":99,"), "speaks protocol 99, this one"),
-        (hello("0" * 64) + b" ", "is no msrun scheduler: it does not say hello"),
-        (encode_body({"type": "seated", "hosts": []}), "is no msrun scheduler"),
-        (b"refused \x1b[2J\n", "refused this host: ?[2J?"),
-        (b"[" * 5000, "is no msrun scheduler"),
+        None,
+        [],
+        {"failure": {"reason": "r"}},
+        {**GOOD, "made_up": 1},
+        {**GOOD, "failure": {**GOOD["failure"], "first_failure": {"global_rank": 2}}},
+        {**GOOD, "failure": {**GOOD["failure"], "others": [{"state": "failed"}]}},
+        {**GOOD, "lost_peer": "yes"},
     ],
 )
-def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
-    inbox = Inbox()
-    with listen("127.0.0.1", 0) as listener:
-        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
-        link.start()
-        stream, _ = listener.accept()
-        with stream:
-            stream.sendall(frame(answer))
-            (message,) = wait_until(inbox.take, "an answer")
-            assert message["type"] == "refused" and reason in message["reason"]
-            link.close()
-    inbox.close()
+def test_report_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        coordinator().hear(1, {"type": "failed", "attempt": 0, "report": value})
 
 
-def test_host_does_not_trust_a_scheduler_without_the_token() -> None:
-    inbox = Inbox()
-    with listen("127.0.0.1", 0) as listener:
-        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
-        link.start()
-        stream, _ = listener.accept()
-        with stream:
-            seal = Seal(b"another", "0" * 64, "0" * 64, is_scheduler=True)
-            accepted = encode_body({"type": "accepted", "beat_s": 1, "silence_s": 1})
-            stream.sendall(frame(hello("0" * 64)) + frame(seal.close(accepted)))
-            (message,) = wait_until(inbox.take, "an answer")
-            assert message["type"] == "refused" and "does not know this job's token" in message["reason"]
-            link.close()
-    inbox.close()
+def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
+    job = coordinator()
+    long = {**GOOD, "failure": {**GOOD["failure"], "reason": "x" * 10**5, "exit_code": 1000}}
+    job.hear(1, {"type": "failed", "attempt": 0, "report": long})
+    assert job.report is not None and job.report.node_rank == 1
+    assert len(job.report.failure.reason) == 4096 and job.report.failure.exit_code == contract.EXIT_CLUSTER
 
 
-def test_host_shows_another_nonce_at_every_try() -> None:
-    inbox = Inbox()
-    with listen("127.0.0.1", 0) as listener:
-        link = HostLink(listener.getsockname()[:2], TOKEN, lambda _: request(0), inbox, limit_s=20)
-        link.start()
-        nonces = []
-        for _ in range(2):
-            stream, _ = listener.accept()
-            with stream:
-                (body,) = FrameBuffer(1 << 10).feed(stream.recv(1 << 10))
-                nonces.append(read_hello(body))
-        link.close()
-    inbox.close()
-    assert None not in nonces and nonces[0] != nonces[1]
+def test_host_speaks_of_its_own_ranks_alone_and_of_this_attempt() -> None:
+    job = coordinator(restarts=1)
+    assert job.hear(1, {"type": "done", "attempt": 0, "rank": 3, "has_come": False}) == [], "rank 3 is on node 0"
+    assert kinds(job.hear(1, {"type": "done", "attempt": 0, "rank": 13, "has_come": False})) == ["absent"]
+    job.hear(1, {"type": "ended", "attempt": 0, "can_continue": True, "come": [3, 14, "x"]})
+    assert job._come == {14}
+    for message in ({"type": "failed"}, {"type": "ended", "attempt": "0"}, {"type": "beat", "attempt": 0}, {}):
+        assert job.hear(0, message) == []
 
 
-def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
-    assert derived_token(8118) == derived_token(8118) != derived_token(8119)
-    assert new_nonce() != new_nonce()
+def test_report_of_a_host_survives_the_wire() -> None:
+    assert read_report(json.loads(json.dumps(encode_record(report(3))))) == report(3)
 
 
-def test_loop_wakes_for_the_moment_that_comes_first() -> None:
-    """By itself, without a beat that would come anyway."""
-    with listen("127.0.0.1", 0) as listener:
-        terms = MeetingTerms(TOKEN, "JOB", 4711, 5.0, 30.0, 0)
-        made = Coordinator(listener, Registry(2, 0), terms, lambda _: None)
-        made._next_beat = made._next_line = 1e12
-        assert 4.0 < made._time_left() <= 5.0, "the time limit"
-        made._next_line = made._begin + 3.0
-        assert 2.0 < made._time_left() <= 3.0, "the line about who is missing"
-        made._ends_at = made._begin + 2.0
-        assert 1.0 < made._time_left() <= 2.0, "the end"
-        made._next_beat = 0.0
-        assert made._time_left() == 0.0
-        made._wake.close()
+EVENTS = st.tuples(st.sampled_from(["lost", *sorted(REPORTS)]), st.integers(0, 3), st.booleans())
+
+
+@settings(max_examples=150)
+@given(st.lists(EVENTS, max_size=40), st.integers(0, 2))
+def test_any_life_of_hosts_keeps_the_laws(events: list[tuple[str, int, bool]], restarts: int) -> None:
+    job = coordinator(4, restarts)
+    orders: list[dict[str, Any]] = []
+    for kind, node, flag in events:
+        if kind == "lost":
+            orders += job.lost(node, f"lost {node}")
+            continue
+        more = {"report": encode_record(report(node, can_restart=flag)), "rank": 10 * node, "can_continue": flag}
+        orders += job.hear(node, {"type": kind, "attempt": job.attempt, "has_come": flag, **more})
+    for attempt in range(job.attempt, restarts + 1):  # then all hosts end what they do
+        for node in range(4):
+            orders += job.ended(node, attempt, can_continue=True)
+    assert job.is_over
+    told = kinds(orders)
+    assert set(told) <= ORDERS
+    assert told.count("over") == 1 and told[-1] == "over"
+    assert told.count("restart") <= restarts
+    attempts = [order["attempt"] for order in orders if order["type"] == "stop"]
+    assert attempts == sorted(set(attempts))
+
+
+class Host:
+    """What a host does when it is told something; `said` has not been heard yet, `told` neither."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.attempt = 0
+        self.phase = "running"
+        self.is_lost = False
+        self.said: deque[dict[str, Any]] = deque()
+        self.told: deque[dict[str, Any]] = deque()
+        self.stops: list[str] = []
+        """Why it has ended attempts, as the coordinator says."""
+
+    def end(self, *, has_failed: bool) -> None:
+        """The workers have ended, by themselves or because one has failed."""
+        if has_failed:
+            value = encode_record(report(self.node))
+            self.said.append({"type": "failed", "attempt": self.attempt, "report": value})
+        self.phase = "ended"
+        self.said.append({"type": "ended", "attempt": self.attempt, "can_continue": True, "come": []})
+
+    def heed(self, order: dict[str, Any]) -> None:
+        kind, is_now = order["type"], order.get("attempt") == self.attempt
+        if kind == "stop" and is_now:
+            self.stops.append(reason_of(order))
+            if self.phase != "ended":
+                self.end(has_failed=False)
+        elif kind == "restart":
+            assert self.phase == "ended" and order["attempt"] == self.attempt + 1
+            self.attempt, self.phase = order["attempt"], "waiting"
+            self.said.append({"type": "ready", "attempt": self.attempt})
+        elif kind == "start" and is_now and self.phase == "waiting":
+            self.phase = "running"
+        elif kind == "over":
+            assert self.phase == "ended"
+            self.phase = "over"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(0, 2))
+def test_hosts_that_obey_end_together_however_late_what_they_say_is_heard(
+    rng: random.Random, count: int, restarts: int
+) -> None:
+    job = coordinator(count, restarts)
+    hosts = [Host(node) for node in range(count)]
+    overs: list[dict[str, Any]] = []
+
+    def give(orders: list[dict[str, Any]]) -> None:
+        overs.extend(order for order in orders if order["type"] == "over")
+        for host in hosts:
+            host.told.extend(orders)
+
+    for _ in range(10_000):
+        living = [host for host in hosts if not host.is_lost]
+        running = {host.attempt for host in living if host.phase == "running"}
+        assert len(running) < 2, "workers of two attempts at a time"
+        steps = [("hear", host) for host in living if host.said] + [("tell", host) for host in living if host.told]
+        steps += [("end", host) for host in living if host.phase == "running"]
+        if not steps:
+            break
+        kind, host = rng.choice(steps)
+        if rng.random() < 0.01:
+            host.is_lost = True
+            give(job.lost(host.node, f"lost {host.node}"))
+        elif kind == "hear":
+            give(job.hear(host.node, host.said.popleft()))
+        elif kind == "tell":
+            host.heed(host.told.popleft())
+        else:
+            host.end(has_failed=rng.random() < 0.5)
+    living = [host for host in hosts if not host.is_lost]
+    assert job.is_over and len(overs) == 1
+    assert {host.phase for host in living} <= {"over"} and {host.attempt for host in living} <= {job.attempt}
+    assert job.attempt <= restarts
+    assert len({tuple(host.stops) for host in living}) <= 1, "all hear of the same failures in the same order"
+    if job.report is not None and living:
+        assert living[0].stops[-1] == job.report.failure.reason == reason_of(overs[0])

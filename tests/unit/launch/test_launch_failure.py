@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from msrun.agent.attempt import Attempt, HostResult
-from msrun.cluster.fleet import Verdict
+from msrun.cluster.failure import merge_failures, read_report
 from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, MsrunError, PeerFailed
-from msrun.launch.failure import build_failure, build_fleet_failure, name_failure, render_failure, write_failure
+from msrun.launch.failure import build_failure, render_failure, report_failure, write_failure
 from msrun.planning.build import build_plan
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 
@@ -112,26 +114,27 @@ def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:
 
 def several(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan as that of node 1 of several hosts."""
-    return replace(plan, hosts=(replace(plan.hosts[0], node_rank=1, place="node 1 (node-a, 10.0.0.2)"),))
+    hosts = tuple(HostSeat(node, "node-a", f"10.0.0.{node + 1}", (), ()) for node in range(2))
+    return replace(plan, fleet=hosts, hosts=(replace(plan.hosts[0], node_rank=1, place=hosts[1].describe()),))
 
 
 def test_failure_of_one_host_is_the_same_on_all_of_them(plan: LaunchPlan) -> None:
     there = several(plan)
     Path(plan.workers[2].log_path).write_text("last words\n")
     attempt = result(there, {2: 7 << 8, **dict.fromkeys((0, 1, 3), signal.SIGTERM)}).last
-    verdict = Verdict.from_json(json.loads(json.dumps(name_failure(there, attempt).to_json())))
-    assert verdict.reason == "rank 2 on node 1 (node-a, 10.0.0.2) failed first: exit code 7, after 2.5 s"
-    assert (verdict.node_rank, verdict.exit_code, verdict.kind, verdict.wait_status) == (1, 7, "worker", 7 << 8)
+    report = read_report(json.loads(json.dumps(encode_record(report_failure(there, attempt)))))
+    reason = "rank 2 on node 1 (node-a, 10.0.0.2) failed first: exit code 7, after 2.5 s"
+    assert (report.failure.reason, report.failure.exit_code) == (reason, 7)
+    assert (report.node_rank, report.is_hang, report.failure.others) == (1, False, [])
 
     Path(plan.workers[2].log_path).write_text("")  # another host, where the log is not
-    stopped = PeerFailed(verdict.reason, verdict.exit_code)
-    here = build_fleet_failure(plan, result(plan, dict.fromkeys(range(4), signal.SIGTERM), stopped), verdict)
-    own = build_fleet_failure(there, HostResult((attempt,), ()), verdict)
-    assert here is not None and own is not None
-    assert (here.reason, here.exit_code) == (own.reason, own.exit_code) == (verdict.reason, 7)
+    stopped = build_failure(plan, result(plan, dict.fromkeys(range(4), signal.SIGTERM), PeerFailed(reason, 7)))
+    assert stopped is not None
+    here = merge_failures(report.failure, [stopped])
+    assert (here.reason, here.exit_code) == (reason, 7)
     assert here.first_failure is not None and here.first_failure.excerpt == ["last words"]
     assert here.first_failure.host == "node 1 (node-a, 10.0.0.2)"
-    assert [other["state"] for other in here.others] == ["stopped by msrun"] * 4
+    assert [other["global_rank"] for other in here.others] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -142,31 +145,27 @@ def test_failure_of_one_host_is_the_same_on_all_of_them(plan: LaunchPlan) -> Non
         ("ValueError: no such file", {}, False),
     ],
 )
-def test_scheduler_is_told_that_a_rank_misses_one_of_another_host(
+def test_coordinator_is_told_that_a_rank_misses_one_of_another_host(
     plan: LaunchPlan, words: str, before: dict[int, int], lost_peer: bool
 ) -> None:
     Path(plan.workers[2].log_path).write_text(f"{words}\n")
     statuses = {**before, 2: 1 << 8, **dict.fromkeys({0, 1, 3} - before.keys(), signal.SIGTERM)}
     attempt = result(several(plan), statuses).last
-    assert name_failure(several(plan), attempt).lost_peer is lost_peer
-
-
-def test_worker_that_another_msrun_described_otherwise_is_left_out(plan: LaunchPlan) -> None:
-    verdict = Verdict(1, "r", 7, "worker", worker={"global_rank": 2})
-    stopped = result(plan, dict.fromkeys(range(4), signal.SIGTERM), PeerFailed("r", 7))
-    failure = build_fleet_failure(plan, stopped, verdict)
-    assert failure is not None and (failure.reason, failure.first_failure) == ("r", None)
+    assert report_failure(several(plan), attempt).lost_peer is lost_peer
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "exit_code"),
-    [(HangTimeout("stuck"), "hang", 124), (Interrupted("stopped by SIGINT", signal.SIGINT), "fault", 130)],
+    ("fault", "is_hang", "exit_code"),
+    [(HangTimeout("stuck"), True, 124), (Interrupted("stopped by SIGINT", signal.SIGINT), False, 130)],
 )
-def test_fault_of_one_host_names_the_host(plan: LaunchPlan, fault: MsrunError, kind: str, exit_code: int) -> None:
-    attempt = result(several(plan), dict.fromkeys(range(4), signal.SIGTERM), fault).last
-    verdict = name_failure(several(plan), attempt)
-    assert verdict.reason == f"node 1 (node-a, 10.0.0.2): {fault}"
-    assert (verdict.kind, verdict.exit_code, verdict.worker) == (kind, exit_code, None)
+def test_fault_of_one_host_of_several_names_the_host(
+    plan: LaunchPlan, fault: MsrunError, is_hang: bool, exit_code: int
+) -> None:
+    attempt = result(plan, dict.fromkeys(range(4), signal.SIGTERM), fault).last
+    report = report_failure(several(plan), attempt)
+    assert report.failure.reason == f"node 1 (node-a, 10.0.0.2): {fault}"
+    assert (report.is_hang, report.failure.exit_code, report.failure.guilty) == (is_hang, exit_code, ())
+    assert report_failure(plan, attempt).failure.reason == str(fault), "there is one host only"
 
 
 def test_hint_of_the_worker_is_part_of_the_reason(plan: LaunchPlan) -> None:

@@ -12,10 +12,11 @@ import pytest
 from msrun.agent.signals import SignalPipe
 from msrun.cluster import addresses
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
-from msrun.cluster.fleet import Verdict
+from msrun.cluster.control import Meeting
+from msrun.cluster.failure import read_report
 from msrun.errors import Interrupted, RendezvousTimeout, UsageError
 from msrun.launch import gather
-from msrun.launch.gather import UNKNOWN, Gathering, Meeting, assume_seating, has_scheduler, local_part
+from msrun.launch.gather import UNKNOWN, Gathering, assume_seating, has_scheduler, local_part
 from msrun.launch.preflight.checks import inspect_host
 from msrun.planning.host_seat import HostSeat, Seating, render_seats
 from msrun.planning.placement.host import HostFacts
@@ -165,7 +166,7 @@ def test_own_addresses_hold_loopback_with_its_interface() -> None:
 
 
 class Scheduler:
-    """A `HostLink` and a `Coordinator` that note what they are told; the job is over at once."""
+    """A `HostLink` and a `CoordinatorServer` that note what they are told; the job is over at once."""
 
     def __init__(self, gathering: Gathering) -> None:
         self._gathering = gathering
@@ -174,7 +175,7 @@ class Scheduler:
 
     def send(self, message: dict[str, Any]) -> None:
         self.heard.append(message)
-        self._gathering.inbox.post({"type": "over"})
+        self._gathering._inbox.post({"type": "over"})
 
     def close(self, *why: Any) -> None:
         self.ends.append(why)
@@ -197,9 +198,9 @@ def test_host_that_cannot_do_its_part_says_why_and_the_scheduler_ends_with_it(
     assert scheduler.ends == [(), ("the scheduler's host gave up: no room", code)]
     failed, ended = scheduler.heard if have_all_come else ({}, {})
     if have_all_come:
-        verdict = Verdict.from_json(failed["verdict"])
-        assert (failed["type"], failed["attempt"], verdict.node_rank, verdict.exit_code) == ("failed", 0, 0, code)
-        assert verdict.reason == f"{seat.describe()}: no room"
+        report = read_report(failed["report"])
+        assert (failed["type"], failed["attempt"], report.node_rank) == ("failed", 0, 0)
+        assert (report.failure.reason, report.failure.exit_code) == (f"{seat.describe()}: no room", code)
         assert ended == {"type": "ended", "attempt": 0, "can_continue": False}
 
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failure_reports import failed, fault_of, reason_of
 from job_runner import wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem
 
-from msrun.cluster import coordinator as coordinator_module
+from msrun.cluster import coordinator_server as coordinator_module
 from msrun.cluster.connection import Connection
-from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.guest import MeetingTerms
+from msrun.cluster.coordinator_server import CoordinatorServer
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
+from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.authority import read_authority
@@ -53,7 +54,7 @@ class Meeting:
         self._links: list[tuple[HostLink, Inbox]] = []
         self._gone: list[HostLink] = []
         terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, silence_s, 0, tls)
-        self._coordinator = Coordinator(listener, Registry(2, 0), terms, self.notes.append)
+        self._coordinator = CoordinatorServer(listener, Registry(2, 0), terms, self.notes.append)
         self._coordinator.start()
 
     def close(self) -> None:
@@ -135,11 +136,11 @@ def seat_two(meeting: Meeting, client: TlsIdentity) -> tuple[tuple[HostLink, Hea
 
 def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting, client: TlsIdentity) -> None:
     (first, hear_first), (second, hear_second) = seat_two(meeting, client)
-    second.send({"type": "failed", "attempt": 0, "verdict": {"node_rank": 1, "reason": "r", "exit_code": 9}})
-    assert hear_first("stop")["verdict"]["exit_code"] == 9
+    second.send(failed(0, fault_of(1, "r", 9)))
+    assert hear_first("stop")["report"]["failure"]["exit_code"] == 9
     for link in (first, second):
         link.send({"type": "ended", "attempt": 0, "can_continue": True})
-    assert [hear("over")["verdict"]["reason"] for hear in (hear_first, hear_second)] == ["r", "r"]
+    assert [reason_of(hear("over")) for hear in (hear_first, hear_second)] == ["r", "r"]
 
 
 def deafen(kind: type[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def test_scheduler_notices_that_signs_of_life_through_tls_stay_away(
             patch.setattr(HostLink, "_hear", lambda self, message: beats.append(1) or hear(self, message))
             wait_until(lambda: len(beats) > 3, "signs of life of the scheduler")
         assert not [note for note in found.notes if "lost" in note]
-        deafen(Coordinator, monkeypatch)
+        deafen(CoordinatorServer, monkeypatch)
         wait_until(lambda: [note for note in found.notes if "no sign of life" in note], "it is noticed")
         monkeypatch.undo()
     finally:
@@ -187,7 +188,7 @@ def test_host_notices_that_signs_of_life_through_tls_stay_away(
 def test_host_that_goes_is_told_to_the_others(meeting: Meeting, client: TlsIdentity) -> None:
     (_, hear_first), (second, _) = seat_two(meeting, client)
     meeting.leave(second)
-    assert "lost node 1 (h1, 10.0.0.1), which has closed" in hear_first("stop")["verdict"]["reason"]
+    assert "lost node 1 (h1, 10.0.0.1), which has closed" in reason_of(hear_first("stop"))
 
 
 def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, client: TlsIdentity) -> None:
@@ -203,7 +204,7 @@ def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, clie
         _, hear = meeting.join(0, client)
         hear("seated")
         stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
-        reason = hear("stop")["verdict"]["reason"]
+        reason = reason_of(hear("stop"))
     assert "lost node 1 (h1, 10.0.0.1), which has sent what cannot be read (TLS: decryption failed" in reason
 
 

@@ -334,8 +334,11 @@ def test_agent_that_is_killed_in_the_job_leaves_what_is_fetched(local_host: Host
     local_host.begin().end(137)
     salvage = local_host.pipes[1]
     wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
+    broken = local_host.await_post("broken")
+    assert "lost" not in local_host.posts(), "the other hosts know before that has ended"
     salvage.end(0)
-    assert local_host.await_post("lost")["exit_status"] == 137
+    lost = local_host.await_post("lost")
+    assert lost["exit_status"] == 137 and {**lost, "type": "broken"} == broken
 
 
 def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:

@@ -131,11 +131,15 @@ def test_fakes_have_the_interface_of_what_they_stand_for(fake: type, real: type)
             assert inspect.signature(getattr(fake, name)) == inspect.signature(value), name
 
 
-def test_hosts_that_agree_are_ready_with_the_schedulers_place(make_hosts: Callable[..., Hosts]) -> None:
+def test_hosts_that_agree_are_ready_with_the_place_of_the_scheduler(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(3)
     mustered = hosts.muster()
     assert isinstance(mustered, Mustered)
     assert mustered.master == ("10.0.0.1", PORT)
+    names = [hosts.report(node).host_name for node in range(3)]
+    assert [(host.name, host.address, host.ranks) for host in mustered.hosts] == [
+        (names[node], f"10.0.0.{node + 1}", (node,)) for node in range(3)
+    ]
     assert mustered.shared == frozenset() and mustered.warnings == ()
     told = [pipe.heard_kinds for pipe in hosts.pipes.values()]
     assert told == [["job", "listen", "bye"], ["job", "reach", "bye"], ["job", "reach", "bye"]]
@@ -159,6 +163,8 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
     assert [job["node_rank"] for job in jobs] == [0, 1]
     assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
     assert [job["can_resume"] for job in jobs] == [True, True]
+    seats = [[seat["ranks"] for seat in job["spec"]["table_hosts"]] for job in jobs]
+    assert seats == [[[0]], [[1]]], "its own part alone, however many hosts there are"
     assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
     assert {job["protocol"] for job in jobs} == {module.PROTOCOL}
 

@@ -102,14 +102,6 @@ def test_moment_that_is_not_what_it_should_be_is_refused(kind: str, value: objec
     assert not heard.moments
 
 
-def test_host_that_is_ahead_cannot_fill_the_memory() -> None:
-    record, _ = new_record()
-    record.note(0, "restarting", RESTART)
-    with pytest.raises(ValueError, match="has not begun"):
-        for _ in range(10_000):
-            record.note(0, "note", {"text": "x"})
-
-
 def test_every_moment_of_a_supervisor_is_known_with_its_fields() -> None:
     told: dict[str, set[str]] = {}
     for path in Path(agent.__file__).parent.rglob("*.py"):
@@ -126,25 +118,36 @@ def test_rank_of_another_host_is_not_believed() -> None:
     assert record.membership.count(WorkerState.RUNNING) == 0 and "started" not in heard.kinds()
 
 
-def test_events_of_an_attempt_are_not_mixed_with_those_of_the_next() -> None:
+def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_hosts_have() -> None:
     record, heard = new_record()
     for node, rank in ((0, 0), (0, 1), (1, 2)):
         record.note(node, "started", started(rank))
-    record.note(0, "exited", exited(0, 256, "failed"))
-    record.note(0, "exited", exited(1, 15, "stopped by msrun"))
-    record.note(0, "restarting", {**RESTART, "global_ranks": [0, 2]})  # rank 2 is not one of its own
-    record.note(0, "started", started(0))  # ahead: the other host has not told of its end yet
-    record.note(1, "exited", exited(2, 15, "stopped by msrun"))
-    assert record.membership.members[2].state is WorkerState.STOPPED
+    record.note(0, "stopping", {"reason": "rank 0 failed"})
+    for rank in range(3):
+        record.note(rank // 2, "exited", exited(rank, 256, "failed"))
+    record.restart(1, 0.5, "rank 0 failed", [0])
+    assert record.membership.count(WorkerState.PLANNED) == 3 and record.restarts == 0
+    record.note(1, "restarting", {**RESTART, "reason": "as node 1 has it"})
     assert "restarting" not in heard.kinds()
-    record.note(1, "restarting", RESTART)
-    assert heard.kinds()[-2:] == ["restarting", "started"]
-    assert heard.moments[-2][1]["global_ranks"] == [0]
+    record.note(0, "restarting", RESTART)
+    told = {"attempt": 1, "delay_s": 0.5, "reason": "rank 0 failed", "global_ranks": [0]}
+    assert heard.moments[-1] == ("restarting", told) and record.restarts == 1
+    record.note(0, "started", started(0))
+    record.note(0, "stopping", {"reason": "again"})
+    assert heard.kinds()[-2:] == ["started", "stopping"]
     assert record.membership.running() == {0: 100}
+
+
+def test_restart_of_which_the_coordinator_says_nothing_is_none() -> None:
+    record, heard = new_record()
+    for node in range(2):
+        record.note(node, "restarting", RESTART)
+    assert heard.kinds() == [] and record.restarts == 0
 
 
 def test_lost_host_is_not_waited_for() -> None:
     record, heard = new_record()
+    record.restart(1, 0.0, "why", [])
     record.note(0, "restarting", RESTART)
     record.lost(1)
     assert heard.kinds() == ["restarting"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from failure_reports import failed, failure_of, fault_of
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
+from msrun.cluster.failure import FailureReport
 from msrun.cluster.inbox import Inbox
 from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
@@ -20,6 +23,8 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Mustered
 from msrun.launch.job import JobResult
+from msrun.launch.remote.packed_text import unpack_hosts
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
@@ -27,6 +32,7 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 PROGRAM = Program("script", "/t.py")
+HOSTS = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
 
 
 def host_plan(node: int, rank: int, **changes: Any) -> dict[str, Any]:
@@ -61,7 +67,8 @@ class Fleet:
         self.crew._next_beat = self.clock.now
         self.logs = HomeLogs(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")
-        mustered = Mustered(("10.0.0.1", 4711), frozenset({1}), lambda node, m: ClusterError(f"h{node}: {m['reason']}"))
+        explain = lambda node, m: ClusterError(f"h{node}: {m['reason']}")  # noqa: E731
+        mustered = Mustered(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
         self.run = FleetRun(
             self.spec, "JOB", self.crew, mustered, self.logs, self.events, {}, quiet=True, clock=self.clock
         )
@@ -81,7 +88,18 @@ class Fleet:
     def moment(self, node: int, kind: str, **fields: Any) -> None:
         self.say(node, "event", moment=kind, fields=fields)
 
+    def fail(self, node: int, report: FailureReport | None = None) -> None:
+        """A worker of a host, or the host itself, fails."""
+        message = failed(self.run._coordinator.attempt, report or FailureReport(failure_of(node), can_restart=True))
+        self.say(node, message.pop("type"), **message)
+
+    def stop(self, *nodes: int, attempt: int = 0, can_continue: bool = True) -> None:
+        """No worker runs on these hosts any more."""
+        for node in nodes:
+            self.say(node, "ended", attempt=attempt, can_continue=can_continue, come=[])
+
     def end(self, *nodes: int, failure: Any = None) -> None:
+        """The hosts have ended their part, and told what they have seen."""
         for node in nodes:
             self.say(node, "result", failure=failure, survivors=[])
             self.say(node, "logs_end")
@@ -96,7 +114,8 @@ class Fleet:
         self.run._tick()
 
     def told(self, node: int) -> list[str]:
-        return [done["type"] for done in self.links[node].done if isinstance(done, dict)]
+        """What a host was told after it was told to run."""
+        return [done["type"] for done in self.links[node].done if isinstance(done, dict)][1:]
 
     def noted(self, kind: str) -> list[dict[str, Any]]:
         lines = (self.folder / "events.jsonl").read_text().splitlines()
@@ -119,24 +138,23 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.close()
 
 
-def failure_of(rank: int, exit_code: int = 7) -> dict[str, Any]:
-    texts = {"host": "h", "signal": None, "hint": "", "log": f"/x/worker_{rank}.log", "excerpt": ["line"]}
-    worker = {"global_rank": rank, "local_rank": 0, "pid": 7, "exit_code": exit_code, "run_time_s": 1.5, **texts}
-    return {
-        "job_id": "JOB", "exit_code": exit_code, "reason": f"rank {rank} failed", "first_failure": worker,
-        "lagging": [], "others": [], "attempts": [],
-    }  # fmt: skip
-
-
-def test_agents_are_told_to_start_and_where(fleet: Fleet) -> None:
-    starts = [done for link in fleet.links for done in link.done if isinstance(done, dict)]
-    same = {"type": "start", "master_addr": "10.0.0.1", "master_port": 4711}
-    assert starts == [{**same, "use_shared": False}, {**same, "use_shared": True}]
+def test_agents_are_told_to_run_with_whom_and_where(fleet: Fleet) -> None:
+    runs = [done for link in fleet.links for done in link.done if isinstance(done, dict)]
+    assert [(run.pop("type"), run.pop("use_shared")) for run in runs] == [("run", False), ("run", True)]
+    assert runs[0] == runs[1]
+    assert unpack_hosts(runs[0].pop("hosts")) == HOSTS
+    assert runs[0] == {"master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
     assert fleet.crew.has_begun
 
 
 def test_job_whose_hosts_all_end_well_is_well(fleet: Fleet) -> None:
     fleet.plan(0, 1)
+    fleet.stop(0)
+    fleet.hear()
+    assert fleet.told(0) == fleet.told(1) == []
+    fleet.stop(1)
+    fleet.hear()
+    assert fleet.told(0) == fleet.told(1) == ["over"]
     fleet.end(0, 1)
     result = fleet.finish()
     assert result.failure is None and result.exit_code == 0
@@ -169,8 +187,13 @@ def test_host_that_speaks_for_another_is_given_up(fleet: Fleet, plan: dict[str, 
 
 def test_worker_that_failed_is_the_reason_with_its_log_here(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.end(0)
-    fleet.end(1, failure=failure_of(1))
+    fleet.fail(1)
+    fleet.fail(0)
+    fleet.hear()
+    assert fleet.told(0) == fleet.told(1) == ["stop"], "the first failure counts"
+    fleet.stop(0, 1, can_continue=False)
+    fleet.end(0, failure=encode_record(replace(failure_of(1), first_failure=None)))
+    fleet.end(1, failure=encode_record(failure_of(1)))
     result = fleet.finish()
     assert result.exit_code == 7 and result.failure is not None
     assert result.failure.first_failure is not None
@@ -178,34 +201,58 @@ def test_worker_that_failed_is_the_reason_with_its_log_here(fleet: Fleet) -> Non
     assert json.loads((fleet.folder / "failure.json").read_text())["exit_code"] == 7
 
 
-def test_host_that_is_lost_ends_the_job_on_the_others_after_a_moment(fleet: Fleet) -> None:
+def test_job_starts_again_on_all_hosts_together(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.say(1, "lost", reason="the connection broke")
+    fleet.fail(1)
+    fleet.stop(0, 1)
     fleet.hear()
-    fleet.tick(fleet_job.LOST_S / 2)
-    assert fleet.told(0) == ["start"], "it may have heard of it itself"
-    fleet.tick(fleet_job.LOST_S / 2)
-    fleet.tick(1.0)
-    assert fleet.told(0) == ["start", "signal"]
-    fleet.end(0)
+    assert fleet.told(0) == fleet.told(1) == ["stop", "restart"]
+    for node in range(2):
+        fleet.moment(node, "restarting", attempt=1, delay_s=0.0, reason="as it has it", global_ranks=[])
+        fleet.say(node, "ready", attempt=1)
+    fleet.hear()
+    assert fleet.told(0) == fleet.told(1) == ["stop", "restart", "start"]
+    (told,) = fleet.noted("restarting")
+    assert (told["reason"], told["global_ranks"]) == ("rank 1 failed", [1])
+    fleet.stop(0, 1, attempt=1)
+    fleet.end(0, 1)
+    assert fleet.finish().exit_code == 0
+
+
+@pytest.mark.parametrize("kinds", [("lost",), ("broken", "lost")])
+def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet, kinds: tuple[str, ...]) -> None:
+    fleet.plan(0, 1)
+    for kind in kinds:
+        fleet.say(1, kind, reason="the connection broke")
+        fleet.hear()
+        assert fleet.told(0) == ["stop"]
+    fleet.fail(0)  # its workers miss those of the lost host
+    fleet.stop(0)
+    fleet.hear()
+    assert fleet.told(0) == ["stop", "over"]
+    fleet.end(0, failure=encode_record(failure_of(0)))
     result = fleet.finish()
     assert result.failure is not None and result.failure.reason == "h1: the connection broke"
-    assert result.exit_code == 3
+    assert result.exit_code == 3 and len(fleet.noted("fault")) == 1
 
 
-def test_host_that_ends_by_itself_needs_no_signal(fleet: Fleet) -> None:
+def test_job_is_not_over_before_what_a_broken_agent_has_left_was_fetched(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.say(1, "lost", reason="the connection broke")
-    fleet.moment(0, "stopping", reason="lost node 1")
+    fleet.say(1, "broken", reason="gone")
+    fleet.stop(0)
+    fleet.end(0)
     fleet.hear()
-    fleet.tick(fleet_job.LOST_S * 2)
-    assert fleet.told(0) == ["start"]
+    assert not fleet.run._is_over()
+    fleet.say(1, "lost", reason="gone")
+    fleet.hear()
+    assert fleet.run._is_over()
 
 
 def test_host_that_does_not_end_in_time_is_given_up(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.moment(0, "stopping", reason="rank 0 failed")
-    fleet.end(0, failure=failure_of(0))
+    fleet.fail(0)
+    fleet.stop(0)
+    fleet.end(0, failure=encode_record(failure_of(0)))
     fleet.hear()
     fleet.tick(5.0 + fleet_job.END_S - 0.1)
     assert not fleet.run._is_over()
@@ -218,20 +265,18 @@ def test_host_that_does_not_end_in_time_is_given_up(fleet: Fleet) -> None:
 
 def test_restart_forgets_the_limit_of_the_end(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.moment(0, "stopping", reason="rank 0 failed")
-    fleet.moment(0, "restarting", attempt=1, delay_s=1.0, reason="rank 0 failed")
+    fleet.fail(0)
+    fleet.stop(0, 1)
     fleet.hear()
     fleet.tick(1000.0)
     assert not fleet.run._is_over()
 
 
-def test_restart_after_a_fault_does_not_forget_it(fleet: Fleet) -> None:
+def test_host_whose_words_are_no_report_is_given_up(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.say(1, "lost", reason="the connection broke")
-    fleet.moment(0, "restarting", attempt=1, delay_s=1.0, reason="rank 0 failed")
+    fleet.say(1, "failed", attempt=0, report={"failure": 7})
     fleet.hear()
-    fleet.tick(5.0 + fleet_job.END_S)
-    assert fleet.run._is_over()
+    assert "its agent says what cannot be understood" in str(fleet.links[1].done)
 
 
 def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
@@ -258,6 +303,25 @@ def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:
     assert result.survivors == (5,)
 
 
+def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet: Fleet) -> None:
+    fleet.plan(0, 1)
+    fleet.stop(0, 1)
+    fleet.end(0)
+    fleet.say(1, "lost", reason="the connection broke")
+    result = fleet.finish()
+    assert result.exit_code == 3 and result.failure is not None
+    assert result.failure.reason == "h1: the connection broke"
+
+
+def test_failure_of_a_host_itself_is_the_reason(fleet: Fleet) -> None:
+    fleet.plan(0, 1)
+    fleet.fail(1, fault_of(0, "node 1 (h1): its disk is full", 3))
+    fleet.stop(0, 1)
+    fleet.end(0, 1)
+    result = fleet.finish()
+    assert result.failure is not None and result.failure.reason == "node 1 (h1): its disk is full"
+
+
 def test_agent_that_could_not_begin_is_named(fleet: Fleet) -> None:
     fleet.say(1, "error", text="no such folder", exit_code=2)
     fleet.end(0)
@@ -274,12 +338,11 @@ def test_first_fault_is_the_reason(fleet: Fleet) -> None:
     assert len(fleet.noted("fault")) == 1
 
 
-def test_result_that_cannot_be_read_is_a_fault(fleet: Fleet) -> None:
+def test_result_that_cannot_be_read_gives_the_host_up(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.end(0, 1, failure={"job_id": 7})
-    result = fleet.finish()
-    assert result.exit_code == 3 and result.failure is not None
-    assert "a host's result cannot be read" in result.failure.reason
+    fleet.end(0, failure={"job_id": 7})
+    fleet.hear()
+    assert "its agent says what cannot be understood" in str(fleet.links[0].done)
 
 
 def test_breaks_of_connections_are_in_the_record(fleet: Fleet) -> None:
@@ -287,16 +350,3 @@ def test_breaks_of_connections_are_in_the_record(fleet: Fleet) -> None:
     fleet.say(1, "resumed")
     fleet.hear()
     assert [event["node_rank"] for kind in ("cut", "resumed") for event in fleet.noted(kind)] == [1, 1]
-
-
-def test_user_hears_from_node_0_alone_who_is_missing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(fleet.run, "_say", said.append)
-    for node in range(2):
-        fleet.say(node, "say", text="1 of 2 registered, missing: rank 1")
-    fleet.say(0, "say", text="all have come")
-    fleet.say(1, "say", text=f"{fleet_job.REGISTERED} at the scheduler")
-    fleet.hear()
-    assert said == ["1 of 2 registered, missing: rank 1"]
-    assert [event["node_rank"] for event in fleet.noted("registered")] == [1]
-    assert len(fleet.noted("gathering")) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import tempfile
 from dataclasses import replace
@@ -13,11 +14,14 @@ import pytest
 
 from msrun import __version__, contract
 from msrun.cluster.messages import Message
+from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.job import AgentPart
 from msrun.launch.remote import agent as module
-from msrun.launch.remote.agent import PROTOCOL, Agent, HostJob
+from msrun.launch.remote.agent import Agent, HostJob
+from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.launch.remote.spool import AGENT, GIVEN_TABLE, SOCKET, spool_path
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
@@ -62,6 +66,11 @@ class Link:
 
     def obey(self, handler: Any) -> None:
         """Signals go there."""
+
+    def pass_on(self, message: Message) -> None:
+        self.heard.append(message)
+
+    orders = None
 
     @property
     def answers(self) -> list[Message]:
@@ -121,7 +130,7 @@ def test_launcher_of_another_protocol_is_refused() -> None:
     with pytest.raises(
         ClusterError, match=rf"msrun here speaks protocol {PROTOCOL}, the launcher 99: install the same"
     ):
-        served(job(protocol=99))
+        served({"type": "job", "job": {**job()["job"], "protocol": 99, "made_up_since": 1}})
     assert not spool_path("f00d", 1).exists()
 
 
@@ -162,6 +171,10 @@ def test_what_takes_long_is_begun_early_where_the_job_will_run_and_ended_with_th
     assert seen == ["started", "killed"]
 
 
+HOSTS = tuple(HostSeat(node, f"h{node}", f"10.0.0.{7 + node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2))
+RUN = {"type": "run", "master_addr": "10.0.0.7", "master_port": 8118, "use_shared": False, "rank_table": ""}
+
+
 @pytest.mark.parametrize(("use_shared", "worker_log_dir"), [(True, Path("/logs")), (False, None)])
 @pytest.mark.parametrize(("node_rank", "home"), [(0, "/logs"), (1, "")])
 def test_job_runs_in_the_folder_and_tells_how_it_ended(
@@ -176,14 +189,18 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
         tables.append(spec.rank_table_file.read_text())
         assert (job_id, is_last, caller["GIVEN"]) == ("f00d", True, "yes")
         assert (part.home, part.stopped_limit_s) == (home, 120.0)
-        part.say("the others are waited for")
+        meeting = part.control.meeting
+        assert meeting is not None and (meeting.job_id, meeting.store_port) == ("f00d", 8118)
+        assert meeting.seating.hosts == HOSTS and meeting.seating.own == HOSTS[node_rank]
+        assert meeting.seating.master_addr == "10.0.0.7"
+        part.control.send({"type": "ready", "attempt": 1})
         return SimpleNamespace(failure=None, survivors=(4711,))
 
     monkeypatch.setattr(module, "run_job", run_job)
-    start = {"type": "start", "master_addr": "10.0.0.7", "master_port": 8118, "use_shared": use_shared}
-    _, link = served(job(node_rank=node_rank, rank_table="{}"), start)
+    told = {**RUN, "use_shared": use_shared, "hosts": pack_hosts(HOSTS), "rank_table": pack_text("{}")}
+    _, link = served(job(node_rank=node_rank), told)
     assert link.answers[1:] == [
-        {"type": "say", "text": "the others are waited for"},
+        {"type": "ready", "attempt": 1},
         {"type": "result", "failure": None, "survivors": [4711]},
         {"type": "logs finished"},
     ]
@@ -192,6 +209,40 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
     (spec,) = ran
     assert given == (spec.log_dir, spec.worker_log_dir, spec.rank_table_file, spec.master_addr, spec.master_port)
     assert tables == ["{}"]
+
+
+def test_only_host_of_a_job_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[AgentPart] = []
+    ended = SimpleNamespace(failure=None, survivors=())
+    monkeypatch.setattr(module, "run_job", lambda *_, part, **__: parts.append(part) or ended)
+    served(job(node_rank=0), {**RUN, "hosts": ""})
+    assert parts[0].control.meeting is None and parts[0].control.store_listener is None
+
+
+def test_who_tried_to_reach_the_store_is_not_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a Python without torch ends the job at its first client."""
+    seen: list[bool] = []
+
+    def run_job(*_: Any, part: AgentPart, **__: Any) -> Any:
+        store = part.control.store_listener
+        assert store is not None and store.gettimeout() is None
+        seen.append(bool(select.select([store], [], [], 0.0)[0]))
+        return SimpleNamespace(failure=None, survivors=())
+
+    class Reached(Link):
+        """The launcher of a host that another has reached meanwhile."""
+
+        def wait(self, limit_s: float | None = None) -> Message | None:
+            message = super().wait(limit_s)
+            if message is not None and message["type"] == "run":
+                port = next(told["port"] for told in self.heard if told["type"] == "listening")
+                socket.create_connection(("127.0.0.1", port)).close()
+            return message
+
+    monkeypatch.setattr(module, "run_job", run_job)
+    listen = {"type": "listen", "address": "127.0.0.1", "port": 0}
+    Agent(Reached(job(node_rank=0), listen, {**RUN, "hosts": pack_hosts(HOSTS)})).run()  # type: ignore[arg-type]
+    assert seen == [False]
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ import pytest
 from fake_agents import FakeClock
 from job_runner import wait_until
 
-from msrun.agent.signals import GONE
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.launch.remote import launcher_link as module
-from msrun.launch.remote.launcher_link import LauncherLink, wait_for
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.stream import Stream
 from msrun.launch.transport.pipe import MARKER
 
 SILENCE_S = 60.0
+LOST = {"type": "lost", "reason": "the launcher has gone"}
 
 
 class Launcher:
@@ -117,11 +117,10 @@ def test_what_the_agent_says_is_numbered_and_wishes_are_waited_for(agent: Agent)
     agent.link.send("checked", report={})
     agent.link.send("listening", port=1)
     assert [(m["type"], m["seq"]) for m in agent.look()] == [("checked", 1), ("listening", 2)]
-    for number, kind in enumerate(("job", "listen", "start"), 1):
+    for number, kind in enumerate(("job", "listen", "run"), 1):
         agent.launcher.say(kind, seq=number)
     agent.look()
-    found = wait_for(agent.link, ("start", "bye"))
-    assert found is not None and found["type"] == "start"
+    assert [agent.link.wait(0.0)["type"] for _ in range(3)] == ["job", "listen", "run"]  # type: ignore[index]
     assert agent.link.wait(0.0) is None
 
 
@@ -141,16 +140,16 @@ def test_message_that_comes_twice_is_heeded_once(agent: Agent) -> None:
 
 def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
     agent.allow_resuming()
-    agent.launcher.say("start", seq=2)
+    agent.launcher.say("run", seq=2)
     agent.look()
     assert agent.link._stream is None and not agent.link.is_orphan
     assert agent.link.wait(0.0) is None
     agent.come_again()
     agent.launcher.say("attach", seen=0)
     agent.launcher.say("job", seq=1)
-    agent.launcher.say("start", seq=2)
+    agent.launcher.say("run", seq=2)
     assert kinds([*agent.look(), *agent.look()]) == ["attached"]
-    assert [agent.link.wait(0.0)["type"] for _ in range(2)] == ["job", "start"]  # type: ignore[index]
+    assert [agent.link.wait(0.0)["type"] for _ in range(2)] == ["job", "run"]  # type: ignore[index]
 
 
 def test_new_connection_takes_the_place_of_the_old_one(agent: Agent) -> None:
@@ -178,12 +177,23 @@ def test_launcher_that_attaches_hears_first_how_far_the_agent_is_and_then_the_re
     assert [(m["type"], m.get("seq", m.get("seen"))) for m in heard] == [("attached", 1), ("second", 2), ("third", 3)]
 
 
+def test_orders_of_the_coordinator_go_to_the_job_and_its_reports_to_the_launcher(agent: Agent) -> None:
+    agent.launcher.say("stop", attempt=0, report={})
+    agent.launcher.say("run", master_port=1)
+    agent.link.pass_on({"type": "failed", "attempt": 0})
+    heard = agent.look()
+    assert [order["type"] for order in agent.link.orders.take()] == ["stop"]
+    wish = agent.link.wait(0.0)
+    assert wish is not None and wish["type"] == "run"
+    assert [message["type"] for message in heard] == ["failed"]
+
+
 def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent: Agent) -> None:
     agent.link.obey(agent.signals)  # type: ignore[arg-type]
     agent.launcher.stream.close()
     agent.link._look(0.0)
     assert agent.link.is_orphan
-    assert agent.signals.told == [GONE]
+    assert agent.link.orders.take() == [LOST] and agent.signals.told == []
     assert agent.link.wait(0.0) is None, "whoever waits for a wish is told that none will come"
     assert agent.link._inbox.empty()
 
@@ -200,7 +210,7 @@ def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: 
     agent.link._look(0.0)
     agent.link._look(0.0)
     assert agent.link.is_orphan
-    assert agent.signals.told == [GONE], "told once"
+    assert agent.link.orders.take() == [LOST], "told once"
 
 
 def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:

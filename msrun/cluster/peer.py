@@ -43,7 +43,7 @@ class MeetingTerms:
 
 
 @dataclass
-class Guest:
+class Peer:
     """One connection to the scheduler."""
 
     connection: Connection

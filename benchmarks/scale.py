@@ -1,0 +1,251 @@
+"""What a job on very many hosts costs its launcher: simulated hosts, over socket pairs, with the real protocol.
+
+    python benchmarks/scale.py [--hosts 1000] [--workers 8] [--minutes 10] [--ranks 65536] [--json result.json]
+
+Three parts, each in a fresh process:
+  plan    what every host is told, decided and encoded: processor seconds and peak memory, beside a tenth of the hosts
+  hosts   a whole job: reach all, start it, the signs of life of so many minutes one after the other, one failure, end
+  events  start and end of every rank of a large job, as its hosts tell of them
+The simulated hosts are one process beside the launcher's. Printed are seconds, and bytes to and from one host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from figures import ROOT, add_json_option, kept, record
+from scale_peers import SocketOpener, name_of, serve_peers
+
+from msrun import contract
+from msrun.agent.observer import Observers
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import encode_message
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.fleet_job import FleetRun
+from msrun.launch.fleet.home_logs import HomeLogs, own_logs
+from msrun.launch.fleet.muster import Muster
+from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.preflight.program_sources import read_sources
+from msrun.launch.remote.packed_text import pack_hosts
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.seats import seat_hosts
+from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec
+
+BEAT_S = 2.0
+PHASES = {
+    "reached": "reached, asked, and compared",
+    "started": "started, to the last worker",
+    "beats": "signs of life",
+    "ended": "one failure, and the end",
+}
+
+
+def spec_of(hosts: int, workers: int, folder: Path) -> LaunchSpec:
+    """Return a job on so many hosts, whose program is a file in the folder."""
+    program = folder / "train.py"
+    program.write_text("pass\n")
+    entries = tuple(HostEntry(name_of(node), workers, tuple(range(workers))) for node in range(hosts))
+    return LaunchSpec(
+        program=Program("script", str(program)),
+        worker_num=hosts * workers,
+        local_worker_num=0,
+        working_directory=folder,
+        log_dir=folder,
+        tail_ranks=(),
+        heartbeat_time_out_s=600.0,
+        host_entries=entries,
+    )
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Decide and encode what every host is told before the job and at its start; keep all of it."""
+    begin, before_mb = time.process_time(), peak_mb()
+    spec = spec_of(options.hosts, options.workers, folder)
+    with SignalPipe() as signals:
+        muster = Muster(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
+        jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in muster.host_jobs({})]
+        hosts = pack_hosts(seat_hosts(spec.host_entries))
+        runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
+    sizes = {"job_bytes": len(jobs[-1]), "run_bytes": len(runs[-1])}
+    return {"cpu_s": time.process_time() - begin, "memory_mb": peak_mb() - before_mb, **sizes}
+
+
+def events(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Take the start and the end of every rank, and write them down."""
+    hosts = options.ranks // options.workers
+    ranks = {node: tuple(range(node * options.workers, (node + 1) * options.workers)) for node in range(hosts)}
+    log = EventLog(folder / "events.jsonl")
+    begin = time.process_time()
+    told = FleetRecord(ranks, Observers([log]))
+    for node, own in ranks.items():
+        for rank in own:
+            told.note(node, "started", {"global_rank": rank, "pid": rank})
+    for node, own in ranks.items():
+        for rank in own:
+            told.note(node, "exited", {"global_rank": rank, "how": "exit code 0", "status": 0, "state": "done"})
+    seconds = time.process_time() - begin
+    log.close()
+    return {"events": 2.0 * options.ranks, "cpu_s": seconds}
+
+
+def hosts(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Run a job on simulated hosts to the failure of one of them."""
+    spec = spec_of(options.hosts, options.workers, folder)
+    pairs = [socket.socketpair() for _ in range(options.hosts)]
+    ours, theirs = socket.socketpair()
+    sources = [list(pair) for pair in read_sources(spec.program, spec.working_directory)]
+    if (pid := os.fork()) == 0:
+        for mine, _ in pairs:
+            mine.close()
+        ours.close()
+        serve_peers([peer for _, peer in pairs], theirs, options.workers, sources)
+        os._exit(0)
+    for _, peer in pairs:
+        peer.close()
+    theirs.close()
+    opener = SocketOpener([mine for mine, _ in pairs])
+    try:
+        return Launch(spec, opener, folder, ours, round(options.minutes * 60 / BEAT_S)).run()
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+
+
+class Launch:
+    """One job on simulated hosts, and how long each part of its life takes."""
+
+    def __init__(
+        self, spec: LaunchSpec, opener: SocketOpener, folder: Path, failing: socket.socket, rounds: int
+    ) -> None:
+        """
+        Args:
+            failing: a byte into it has a host fail.
+            rounds: of signs of life.
+        """
+        self._spec = spec
+        self._opener = opener
+        self._events = folder / contract.EVENTS_JSONL
+        self._failing = failing
+        self._rounds = rounds
+        self._crew: Crew
+        self._seconds: dict[str, float] = {}
+        self._begin = 0.0
+        self._bytes = 0.0
+
+    def run(self) -> dict[str, float]:
+        """Return seconds and bytes by what they were spent on."""
+        spec, entries = self._spec, self._spec.host_entries
+        own = own_logs(spec.worker_log_name, {seat.node_rank: seat.ranks for seat in seat_hosts(entries)})
+        logs, events = HomeLogs(spec.log_dir, None, own), EventLog(self._events)
+        self._begin, cpu = time.monotonic(), time.process_time()
+        with SignalPipe() as signals:
+            muster = Muster(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
+            with muster as crew:
+                mustered = muster.run()
+                self._lap("reached")
+                self._crew = crew
+                job = FleetRun(spec, "JOB", crew, mustered, logs, events, {}, quiet=True)
+                job.start(threading.Thread(target=self._live, daemon=True).start)
+                result = job.finish()
+                self._lap("ended")
+        assert result.exit_code == 7, result.failure
+        logs.close()
+        events.close()
+        return {**self._seconds, "cpu_s": time.process_time() - cpu, "memory_mb": peak_mb()}
+
+    def _lap(self, what: str) -> None:
+        """Keep how long the part of the job's life took that ends now, and what went to and from one host in it."""
+        now, sent = time.monotonic(), self._opener.bytes_of_one()
+        self._seconds[f"{what}_s"], self._seconds[f"{what}_bytes"] = now - self._begin, sent - self._bytes
+        self._begin, self._bytes = now, sent
+
+    def _live(self) -> None:
+        """Wait until all workers run; then pass the time, and have a host fail."""
+        while '"running"' not in self._events.read_text():
+            time.sleep(0.05)
+        self._lap("started")
+        for _ in range(self._rounds * self._crew.shares):
+            self._crew.beat_share()
+            while any(link.silent_s for link in self._crew.links):
+                time.sleep(0.001)
+        self._lap("beats")
+        self._failing.send(b"!")
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(part: str, options: argparse.Namespace, **changed: int) -> dict[str, float]:
+    """Return the figures of a part, from a process of its own."""
+    given = {**vars(options), **changed}
+    words = [f"--{name}={given[name]}" for name in ("hosts", "workers", "minutes", "ranks")]
+    command = [sys.executable, __file__, "--part", part, *words]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print all parts."""
+    few = max(1, options.hosts // 10)
+    for count in (few, options.hosts):
+        found = measure("plan", options, hosts=count)
+        record("plan", hosts=count, workers=options.workers, **found)
+        print(
+            f"plan    {count} hosts x {options.workers}: {found['cpu_s']:.2f} processor seconds, "
+            f"{found['memory_mb']:.0f} MB; {found['job_bytes']:.0f} and {found['run_bytes']:.0f} bytes for one host"
+        )
+    found = measure("events", options)
+    record("events", ranks=options.ranks, **found)
+    print(f"events  {options.ranks} ranks, {found['events']:.0f} events: {found['cpu_s']:.2f} processor seconds")
+    for count in (few, options.hosts):
+        found = measure("hosts", options, hosts=count)
+        record("hosts", hosts=count, workers=options.workers, minutes=options.minutes, **found)
+        print(f"hosts   {count} hosts x {options.workers}: {found['cpu_s']:.1f} processor seconds of the launcher")
+        for name, what in PHASES.items():
+            print(f"  {what:<34} {found[f'{name}_s']:6.2f} s, {found[f'{name}_bytes']:8.0f} bytes to and from one host")
+
+
+def main() -> None:
+    """Measure everything, or one part for the process that prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=8, help="of one host")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of signs of life")
+    parser.add_argument("--ranks", type=int, default=65536)
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    add_json_option(parser)
+    options = parser.parse_args()
+    if options.part is None:
+        with kept(options.json):
+            compare(options)
+        return
+    sys.path.append(sys.path.pop(0))  # the package ranktable, not the benchmark of that name
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory(prefix="msrun-scale-") as folder:
+        print(json.dumps(PARTS[options.part](options, Path(folder))))
+
+
+PARTS = {"plan": plan, "events": events, "hosts": hosts}
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,7 @@ Examples:
   msrun --worker_num 4 --dry_run=json train.py
   msrun --config job.yaml --check
   msrun --hosts node[01-16]:8 train.py
+  msrun --rehearse 4x2 train.py
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list

@@ -17,7 +17,7 @@ OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion
 OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
-HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
+HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
 
 MOST_USED = "Most used"
@@ -121,6 +121,12 @@ GROUPS: dict[str, list[click.Option]] = {
     "Hosts": [
         option("local_worker_num", "N", type=int, help="Workers on each host.  [default: worker_num on one host]"),
         option("hostfile", "FILE", type=PATH, help="The hosts as a file with lines such as: h1 slots=8."),
+        option(
+            "rehearse",
+            "HxW",
+            help="Start the job on H hosts of W workers that agents on this machine stand for, such as 4x2: without "
+            "SSH, all else as on several hosts.",
+        ),
         option("include", "LIST", help="Use only these hosts and devices of the list: h1@h2:0,2-3."),
         option("exclude", "LIST", help="Use all hosts and devices but these: h1@h2:0."),
         option("master_addr", "ADDRESS", default="127.0.0.1", show_default=True, help="Address of the scheduler."),

@@ -147,6 +147,8 @@ def run_job(
         ClusterError: several hosts did not come together; nothing was started.
     """
     facts = read_host_facts({**caller, **dict(spec.env)})
+    if spec.stands_for:
+        facts = replace(facts, name=spec.stands_for.name)
     job_id = job_id or new_job_id()
     early_server = part.early_server if part else None
     ours = {early_server.pid} if early_server else set()

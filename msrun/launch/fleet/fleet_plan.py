@@ -19,9 +19,11 @@ from msrun.planning.spec import LaunchSpec
 
 def spec_of_host(spec: LaunchSpec, seats: Sequence[HostSeat], node_rank: int, token: str) -> LaunchSpec:
     """Return what is asked of one host; master and log directory are settled when the job starts."""
+    entry = spec.host_entries[node_rank]
     return replace(
         spec,
         host_entries=(),
+        stands_for=entry if entry.is_rehearsed else None,
         table_hosts=tuple(seats),
         local_worker_num=len(seats[node_rank].ranks),
         node_rank=node_rank if len(seats) > 1 else -1,

@@ -119,7 +119,8 @@ class Muster:
         Raises:
             Interrupted: a signal came.
         """
-        with shown_word(self._spec.log_dir) as shown:
+        # Hosts of a rehearsal have disks of their own, as far as logs go: those are sent.
+        with contextlib.nullcontext({}) if self._spec.is_rehearsal else shown_word(self._spec.log_dir) as shown:
             self._connect(shown)
             self._await_answers()
         spec, entries = self._spec, self._spec.host_entries
@@ -169,7 +170,7 @@ class Muster:
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
                 will_run=self._logs is not None,
-                can_resume=not self._opener.is_local(entry),
+                can_resume=self._opener.can_resume(entry),
                 rank_table=table,
                 shown=shown,
                 master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",

@@ -9,6 +9,7 @@ import tempfile
 
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
+from msrun.launch.rehearsal import HostShare
 
 READ_BYTES = 1 << 16
 MAX_STDERR_BYTES = 16 * 1024
@@ -18,10 +19,11 @@ END_S = 2.0
 class LocalPipe:
     """A child process as an agent; see `AgentPipe`."""
 
-    def __init__(self, argv: list[str], address: str) -> None:
+    def __init__(self, argv: list[str], address: str, share: HostShare | None = None) -> None:
         """
         Args:
             address: this host's, for the other hosts.
+            share: what the agent of a rehearsal may use; None = it has the launcher's environment and processors.
 
         Raises:
             ClusterError: the interpreter cannot be started.
@@ -30,8 +32,16 @@ class LocalPipe:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                env=share.environment if share else None,
+                cwd=share.home if share else None,
             )
+            if share and share.cpus:  # it waits for what to run, and has started nothing
+                os.sched_setaffinity(self._process.pid, share.cpus)
         except OSError as error:
             self._stderr.close()
             raise ClusterError(f"this host: cannot start {argv[0]} ({error.strerror}); see --python") from None

@@ -125,7 +125,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "rehearse",
             "HxW",
             help="Start the job on H hosts of W workers that agents on this machine stand for, such as 4x2: without "
-            "SSH, all else as on several hosts.",
+            "SSH, all else as on several hosts. H alone: workers as for hosts of --hosts without a number.",
         ),
         option("include", "LIST", help="Use only these hosts and devices of the list: h1@h2:0,2-3."),
         option("exclude", "LIST", help="Use all hosts and devices but these: h1@h2:0."),

@@ -100,7 +100,9 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
     if not has_list and not options["ssh"]:
         name = next(name for name in ("include", "exclude", "python") if options[name] is not None)
         remedy = "start msrun with that Python" if name == "python" else "leave it out"
-        raise UsageError(f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}")
+        raise UsageError(
+            f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}"
+        )
     if not has_list and options["rank_table_file"] is None:
         raise UsageError("--ssh: no hosts are given; add --hosts, --hostfile, or --rank_table_file with their servers")
     if "node_rank" in given:

@@ -36,13 +36,13 @@ class HostShare:
     def home(self) -> str:
         """The directory that a login begins in."""
         home = self.environment.get("HOME", "")
-        return home if Path(home).is_dir() else "/"
+        return home if home and Path(home).is_dir() else "/"
 
 
 def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntry, HostShare]:
     """Divide this machine among the hosts of a rehearsal.
 
-    No device is given to two hosts. Cores are divided when there is one for each worker; else all hosts use all.
+    No device is given to two hosts. Cores are divided when there is one for each device; else all hosts use all.
 
     Args:
         environ: of the launcher.
@@ -55,28 +55,29 @@ def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntr
             raise UsageError(
                 f"--env {name}: a rehearsal gives each host devices of its own; set {name} for msrun itself"
             )
+    sizes = [1 + max(entry.device_ids) for entry in spec.host_entries]  # a device that no worker has counts, too
     facts = read_host_facts(environ)
-    devices = place_devices(spec.device_target, spec.worker_num, facts)
+    devices = place_devices(spec.device_target, sum(sizes), facts)
     cpus = _divide_cores(spec, facts, devices)
     login = {name: environ[name] for name in LOGIN if name in environ}
     shares, first = {}, 0
-    for entry in spec.host_entries:
-        own = slice(first, first + entry.slots)
+    for entry, size in zip(spec.host_entries, sizes, strict=True):
+        own = slice(first, first + size)
         visible = {VISIBLE[devices.target]: ",".join(devices.physical[own])} if devices.target in VISIBLE else {}
         shares[entry] = HostShare({**login, **visible}, tuple(sorted({cpu for each in cpus[own] for cpu in each})))
-        first += entry.slots
+        first += size
     return shares
 
 
 def _divide_cores(spec: LaunchSpec, facts: HostFacts, devices: DevicePlacement) -> list[tuple[int, ...]]:
-    """Return the processors of each worker of the job; empty where hosts share them.
+    """Return the processors that go with each device; empty where hosts share them.
 
     A dict of --bind_core names processors of the machine, which every host then has to have.
     """
     topology = facts.known_topology()
     is_named = spec.bind_core is not None and not spec.bind_core.is_auto
-    if is_named or len(topology.cores()) < spec.worker_num:
-        return [()] * spec.worker_num
+    if is_named or len(topology.cores()) < len(devices.physical):
+        return [()] * len(devices.physical)
     bound = bind_workers(topology, devices.physical, target=devices.target, core=CoreBinding(), numa=False)
     return [worker.cpus for worker in bound.workers]
 

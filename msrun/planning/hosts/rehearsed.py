@@ -15,11 +15,13 @@ from msrun.planning.hosts.seats import as_in_table
 FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")
 """127.0.0.1 stays the address of jobs on one host."""
 MAX_HOSTS = 250
-_FORM = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)\Z")
+_FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
 
 
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     """Turn `4x2` into four hosts of two workers: host0 at 127.0.0.2, host1 at 127.0.0.3, and so on.
+
+    `4` says nothing of the workers: 0 slots.
 
     Raises:
         UsageError: it is not of this form, or a number is too large.
@@ -27,7 +29,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     match = _FORM.match(text)
     if not match:
         raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
-    hosts, slots = (int(number[:9]) for number in match.groups())
+    hosts, slots = (int((number or "0")[:9]) for number in match.groups())
     if hosts > MAX_HOSTS or slots > MAX_SLOTS:
         raise UsageError(
             f"--rehearse {shorten(text)}: {MAX_HOSTS} hosts of {MAX_SLOTS} workers are the most; give fewer"

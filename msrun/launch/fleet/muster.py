@@ -119,9 +119,8 @@ class Muster:
         Raises:
             Interrupted: a signal came.
         """
-        # Hosts of a rehearsal have disks of their own, as far as logs go: those are sent.
-        with contextlib.nullcontext({}) if self._spec.is_rehearsal else shown_word(self._spec.log_dir) as shown:
-            self._connect(shown)
+        with shown_word(self._spec.log_dir) as shown:
+            self._connect({} if self._spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
             self._await_answers()
         spec, entries = self._spec, self._spec.host_entries
         given = "" if is_loopback(spec.master_addr) else spec.master_addr

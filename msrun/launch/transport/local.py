@@ -37,8 +37,8 @@ class LocalPipe:
         try:
             self._process = subprocess.Popen(
                 argv,
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._stderr,
                 start_new_session=True,
                 env=share.environment if share else None,

@@ -56,7 +56,7 @@ def test_more_workers_than_cores_share_all_of_them() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_more_workers_than_devices_are_refused() -> None:
-    with pytest.raises(UsageError, match="6 workers but 4 gpu devices visible on vm: .*--device_target cpu"):
+    with pytest.raises(UsageError, match=r"6 workers but 4 gpu devices visible on vm: .*--device_target cpu"):
         shares("3x2")
     with pytest.raises(UsageError, match="--env CUDA_VISIBLE_DEVICES: a rehearsal gives each host devices of its own"):
         shares("2x1", env=(("CUDA_VISIBLE_DEVICES", "0"),))

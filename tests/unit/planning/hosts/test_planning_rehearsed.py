@@ -24,7 +24,7 @@ def test_hosts_without_workers_leave_these_to_other_options() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "x2", "0x2", "2x0", "2X2", "2x2x2", "-1x2", "2 x 2", "2x2;id", "two"])
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--rehearse .*give HOSTSxWORKERS"):
+    with pytest.raises(UsageError, match=r"--rehearse .*give HOSTSxWORKERS"):
         parse_rehearsal(text)
 
 

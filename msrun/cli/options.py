@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from msrun.cli.option_types import Boolean, Interval, PlanForm, option
+from msrun.cli.option_types import Boolean, Interval, PlanForm, PlanPlace, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
-OPTIONAL_VALUES |= {"--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
+OPTIONAL_VALUES |= {"--plan": "text", "--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh")
@@ -46,7 +46,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "dry_run",
             "[=json]",
             type=PlanForm(["text", "json"]),
-            help="Print the plan and start nothing.",
+            help="Print the plan and start nothing. Asks no host: what hosts decide is left out.",
         ),
     ],
     "Job": [
@@ -276,6 +276,13 @@ GROUPS: dict[str, list[click.Option]] = {
         option("debug", SWITCH, type=Boolean(), default=False, help="Show msrun's own tracebacks."),
     ],
     "Inspect": [
+        option(
+            "plan",
+            "[=FILE.html]",
+            type=PlanPlace(),
+            help="Ask the hosts and print the plan with all that they decide, or write it as a page; =json prints "
+            "JSON. Starts nothing.",
+        ),
         option(
             "check",
             SWITCH,

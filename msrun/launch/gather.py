@@ -272,8 +272,7 @@ class Gathering:
 
     def _read_meeting(self, message: Message, hosts: tuple[HostSeat, ...], master_addr: str) -> Meeting:
         own = next(seat for seat in hosts if seat.node_rank == message["node_rank"])
-        interface = own_addresses().get(LOOPBACK if self._spec.stands_for else own.address, "")
-        seating = Seating(own.node_rank, hosts, master_addr, interface)
+        seating = seating_of(self._spec, own.node_rank, hosts, master_addr)
         self._say(f"all {len(hosts)} hosts have come; this is {own.describe()}")
         return Meeting(message["job_id"], seating, message["store_port"])
 
@@ -292,6 +291,12 @@ class Gathering:
                 selector.select(left_s)
                 if any(message["type"] in ("over", "lost") for message in self.inbox.take()):
                     return
+
+
+def seating_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostSeat, ...], master_addr: str) -> Seating:
+    """Return all hosts of a job as this one sees them."""
+    address = LOOPBACK if spec.stands_for else hosts[node_rank].address
+    return Seating(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
 
 def local_part(spec: LaunchSpec, seating: Seating) -> LaunchSpec:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fleet import FleetRunner
 from job_runner import JobRunner, wait_until
+from plans import without_what_is_chosen_at_start
 from ssh_net import SshNet
 
 from msrun.cluster.messages import FrameBuffer, frame
@@ -97,6 +98,17 @@ def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_p
     job = fleet.run([1, 1], script)
     assert job.code == 0, job.stderr
     assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
+
+
+def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: Path) -> None:
+    words = ["--bind_core", "--device_target=cpu", "sh", "-c", "true"]
+    asked = fleet.run("host2:3,host0:1", "--plan=json", *words, log_dir=own_disk / "planned")
+    assert asked.code == 0, asked.stderr
+    run = fleet.run("host2:3,host0:1", *words, log_dir=own_disk / "planned")
+    assert run.code == 0, run.stderr
+    plans = [json.loads(asked.stdout), run.read_json("plan.json")]
+    assert without_what_is_chosen_at_start(plans[0]) == without_what_is_chosen_at_start(plans[1])
+    assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(

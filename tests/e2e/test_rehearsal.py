@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
 from only_cases import ONLY_CASES
+from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
 from rehearsal import Rehearsals
 
@@ -145,3 +147,30 @@ def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(
         ended = job.finish()
         assert ended.code == 0, ended.stderr
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
+
+
+@pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
+def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, workers: Path, hosts: str) -> None:
+    """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""
+    table = rehearsals.cwd / "table.json"
+    table.write_text(json.dumps(plain_table(num_servers=int(hosts[0]))))
+    options = ["--bind_core", "--max_restarts=1", "--env=API_KEY=sesame", f"--rank_table_file={table}"]
+    program = [workers / "record.py", "--lr", "0.1"]
+    asked = rehearsals.run(hosts, *options, "--plan=json", *program)
+    assert asked.code == 0 and not (rehearsals.cwd / "log_output").exists(), asked.stderr
+    page = rehearsals.run(hosts, *options, "--plan=plan.html", *program)
+    assert page.stdout == b"wrote plan.html; open it in a browser\n", page.stderr
+    assert rehearsals.run(hosts, *options, "--plan=json", *program).stdout == asked.stdout, "two plans are the same"
+    run = rehearsals.run(hosts, *options, *program)
+    assert run.code == 0, run.stderr
+    real = run.read_json("plan.json")
+    assert without_what_is_chosen_at_start(json.loads(asked.stdout)) == without_what_is_chosen_at_start(real)
+    text = (rehearsals.cwd / "plan.html").read_text()
+    assert "sesame" not in text + asked.stdout.decode()
+    for worker in real["hosts"][-1]["workers"]:
+        assert f"<td>{worker['log']}</td>" in text and worker["cpus"]
+
+
+def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals, workers: Path) -> None:
+    errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
+    assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from msrun import __version__, contract
@@ -29,6 +29,7 @@ from msrun.launch.preflight.master_address import LOOPBACK, choose_master_addres
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import PROTOCOL, HostJob
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
@@ -51,6 +52,8 @@ class Mustered:
     """Node ranks of those that see the launcher's log directory."""
     explain_loss: Callable[[int, Message], ClusterError]
     warnings: tuple[str, ...] = field(default=())
+    seats: tuple[HostSeat, ...] = ()
+    """All hosts as they will know each other."""
 
 
 class Muster:
@@ -140,7 +143,17 @@ class Muster:
             master = (address, port)
         shared = frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir)
         warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
-        return Mustered(master, shared, self.explain_loss, warnings)
+        return Mustered(master, shared, self.explain_loss, warnings, self._seats(master[0], answers))
+
+    def _seats(self, master_addr: str, answers: Mapping[int, HostAnswer]) -> tuple[HostSeat, ...]:
+        """Return the hosts with the names and addresses that they register with."""
+        addresses = {node: result.source for node, result in self._reached.items()} | {0: master_addr}
+        addresses |= {node: entry.address for node, entry in enumerate(self._spec.host_entries) if entry.is_rehearsed}
+        seats = seat_hosts(self._spec.host_entries, self._spec.table_hosts)
+        return tuple(
+            replace(seat, name=answers[node].report.host_name, address=addresses[node])
+            for node, seat in enumerate(seats)
+        )
 
     def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
         """Return why an agent has ended of which more was expected."""
@@ -210,7 +223,7 @@ class Muster:
             "opened": self._on_opened,
             "checked": self._on_checked,
             "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._refuse(node, _error_of(m)),
+            "error": lambda node, m: self._refuse(node, error_of(m)),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
@@ -259,7 +272,7 @@ class Muster:
             "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._lose(node, _error_of(m)),
+            "error": lambda node, m: self._lose(node, error_of(m)),
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
@@ -294,6 +307,7 @@ class Muster:
             self._events.note(kind, fields)
 
 
-def _error_of(message: Message) -> MsrunError:
+def error_of(message: Message) -> MsrunError:
+    """Return the error that an agent tells of."""
     text = str(message.get("text"))
     return UsageError(text) if message.get("exit_code") == contract.EXIT_USAGE else ClusterError(text)

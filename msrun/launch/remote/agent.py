@@ -3,7 +3,7 @@
 Messages (`remote.launcher_link` has those of the connection itself):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         start {master_addr, master_port, use_shared}     signal {signum}     bye {}
-                        pause {}    resume {}
+                        plan {hosts, master_addr, master_port, use_shared}     pause {}    resume {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    say {text}    log {...}
                         logs_end {}    result {failure, survivors}      error {text, exit_code}
@@ -26,7 +26,8 @@ from msrun.cluster.messages import Message
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, run_job
+from msrun.launch.gather import seating_of
+from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.early_start import start_early
@@ -35,6 +36,7 @@ from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.report import LauncherReport
 from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_spool
 from msrun.launch.remote.stream import take_stdio
+from msrun.planning.host_seat import HostSeat
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
@@ -109,6 +111,8 @@ class Agent:
             self._listen(message)
         elif kind == "reach":
             self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
+        elif kind == "plan":
+            self._plan(message)
         elif kind == "start":
             self._run_job(message)
 
@@ -139,17 +143,26 @@ class Agent:
         except UsageError as error:
             self._link.send("listening", port=0, error=str(error))
 
+    def _plan(self, message: Message) -> None:
+        """Decide what `start` would carry out."""
+        assert self._job is not None and self._spool is not None
+        job, spec = self._job, _own_spec(self._job, self._spool, message)
+        hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
+        plan = plan_part(
+            spec,
+            look_at_host(spec, self._caller),
+            self._caller,
+            job_id=job.job_id,
+            seating=seating_of(spec, job.node_rank, hosts, spec.master_addr) if spec.is_several else None,
+            master_port=0,
+        )
+        host, notes = encode_record(plan.hosts[0]), list(plan.notes)
+        self._link.send("planned", host=host, notes=notes, target=plan.device_target, logs=[])
+
     def _run_job(self, message: Message) -> None:
         assert self._job is not None and self._spool is not None
-        job, spool, link = self._job, self._spool, self._link
-        spec = replace(
-            job.spec,
-            master_addr=message["master_addr"],
-            master_port=message["master_port"],
-            log_dir=spool,
-            worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
-            rank_table_file=_write_table(spool, job.rank_table),
-        )
+        job, link = self._job, self._link
+        spec = _own_spec(job, self._spool, message)
 
         def display(plan: LaunchPlan) -> LauncherReport:
             logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
@@ -167,6 +180,18 @@ class Agent:
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))
         link.finish_logs()  # after the result: with the end of its logs a host has told everything
+
+
+def _own_spec(job: HostJob, spool: Path, message: Message) -> LaunchSpec:
+    """Return what this host is asked to do, with what a `plan` or a `start` settles."""
+    return replace(
+        job.spec,
+        master_addr=message["master_addr"],
+        master_port=message["master_port"],
+        log_dir=spool,
+        worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
+        rank_table_file=_write_table(spool, job.rank_table),
+    )
 
 
 def _write_table(spool: Path, text: str) -> Path | None:

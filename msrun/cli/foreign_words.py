@@ -96,8 +96,10 @@ def describe_separate_value(words: Sequence[str]) -> str:
     if not 0 < index < len(words):
         return ""
     option, word = words[index - 1], words[index]
-    values = ("text", "json") if underscored(option) == "--dry_run" else TRUE_WORDS + FALSE_WORDS
-    is_value = underscored(option) in OPTIONAL_VALUES and word.lower() in values
+    is_plan = underscored(option) in ("--dry_run", "--plan")
+    is_page = underscored(option) == "--plan" and word.lower().endswith(".html")
+    values = ("text", "json") if is_plan else TRUE_WORDS + FALSE_WORDS
+    is_value = is_page or (underscored(option) in OPTIONAL_VALUES and word.lower() in values)
     if not is_value or Path(word).exists():
         return ""
     return f"{option} {word}: {word} is taken for SCRIPT; write {option}={word} if it is the value"

@@ -41,6 +41,7 @@ Examples:
   msrun --worker_num 4 --dry_run=json train.py
   msrun --config job.yaml --check
   msrun --hosts node[01-16]:8 train.py
+  msrun --rehearse 4x2 train.py
   msrun --worker_num 16 --local_worker_num 8 --master_addr 10.0.0.1 train.py    (on each of two hosts)
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list
@@ -91,21 +92,40 @@ def command(**options: Any) -> int:
     caller = without_option_variables(os.environ, option_shapes(command.params))
     from msrun.launch.preflight.checks import check_host
 
-    check_host(spec, is_dry_run=bool(options["dry_run"]))
-    if options["dry_run"]:
-        from msrun.launch.job import plan_dry_run
-        from msrun.planning.plan_text import render_plan
-
-        _print_text(render_plan(plan_dry_run(spec, caller), as_json=options["dry_run"] == "json"))
-        return contract.EXIT_OK
+    check_host(spec, is_dry_run=bool(options["dry_run"] or options["plan"]))
+    if options["dry_run"] or options["plan"]:
+        return _plan(spec, caller, options)
     return _run(spec, caller, quiet=options["quiet"], join=options["join"])
+
+
+def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
+    """--dry_run and --plan: show what a run would carry out; the second asks the hosts."""
+    from msrun.launch.job import plan_dry_run
+    from msrun.planning.plan_text import render_plan
+
+    if options["dry_run"] and options["plan"]:
+        raise UsageError("--dry_run and --plan: give one of the two; the second asks the hosts")
+    if options["plan"] and spec.is_remote:
+        from msrun.launch.fleet.asked_plan import ask_for_plan
+
+        plan = ask_for_plan(spec, caller, quiet=options["quiet"])
+    else:
+        plan = plan_dry_run(spec, caller)
+    form = options["plan"] or options["dry_run"]
+    if form in ("text", "json"):
+        _print_text(render_plan(plan, as_json=form == "json"))
+    else:
+        from msrun.launch.plan_file import write_page
+
+        _print_text(write_page(form, plan, spec))
+    return contract.EXIT_OK
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     seats: tuple[HostSeat, ...] = ()
     entries: tuple[HostEntry, ...] = ()
     given = {setting.name for setting in sources.settings}
-    if options["rank_table_file"] is not None and not (options["dry_run"] or options["check"]):
+    if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         _await_table(options)
     if any(options[name] not in (None, False) for name in HOST_OPTIONS):
         from msrun.launch.job_hosts import read_job_hosts
@@ -157,8 +177,8 @@ def _discover(options: dict[str, Any], given: Collection[str], sources: Sources)
 
 def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
-    if options["dry_run"]:
-        raise UsageError("--check and --dry_run: give one of the two")
+    if other := next((name for name in ("dry_run", "plan") if options[name]), ""):
+        raise UsageError(f"--check and --{other}: give one of the two")
     from msrun.launch.preflight.checks import inspect_host
     from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 

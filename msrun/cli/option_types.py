@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,6 +50,23 @@ class Warm(click.Choice):  # type: ignore[type-arg]  # generic in newer click on
         if word in TRUE_WORDS + FALSE_WORDS:
             return word in TRUE_WORDS
         return super().convert(value, param, ctx)
+
+
+class PlanPlace(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Where a plan goes: text or json on the console, or the page FILE.html. True means text and False no plan."""
+
+    name = "json|FILE.html"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the word, the path, or None."""
+        word = str(value).strip().lower()
+        if word in FALSE_WORDS:
+            return None
+        if word in TRUE_WORDS or word in ("text", "json"):
+            return "json" if word == "json" else "text"
+        if not word.endswith(".html"):
+            self.fail(f"{value!r} is neither json nor a FILE.html", param, ctx)
+        return Path(value)
 
 
 class Interval(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only

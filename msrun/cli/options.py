@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from msrun.cli.option_types import Boolean, Interval, PlanForm, Warm, option
+from msrun.cli.option_types import Boolean, Interval, PlanForm, PlanPlace, Warm, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
 from msrun.planning.spec import WARM_TIME_MIN
@@ -15,10 +15,11 @@ from msrun.planning.spec import WARM_TIME_MIN
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
-OPTIONAL_VALUES |= {"--warm": "true", "--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
+OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--json": "true"}
+OPTIONAL_VALUES |= {"--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
-HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "python", "ssh")
+HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
 
 MOST_USED = "Most used"
@@ -47,7 +48,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "dry_run",
             "[=json]",
             type=PlanForm(["text", "json"]),
-            help="Print the plan and start nothing.",
+            help="Print the plan and start nothing. Asks no host: what hosts decide is left out.",
         ),
     ],
     "Job": [
@@ -138,6 +139,12 @@ GROUPS: dict[str, list[click.Option]] = {
     "Hosts": [
         option("local_worker_num", "N", type=int, help="Workers on each host.  [default: worker_num on one host]"),
         option("hostfile", "FILE", type=PATH, help="The hosts as a file with lines such as: h1 slots=8."),
+        option(
+            "rehearse",
+            "HxW",
+            help="Start the job on H hosts of W workers that agents on this machine stand for, such as 4x2: without "
+            "SSH, all else as on several hosts. H alone: workers as for hosts of --hosts without a number.",
+        ),
         option("include", "LIST", help="Use only these hosts and devices of the list: h1@h2:0,2-3."),
         option("exclude", "LIST", help="Use all hosts and devices but these: h1@h2:0."),
         option("master_addr", "ADDRESS", default="127.0.0.1", show_default=True, help="Address of the scheduler."),
@@ -287,6 +294,13 @@ GROUPS: dict[str, list[click.Option]] = {
         option("debug", SWITCH, type=Boolean(), default=False, help="Show msrun's own tracebacks."),
     ],
     "Inspect": [
+        option(
+            "plan",
+            "[=FILE.html]",
+            type=PlanPlace(),
+            help="Ask the hosts and print the plan with all that they decide, or write it as a page; =json prints "
+            "JSON. Starts nothing.",
+        ),
         option(
             "check",
             SWITCH,

@@ -161,7 +161,7 @@ def _settings(
             yield from _env_setting([f"{key}={value}" for key, value in config.env], config.source)
             yield from _env_setting(_split(name, sources.variables.get(name, "")), variable)
             yield from _env_setting(given_env, COMMAND_LINE)
-        elif name in ("dry_run", "check"):
+        elif name in ("dry_run", "plan", "check"):
             continue
         elif _is_given(context, name):
             yield Setting(name, _shown(options[name]), COMMAND_LINE)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
@@ -53,6 +54,8 @@ def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
     Raises:
         UsageError: this is node 0, but the address is another host's.
     """
+    if spec.stands_for:  # all addresses of loopback are this machine's
+        return spec.node_rank == 0
     is_own = master_addr in own_addresses()
     if spec.node_rank == 0 and not is_own:
         raise UsageError(
@@ -142,6 +145,8 @@ class Gathering:
 
     def _resolve_master(self) -> str:
         """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
+        if self._spec.stands_for:
+            return self._spec.master_addr
         limit_s = self._spec.cluster_time_out_s
         begin = next_line = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -210,7 +215,7 @@ class Gathering:
             spec.local_worker_num,
             spec.node_rank,
             self._host_name,
-            address,
+            spec.stands_for.address if spec.stands_for else address,
             spec.max_restarts,
             table_digest(spec.table_hosts),
         )
@@ -253,8 +258,7 @@ class Gathering:
 
     def _read_meeting(self, message: Message, hosts: tuple[HostSeat, ...], master_addr: str) -> Meeting:
         own = next(seat for seat in hosts if seat.node_rank == message["node_rank"])
-        interface = own_addresses().get(own.address, "")
-        seating = Seating(own.node_rank, hosts, master_addr, interface)
+        seating = seating_of(self._spec, own.node_rank, hosts, master_addr)
         self._say(f"all {len(hosts)} hosts have come; this is {own.describe()}")
         return Meeting(message["job_id"], seating, message["store_port"])
 
@@ -274,6 +278,12 @@ class Gathering:
                 selector.select(left_s)
                 if any(message["type"] in ("over", "lost") for message in self._inbox.take()):
                     return
+
+
+def seating_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostSeat, ...], master_addr: str) -> Seating:
+    """Return all hosts of a job as this one sees them."""
+    address = LOOPBACK if spec.stands_for else hosts[node_rank].address
+    return Seating(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
 
 def local_part(spec: LaunchSpec, seating: Seating) -> LaunchSpec:

@@ -39,6 +39,7 @@ from msrun.launch.rank_table_file import check_rank_table, linked_table, write_r
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
 from msrun.planning.environment import server_environment
+from msrun.planning.host_seat import Seating
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import all_workers
@@ -90,19 +91,54 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     """Return the plan of a job without starting, opening or creating anything. Job id and port are chosen at start."""
     if spec.is_remote:
         return _plan_remote(spec, caller)
-    facts = read_host_facts({**caller, **dict(spec.env)})
-    run_dir = str(Path(tempfile.gettempdir(), "msrun-JOB"))
+    facts = look_at_host(spec, caller)
     seating = None
     if spec.is_several:
         from msrun.launch.gather import assume_seating, local_part
 
         seating = assume_seating(spec, facts)
         spec = local_part(spec, seating)
-        facts = replace(facts, address=seating.own.address)
     port = 0 if seating else spec.master_port  # of several hosts, the store's port is chosen at start
-    plan = build_plan(spec, facts, caller=caller, job_id="JOB", run_dir=run_dir, master_port=port, seating=seating)
-    _check_given_table(spec, plan)
-    return plan
+    return plan_part(spec, facts, caller, job_id="JOB", seating=seating, master_port=port)
+
+
+def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
+    """Return what this host has for a job, under the name that it has there."""
+    facts = read_host_facts({**caller, **dict(spec.env)})
+    return replace(facts, name=spec.stands_for.name) if spec.stands_for else facts
+
+
+def plan_part(
+    spec: LaunchSpec,
+    facts: HostFacts,
+    caller: Mapping[str, str],
+    *,
+    job_id: str,
+    seating: Seating | None,
+    master_port: int,
+    server_token: str = "",
+) -> LaunchPlan:
+    """Return the plan of this host's part of a job, which a run carries out; arguments as `build_plan`.
+
+    Raises:
+        UsageError: the rank table is wrong, or what `build_plan` raises.
+    """
+    node = f"-{seating.node_rank}" if seating else ""
+    is_linked = spec.rank_table_file is not None and spec.rank_table_file.is_symlink()  # workers get a copy
+    plan = build_plan(
+        replace(spec, rank_table_file=None) if is_linked else spec,
+        replace(facts, address=seating.own.address) if seating else facts,
+        caller=caller,
+        job_id=job_id,
+        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}")),
+        master_port=master_port,
+        seating=seating,
+        server_token=server_token,
+    )
+    if spec.rank_table_file:
+        check_rank_table(spec.rank_table_file, plan.world_size, plan.device_target)
+    shadowed = describe_shadowed_package(spec, {**caller, **dict(spec.env)})
+    return replace(plan, notes=(*plan.notes, shadowed)) if shadowed else plan
 
 
 def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -142,7 +178,7 @@ def run_job(
         UsageError: something is wrong that was seen before any process started.
         ClusterError: several hosts did not come together; nothing was started.
     """
-    facts = read_host_facts({**caller, **dict(spec.env)})
+    facts = look_at_host(spec, caller)
     job_id = job_id or new_job_id()
     early_server = part.early_server if part else None
     ours = {early_server.pid} if early_server else set()
@@ -164,26 +200,19 @@ def run_job(
         meeting = control.meeting if control else None
         if meeting is not None:
             job_id = meeting.job_id
-            facts = replace(facts, address=meeting.seating.own.address)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(_store_listener(spec, facts, control))
-        node = f"-{meeting.seating.node_rank}" if meeting else ""
-        run_dir = str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}"))  # made when the fork server is ready
-        stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
         table_text = linked_table(spec.rank_table_file)
-        plan = build_plan(
-            spec if table_text is None else replace(spec, rank_table_file=None),
+        plan = plan_part(
+            spec,
             facts,
-            caller=caller,
+            caller,
             job_id=job_id,
-            run_dir=run_dir,
-            master_port=meeting.store_port if meeting else listener.getsockname()[1],
             seating=meeting.seating if meeting else None,
+            master_port=meeting.store_port if meeting else listener.getsockname()[1],
             server_token=secrets.token_hex(32),
         )
-        if shadowed := describe_shadowed_package(spec, {**caller, **dict(spec.env)}):
-            plan = replace(plan, notes=(*plan.notes, shadowed))
-        _check_given_table(spec, plan)
+        stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
         lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
@@ -226,11 +255,6 @@ def _store_listener(spec: LaunchSpec, facts: HostFacts, control: Control | None)
     if control is None or control.meeting is None:
         return listen(facts.address, spec.master_port)
     return control.store_listener.dup() if control.store_listener else socket.socket()
-
-
-def _check_given_table(spec: LaunchSpec, plan: LaunchPlan) -> None:
-    if spec.rank_table_file:
-        check_rank_table(spec.rank_table_file, plan.world_size, plan.device_target)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""The hosts that one command starts a job on: from --hosts, --hostfile or, with --ssh, a rank table."""
+"""The hosts that one command starts a job on: from --hosts, --hostfile, --rehearse or, with --ssh, a rank table."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
 from msrun.planning.hosts.host_list import check_distinct, parse_hosts
 from msrun.planning.hosts.hostfile import MAX_BYTES, parse_hostfile
+from msrun.planning.hosts.rehearsed import FIRST_ADDRESS, parse_rehearsal, stand_in
 from msrun.planning.hosts.seats import order_by_table, seat_hosts
 from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
@@ -57,7 +58,7 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
         target = "cpu" if options["device_target"] == "auto" else options["device_target"]
         check_rank_table(options["rank_table_file"], total, target)
-    if len(entries) == 1 and is_this_host(entries[0]) and entries[0].python in ("", sys.executable):
+    if len(entries) == 1 and _is_ordinary(entries[0]):
         told = {**options, "worker_num": total, "local_worker_num": total}
         return JobHosts((), seats or seat_hosts(entries), told)
     if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
@@ -66,6 +67,11 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
             f"address of {entries[0].name}, on which the scheduler runs, or leave the option out"
         )
     return JobHosts(entries, seats, {**options, "worker_num": total, "local_worker_num": 0})
+
+
+def _is_ordinary(entry: HostEntry) -> bool:
+    """Return whether a job on this host alone needs no agent."""
+    return not entry.is_rehearsed and is_this_host(entry) and entry.python in ("", sys.executable)
 
 
 def is_this_host(entry: HostEntry) -> bool:
@@ -81,13 +87,22 @@ def _own_keys() -> frozenset[str]:
 
 def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
     """Refuse options of which one takes away the other's meaning."""
-    if options["hosts"] is not None and options["hostfile"] is not None:
-        raise UsageError("--hosts and --hostfile: give one of the two")
-    has_list = options["hosts"] is not None or options["hostfile"] is not None
+    lists = [name for name in ("hosts", "hostfile", "rehearse") if options[name] is not None]
+    has_list = bool(lists)
+    if options["rehearse"] is not None and options["ssh"]:
+        lists.append("ssh")
+    if len(lists) > 1:
+        raise UsageError(f"--{lists[0]} and --{lists[1]}: give one of the two")
+    if options["rehearse"] is not None and "master_addr" in given:
+        raise UsageError(
+            f"--master_addr {options['master_addr']}: the hosts of --rehearse meet at {FIRST_ADDRESS}; leave it out"
+        )
     if not has_list and not options["ssh"]:
         name = next(name for name in ("include", "exclude", "python") if options[name] is not None)
         remedy = "start msrun with that Python" if name == "python" else "leave it out"
-        raise UsageError(f"--{name} {options[name]}: for hosts of --hosts, --hostfile or --ssh; without them {remedy}")
+        raise UsageError(
+            f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}"
+        )
     if not has_list and options["rank_table_file"] is None:
         raise UsageError("--ssh: no hosts are given; add --hosts, --hostfile, or --rank_table_file with their servers")
     if "node_rank" in given:
@@ -113,12 +128,16 @@ def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[H
         entries = parse_hosts(options["hosts"])
     elif options["hostfile"] is not None:
         entries = parse_hostfile(_read_hostfile(options["hostfile"]), str(options["hostfile"]))
+    elif options["rehearse"] is not None:
+        entries = parse_rehearsal(options["rehearse"])
     else:
         return _entries_of_table(table, f"--rank_table_file {options['rank_table_file']}")
     entries = select_hosts(entries, options["include"], options["exclude"])
     if not table:
         return entries
     source = f"--rank_table_file {options['rank_table_file']}"
+    if options["rehearse"] is not None:
+        return stand_in(entries, [host.seat for host in table], source)
     ordered = order_by_table(entries, [host.seat for host in table], [host.names for host in table], source)
     return tuple(_with_address(entry, host) for entry, host in zip(ordered, table, strict=True))
 

@@ -79,13 +79,28 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
             written.
     """
-    from ranktable import RankTableError, build_table, validate_table, write_table
+    from ranktable import RankTableError, write_table
 
     if text is not None:
         path = Path(plan.log_dir) / contract.RANK_TABLE_JSON
         path.touch(mode=contract.FILE_MODE)
         path.write_text(text, encoding="utf-8")
         return
+    table = build_rank_table(plan)
+    try:
+        write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
+    except RankTableError as error:
+        raise UsageError(f"--log_dir {plan.log_dir}: {error}") from None
+
+
+def build_rank_table(plan: LaunchPlan) -> RankTable:
+    """Return the table of a job for which none was given.
+
+    Raises:
+        UsageError: the hosts make no valid table.
+    """
+    from ranktable import build_table, validate_table
+
     hosts = [(seat.address, seat.device_ids) for seat in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
     table = build_table(hosts, order="given")
@@ -95,10 +110,7 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
     if errors:
         first = errors[0]
         raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
-    try:
-        write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
-    except RankTableError as error:
-        raise UsageError(f"--log_dir {plan.log_dir}: {error}") from None
+    return table
 
 
 def read_given_table(path: Path) -> RankTable:

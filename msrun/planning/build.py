@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
@@ -18,6 +17,7 @@ from msrun.planning.environment import (
 )
 from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.imports import OF_OPTIMIZERS, read_preload
+from msrun.planning.job_plan import plan_job, rank_table_path
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.placement.threads import (
@@ -74,7 +74,7 @@ def build_plan(
         master_addr=seating.master_addr if seating else host.address,
         master_port=master_port,
         log_dir=str(spec.log_dir),
-        rank_table_file=_rank_table(spec),
+        rank_table_file=rank_table_path(spec),
         rendezvous="env://" if seating else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
         trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
@@ -89,42 +89,25 @@ def build_plan(
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
     workers = tuple(
-        _worker(spec, host, seat, index, devices, binding, own_threads[index]) for index in range(spec.local_worker_num)
+        worker_plan(spec, host, seat, index, devices, binding, own_threads[index])
+        for index in range(spec.local_worker_num)
     )
-    return LaunchPlan(
+    notes = (
+        *settings_note(spec.settings),
+        *environment_notes(spec, caller, {**common, **workers[0].env}),
+        *([] if has_threads else [thread_note(topology, binding.workers)]),
+        *devices.notes,
+        *binding.notes,
+        *_notes_of_several(spec, seating),
+    )
+    return plan_job(
+        spec,
+        [host_plan(spec, host, caller, common, workers, seat, seat.describe() if seating else "", binding)],
         job_id=job_id,
-        world_size=spec.worker_num,
-        master_addr=seating.master_addr if seating else host.address,
-        master_port=master_port,
-        log_dir=str(spec.log_dir),
         run_dir=run_dir,
-        device_target=devices.target,
-        device_reason=devices.reason,
-        cluster_time_out_s=spec.cluster_time_out_s,
-        grace_s=spec.grace_s,
-        forward_signals=spec.forward_signals,
-        hang_time_out_s=spec.hang_time_out_s,
-        max_restarts=spec.max_restarts,
-        log_max_bytes=spec.log_max_bytes,
-        log_keep=spec.log_keep,
-        tail_ranks=spec.tail_ranks,
-        rank_table_file=_rank_table(spec),
-        hosts=(
-            replace(
-                _host(spec, host, caller, common, workers, binding.scheduler_cpus),
-                node_rank=seat.node_rank,
-                place=seat.describe() if seating else "",
-            ),
-        ),
-        settings=spec.settings,
-        notes=(
-            *settings_note(spec.settings),
-            *environment_notes(spec, caller, {**common, **workers[0].env}),
-            *([] if has_threads else [thread_note(topology, binding.workers)]),
-            *devices.notes,
-            *binding.notes,
-            *_notes_of_several(spec, seating),
-        ),
+        master=(common[contract.MASTER_ADDR], master_port),
+        target=(devices.target, devices.reason),
+        notes=notes,
         fleet=seating.hosts if seating else (),
     )
 
@@ -144,21 +127,25 @@ def _notes_of_several(spec: LaunchSpec, seating: Seating | None) -> list[str]:
     return []
 
 
-def _rank_table(spec: LaunchSpec) -> str:
-    return str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
-
-
-def _host(
+def host_plan(
     spec: LaunchSpec,
     host: HostFacts,
     caller: Mapping[str, str],
     common: dict[str, str],
     workers: tuple[WorkerPlan, ...],
-    scheduler_cpus: tuple[int, ...],
+    seat: HostSeat,
+    place: str,
+    binding: HostBinding,
 ) -> HostPlan:
+    """Return what one agent runs.
+
+    Args:
+        common: variables of all workers there.
+        place: the host among several, in words.
+    """
     start_method = choose_start_method(spec, caller)
     return HostPlan(
-        node_rank=0,
+        node_rank=seat.node_rank,
         name=host.name,
         address=host.address,
         program=spec.program,
@@ -168,7 +155,8 @@ def _host(
         common_env=common,
         workers=workers,
         servers=tuple(_server(spec, index) for index in range(spec.server_num)),
-        scheduler_cpus=scheduler_cpus,
+        scheduler_cpus=binding.scheduler_cpus,
+        place=place,
     )
 
 
@@ -180,15 +168,21 @@ def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMet
     return "exec" if is_bound and spec.start_method == "auto" else spec.start_method
 
 
-def _worker(
+def worker_plan(
     spec: LaunchSpec,
     host: HostFacts,
     seat: HostSeat,
     index: int,
     devices: DevicePlacement,
     binding: HostBinding,
-    own_threads: str,
+    own_threads: str = "",
 ) -> WorkerPlan:
+    """Return one worker of a host.
+
+    Args:
+        index: its local rank.
+        own_threads: its number of compute threads where it differs from that of others there; empty = it does not.
+    """
     device_id, bound, rank = devices.device_ids[index], binding.workers[index], seat.ranks[index]
     env = rank_environment(global_rank=rank, local_rank=index, node_rank=seat.node_rank, device_id=device_id)
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)

@@ -23,7 +23,8 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     if as_json:
         return json.dumps(plan.to_json(), indent=2)
     is_remote = plan.hosts[0].agent is not None
-    lines = [*_head(plan), *(render_reach(plan) if is_remote else _fleet(plan)), ""]
+    head = [f"{name:12} {text}" for name, text in describe_job(plan)]
+    lines = [*head, *render_settings(plan.settings), *(render_reach(plan) if is_remote else _fleet(plan)), ""]
     if is_remote:
         common = common_to_all(plan.hosts)
         lines += _environment(common)
@@ -39,21 +40,20 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _head(plan: LaunchPlan) -> list[str]:
-    """Return what concerns the whole job."""
+def describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
+    """Return what concerns the whole job, as words and what they are."""
     host = plan.hosts[0]
     target = f"device target {plan.device_target} ({plan.device_reason})"
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
     return [
-        f"job          {count_workers(plan.world_size)} on {hosts}, {target}",
-        f"command      {shlex.join(mask_words(host.argv))}",
-        f"directory    {host.working_directory}",
-        f"start method {host.start_method}, preload: {', '.join(host.preload) or 'nothing'}",
-        f"rendezvous   {_rendezvous(plan)}",
-        f"rank table   {plan.rank_table_file}",
-        f"logs         {plan.log_dir}{_rotation_words(plan)}",
-        f"limits       {_limits(plan)}",
-        *render_settings(plan.settings),
+        ("job", f"{count_workers(plan.world_size)} on {hosts}, {target}"),
+        ("command", shlex.join(mask_words(host.argv))),
+        ("directory", host.working_directory),
+        ("start method", f"{host.start_method}, preload: {', '.join(host.preload) or 'nothing'}"),
+        ("rendezvous", _rendezvous(plan)),
+        ("rank table", plan.rank_table_file),
+        ("logs", f"{plan.log_dir}{_rotation_words(plan)}"),
+        ("limits", _limits(plan)),
     ]
 
 

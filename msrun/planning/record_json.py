@@ -33,7 +33,8 @@ def decode_record(cls: type[T], value: object) -> T:
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{cls.__name__}: {type(value).__name__} is no JSON object")
-    hints = _hints(cls)
+    record: Any = cls
+    hints = _hints(record)
     unknown = value.keys() - hints.keys()
     if unknown:
         raise ValueError(f"{cls.__name__}: unknown field {sorted(unknown)[0]}")

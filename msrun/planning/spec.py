@@ -119,11 +119,18 @@ class LaunchSpec:
     """Whether msrun's own code is sent to these hosts."""
     ssh: SshSettings = field(default_factory=SshSettings)
     """How they are reached."""
+    stands_for: HostEntry | None = None
+    """The host of a rehearsal that this process is the agent of."""
 
     @property
     def is_remote(self) -> bool:
         """Whether this command starts agents on hosts and runs no worker itself; `local_worker_num` is 0 then."""
         return bool(self.host_entries)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether these agents all run on this machine."""
+        return any(entry.is_rehearsed for entry in self.host_entries)
 
     @property
     def is_several(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import sysconfig
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from fleet import FleetRunner
 from job_runner import JobRunner, wait_until
+from plans import without_what_is_chosen_at_start
 from ssh_net import SshNet
 
 from msrun.launch.trace import write_trace
@@ -88,6 +88,17 @@ def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_p
     assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
 
 
+def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: Path) -> None:
+    words = ["--bind_core", "--device_target=cpu", "sh", "-c", "true"]
+    asked = fleet.run("host2:3,host0:1", "--plan=json", *words, log_dir=own_disk / "planned")
+    assert asked.code == 0, asked.stderr
+    run = fleet.run("host2:3,host0:1", *words, log_dir=own_disk / "planned")
+    assert run.code == 0, run.stderr
+    plans = [json.loads(asked.stdout), run.read_json("plan.json")]
+    assert without_what_is_chosen_at_start(plans[0]) == without_what_is_chosen_at_start(plans[1])
+    assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -136,38 +147,6 @@ def test_arguments_and_variables_arrive_byte_for_byte_and_are_seen_by_nobody(
     assert not (tmp_path / "x").exists()
 
 
-def test_first_failed_worker_ends_the_job_on_every_host(fleet: FleetRunner, workers: Path) -> None:
-    job = fleet.run([2, 2, 1], workers / "end.py", "3", "raise")
-    assert job.code == 1
-    assert re.fullmatch(
-        r"msrun: error: rank 3 on node 1 \(host1, [\d.]+\) failed first: exit code 1, after [\d.]+ s", job.errors[0]
-    )
-    assert "  | RuntimeError: the loss is gone" in job.stderr
-    assert re.search(r"\n  ranks 0-.* (not started|stopped by msrun)", job.stderr)
-    failure = job.read_json("failure.json")
-    assert failure["first_failure"]["global_rank"] == 3 and failure["first_failure"]["host"].startswith("node 1 (host1")
-    assert failure["first_failure"]["log"].endswith("log_output/worker_3.log")
-    assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2, 4]
-
-
-@pytest.mark.parametrize(("how", "code"), [("7", 7), ("SIGSEGV", 139)])
-def test_exit_status_is_that_of_the_first_failed_worker(fleet: FleetRunner, workers: Path, how: str, code: int) -> None:
-    assert fleet.run([1, 1], workers / "end.py", "1", how).code == code
-
-
-@pytest.mark.parametrize(
-    "signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP))]
-)
-def test_signal_to_msrun_ends_the_job_on_every_host(fleet: FleetRunner, workers: Path, signum: int) -> None:
-    job = fleet.start([1, 2], workers / "wait.py")
-    fleet.wait_for_workers(job, 3)
-    job.send(signum)
-    ended = job.finish()
-    assert ended.code == 128 + signum
-    assert ended.errors == [f"msrun: error: stopped by {signal.Signals(signum).name}"]
-    fleet.prove_nothing_left()
-
-
 def test_logs_of_hosts_without_a_common_disk_come_home_complete(
     fleet: FleetRunner, workers: Path, own_disk: Path
 ) -> None:
@@ -196,18 +175,6 @@ def test_lines_of_chosen_ranks_are_shown_with_host_and_rank(fleet: FleetRunner, 
     job = fleet.run([1, 1], "--tail_worker_log=0,1", workers / "flood.py", "3", log_dir=own_disk / "shown")
     lines = job.stdout.split(b"\n")
     assert b"[host0:0] rank 0 line 2 xx" in lines and b"[host1:1] rank 1 line 2 xx" in lines
-
-
-def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
-    fleet: FleetRunner, workers: Path, own_disk: Path
-) -> None:
-    job = fleet.run([1, 2], "--max_restarts=1", workers / "attempt.py", "code=7:1", log_dir=own_disk / "again")
-    assert job.code == 0, job.stderr
-    assert "all 3 workers on 2 hosts finished successfully after restart 1 in " in job.stderr
-    for rank in range(3):
-        assert job.log(rank) == b"rank %d in attempt 1\n" % rank
-        assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
-    assert [event["event"] for event in job.events].count("restarting") == 1
 
 
 @pytest.mark.slow

@@ -103,8 +103,8 @@ class FakeOpener:
         self._pipes = dict(pipes)
         self.is_closed = False
 
-    def is_local(self, entry: HostEntry) -> bool:
-        return False
+    def can_resume(self, entry: HostEntry) -> bool:
+        return True
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
         if entry.name not in self._pipes:

@@ -38,7 +38,6 @@ from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.rank_table_file import write_rank_table
-from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -163,13 +162,7 @@ class FleetRun:
         self._on_directory = on_directory
         address, port = mustered.master
         crew.has_begun = True
-        table = self._spec.rank_table_file
-        same = {
-            "master_addr": address,
-            "master_port": port,
-            "hosts": pack_hosts(mustered.hosts if len(mustered.hosts) > 1 else ()),
-            "rank_table": pack_text(table.read_text(encoding="utf-8") if table else ""),
-        }
+        same = mustered.told(self._spec, port)
         for link in crew.links:
             link.begin()
             link.send("run", **same, use_shared=link.node_rank in mustered.shared)

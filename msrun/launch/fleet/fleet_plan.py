@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from msrun import contract
 from msrun.launch.transport.pipe import agent_command
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.remote_plan import plan_agent
 from msrun.planning.hosts.seats import seat_hosts
+from msrun.planning.job_plan import plan_job
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
 
 def spec_of_host(spec: LaunchSpec, seat: HostSeat) -> LaunchSpec:
     """Return what is asked of one host; master, log directory and the other hosts come when the job starts."""
+    entry = spec.host_entries[seat.node_rank]
     return replace(
         spec,
         host_entries=(),
+        stands_for=entry if entry.is_rehearsed else None,
         table_hosts=(seat,),
         local_worker_num=len(seat.ranks),
         node_rank=seat.node_rank if len(spec.host_entries) > 1 else -1,
@@ -54,29 +56,16 @@ def assemble_plan(
     fleet = tuple(
         replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats
     )
-    return LaunchPlan(
+    return plan_job(
+        spec,
+        [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
         job_id=job_id,
-        world_size=spec.worker_num,
-        master_addr=master[0],
-        master_port=master[1],
-        log_dir=str(spec.log_dir),
         run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}")),
-        device_target=target,
-        device_reason=f"as found on {hosts[0].name}" if 0 in hosts else "",
-        cluster_time_out_s=spec.cluster_time_out_s,
-        grace_s=spec.grace_s,
-        forward_signals=spec.forward_signals,
-        hang_time_out_s=spec.hang_time_out_s,
-        max_restarts=spec.max_restarts,
-        log_max_bytes=spec.log_max_bytes,
-        log_keep=spec.log_keep,
-        tail_ranks=spec.tail_ranks,
-        rank_table_file=str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON),
-        hosts=tuple(_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)),
-        settings=spec.settings,
+        master=master,
+        target=(target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
         notes=_merge_notes(notes, entries),
         fleet=fleet if len(entries) > 1 else (),
-        forwarded=dict(forwarded),
+        forwarded=forwarded,
     )
 
 

@@ -29,6 +29,7 @@ from msrun.launch.preflight.master_address import LOOPBACK, choose_master_addres
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import HostJob
+from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
@@ -54,6 +55,16 @@ class Mustered:
     """Node ranks of those that see the launcher's log directory."""
     explain_loss: Callable[[int, Message], ClusterError]
     warnings: tuple[str, ...] = field(default=())
+
+    def told(self, spec: LaunchSpec, master_port: int) -> dict[str, str | int]:
+        """Return what every host is told alike when it is to plan or to run its part."""
+        table = spec.rank_table_file
+        return {
+            "master_addr": self.master[0],
+            "master_port": master_port,
+            "hosts": pack_hosts(self.hosts if len(self.hosts) > 1 else ()),
+            "rank_table": pack_text(table.read_text(encoding="utf-8") if table else ""),
+        }
 
 
 class Muster:
@@ -124,7 +135,7 @@ class Muster:
             Interrupted: a signal came.
         """
         with shown_word(self._spec.log_dir) as shown:
-            self._connect(shown)
+            self._connect({} if self._spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
             self._await_answers()
         spec, entries = self._spec, self._spec.host_entries
         given = "" if is_loopback(spec.master_addr) else spec.master_addr
@@ -152,6 +163,7 @@ class Muster:
     def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostSeat, ...]:
         """Return the hosts by their own names, and the addresses that they have towards node 0."""
         sources = {0: address, **{node: result.source for node, result in self._reached.items()}}
+        sources |= {node: entry.address for node, entry in enumerate(self._spec.host_entries) if entry.is_rehearsed}
         return tuple(
             replace(seat, name=answers[seat.node_rank].report.host_name, address=sources[seat.node_rank])
             for seat in self._seats
@@ -186,7 +198,7 @@ class Muster:
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
                 will_run=self._logs is not None,
-                can_resume=not self._opener.is_local(entry),
+                can_resume=self._opener.can_resume(entry),
                 shown=shown,
                 master_name=spec.master_addr if seat.node_rank == 0 and not is_loopback(spec.master_addr) else "",
             )
@@ -224,7 +236,7 @@ class Muster:
             "opened": self._on_opened,
             "checked": self._on_checked,
             "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._refuse(node, _error_of(m)),
+            "error": lambda node, m: self._refuse(node, error_of(m)),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
@@ -273,7 +285,7 @@ class Muster:
             "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._lose(node, _error_of(m)),
+            "error": lambda node, m: self._lose(node, error_of(m)),
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
@@ -308,6 +320,7 @@ class Muster:
             self._events.note(kind, fields)
 
 
-def _error_of(message: Message) -> MsrunError:
+def error_of(message: Message) -> MsrunError:
+    """Return the error that an agent tells of."""
     text = str(message.get("text"))
     return UsageError(text) if message.get("exit_code") == contract.EXIT_USAGE else ClusterError(text)

@@ -1,8 +1,9 @@
-"""How each host of a job is reached: over SSH, or as a child process where it is this host."""
+"""How each host of a job is reached: over SSH, or as a child process where it is this host, or in a rehearsal."""
 
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.job_hosts import is_this_host
+from msrun.launch.rehearsal import check_addresses, share_machine
 from msrun.launch.transport.agent_code import attach_code, pack_msrun, salvage_code, start_code
 from msrun.launch.transport.local import LocalPipe
 from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
@@ -26,11 +28,14 @@ class HostOpener:
             warn: told what is not refused but should be known.
 
         Raises:
-            UsageError: ssh_config cannot be read, or says what cannot be done.
+            UsageError: ssh_config cannot be read, or says what cannot be done; or a rehearsal has too few devices.
+            ClusterError: an address of a rehearsal does not answer.
         """
         self._spec = spec
         self._job_id = job_id
-        self._local = {entry for entry in spec.host_entries if is_this_host(entry)}
+        self._shares = share_machine(spec, os.environ) if spec.is_rehearsal else {}
+        check_addresses(tuple(self._shares))
+        self._local = {entry for entry in spec.host_entries if entry.is_rehearsed or is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
         if len(self._local) < len(spec.host_entries):
@@ -40,9 +45,9 @@ class HostOpener:
             self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
         self._window = threading.Semaphore(spec.ssh.window)
 
-    def is_local(self, entry: HostEntry) -> bool:
-        """Return whether an entry is this host, so that no SSH is needed."""
-        return entry in self._local
+    def can_resume(self, entry: HostEntry) -> bool:
+        """Return whether a broken connection may be replaced; the pipe of this host breaks with its agent alone."""
+        return entry.is_rehearsed or entry not in self._local
 
     def open(self, entry: HostEntry, deadline: float | None) -> AgentPipe:
         """Return a pipe to a new process on a host.
@@ -54,8 +59,8 @@ class HostOpener:
             ClusterError: it cannot be reached; the message names the host.
         """
         interpreter = entry.python or sys.executable
-        if self._connector is None or self.is_local(entry):
-            return LocalPipe(agent_argv(interpreter), "")
+        if self._connector is None or entry in self._local:
+            return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry))
         with self._window:
             end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
             return self._connector.open(entry, agent_command(interpreter), deadline=end)
@@ -68,8 +73,9 @@ class HostOpener:
         Args:
             sizes: how much of its logs is here.
         """
-        shipped = "" if self.is_local(entry) else self._shipped
-        attach = b"" if self.is_local(entry) else attach_code(environment, self._job_id, node_rank, shipped)
+        shipped = "" if entry in self._local else self._shipped
+        code = attach_code(environment, self._job_id, node_rank, shipped)
+        attach = code if self.can_resume(entry) else b""
 
         def salvage() -> bytes:
             return salvage_code(environment, self._job_id, node_rank, sizes(), shipped)

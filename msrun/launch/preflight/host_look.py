@@ -71,7 +71,7 @@ def make_host_report(
     look.at("packages", _check_packages, None)
     client, server = _ssh_ends(os.environ.get(SSH_CONNECTION, ""))
     return HostReport(
-        host_name=socket.gethostname(),
+        host_name=spec.stands_for.name if spec.stands_for else socket.gethostname(),
         python_version=".".join(map(str, sys.version_info[:3])),
         python_path=sys.executable or "",
         msrun_version=__version__,
@@ -86,7 +86,7 @@ def make_host_report(
         received_at=asked_at,
         sees_log_dir=sees_log_dir,
         sources=sources,
-        addresses=() if look.has_failed("packages") else look.at("addresses", read_addresses, ()),
+        addresses=() if look.has_failed("packages") else look.at("addresses", partial(_addresses_of, spec), ()),
         findings=tuple(look.findings),
         made_at=time.time(),
     )
@@ -194,6 +194,10 @@ def _ssh_ends(connection: str) -> tuple[str, str]:
         return "", ""
     client, server = (word.partition("%")[0].removeprefix("::ffff:") for word in (words[0], words[2]))
     return (client, server) if is_numeric(client) and is_numeric(server) else ("", "")
+
+
+def _addresses_of(spec: LaunchSpec) -> tuple[HostAddress, ...]:
+    return () if spec.stands_for else read_addresses()
 
 
 def read_addresses() -> tuple[HostAddress, ...]:

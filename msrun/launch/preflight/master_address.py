@@ -41,6 +41,8 @@ def choose_master_address(
     if len(entries) == 1:
         return MasterAddress(LOOPBACK, "one host")
     first, entry = answers[0], entries[0]
+    if entry.is_rehearsed:
+        return MasterAddress(entry.address, "of a rehearsal")
     own = {address.address for address in first.report.routable}
     for said, source in (
         (given, f"--master_addr {given}"),

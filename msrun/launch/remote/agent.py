@@ -2,7 +2,7 @@
 
 Messages (`remote.launcher_link` has those of the connection itself, `cluster.coordinator` those of the running job):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
-                        run {master_addr, master_port, use_shared, hosts, rank_table}
+                        plan and run {master_addr, master_port, use_shared, hosts, rank_table}
                         signal {signum}    pause {}    resume {}    bye {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
@@ -22,14 +22,14 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.cluster.addresses import own_addresses
 from msrun.cluster.control import Control, Meeting
 from msrun.cluster.messages import Message
 from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, run_job
+from msrun.launch.gather import seating_of
+from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
 from msrun.launch.remote.early_start import start_early
@@ -110,6 +110,8 @@ class Agent:
             self._listen(message)
         elif kind == "reach":
             self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
+        elif kind == "plan":
+            self._plan(message)
         elif kind == "run":
             self._run_job(message)
 
@@ -141,17 +143,25 @@ class Agent:
         except UsageError as error:
             self._link.send("listening", port=0, error=str(error))
 
+    def _plan(self, message: Message) -> None:
+        """Decide what `run` would carry out."""
+        assert self._job is not None and self._spool is not None
+        job, spec = self._job, _own_spec(self._job, self._spool, message)
+        plan = plan_part(
+            spec,
+            look_at_host(spec, self._caller),
+            self._caller,
+            job_id=job.job_id,
+            seating=_seating(job, message),
+            master_port=0,
+        )
+        host, notes = encode_record(plan.hosts[0]), list(plan.notes)
+        self._link.send("planned", host=host, notes=notes, target=plan.device_target, logs=[])
+
     def _run_job(self, message: Message) -> None:
         assert self._job is not None and self._spool is not None
-        job, spool, link = self._job, self._spool, self._link
-        spec = replace(
-            job.spec,
-            master_addr=message["master_addr"],
-            master_port=message["master_port"],
-            log_dir=spool,
-            worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
-            rank_table_file=_write_table(spool, unpack_text(message["rank_table"])),
-        )
+        job, link = self._job, self._link
+        spec = _own_spec(job, self._spool, message)
 
         def display(plan: LaunchPlan) -> LauncherReport:
             logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
@@ -160,7 +170,9 @@ class Agent:
 
         if self._listener is not None:
             forget_waiting(self._listener)
-        control = Control(link.orders, link.pass_on, _meeting(job, message), self._listener)
+        seating = _seating(job, message)
+        meeting = Meeting(job.job_id, seating, message["master_port"]) if seating else None
+        control = Control(link.orders, link.pass_on, meeting, self._listener)
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
         limit_s = STOPPED_SHARE * job.silence_s
         part = AgentPart(display, link.obey, control, self._server, home, stopped_limit_s=limit_s)
@@ -170,14 +182,22 @@ class Agent:
         link.finish_logs()  # after the result: with the end of its logs a host has told everything
 
 
-def _meeting(job: HostJob, message: Message) -> Meeting | None:
+def _seating(job: HostJob, message: Message) -> Seating | None:
     """Return what the launcher has found out about the hosts of a job of several."""
     hosts = unpack_hosts(message["hosts"])
-    if not hosts:
-        return None
-    interface = own_addresses().get(hosts[job.node_rank].address, "")
-    seating = Seating(job.node_rank, hosts, message["master_addr"], interface)
-    return Meeting(job.job_id, seating, message["master_port"])
+    return seating_of(job.spec, job.node_rank, hosts, message["master_addr"]) if hosts else None
+
+
+def _own_spec(job: HostJob, spool: Path, message: Message) -> LaunchSpec:
+    """Return what this host is asked to do, with what a `plan` or a `run` settles."""
+    return replace(
+        job.spec,
+        master_addr=message["master_addr"],
+        master_port=message["master_port"],
+        log_dir=spool,
+        worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
+        rank_table_file=_write_table(spool, unpack_text(message["rank_table"])),
+    )
 
 
 def _write_table(spool: Path, text: str) -> Path | None:

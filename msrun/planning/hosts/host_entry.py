@@ -41,6 +41,8 @@ class HostEntry:
     """Its numeric address for the other hosts; empty = found out."""
     source: str = ""
     """Where it was named, for errors: "--hosts", "hosts.txt, line 3"."""
+    is_rehearsed: bool = False
+    """An agent on this machine stands for it, at an address of loopback."""
 
     @property
     def keys(self) -> set[str]:

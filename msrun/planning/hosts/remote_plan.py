@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from msrun import contract
-from msrun.planning.build import choose_start_method, environment_notes, preloaded_modules
-from msrun.planning.environment import common_environment, rank_environment
+from msrun.planning.build import environment_notes, host_plan, worker_plan
+from msrun.planning.environment import common_environment
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.seats import UNKNOWN, seat_hosts
+from msrun.planning.job_plan import plan_job
+from msrun.planning.placement.binding import HostBinding, WorkerBinding
+from msrun.planning.placement.host import DevicePlacement, HostFacts
 from msrun.planning.placement.threads import THREADS_VARIABLE
-from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, WorkerPlan
+from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, is_loopback
 
 LOOPBACK = "127.0.0.1"
+UNSEEN = HostFacts("{hostname}", "{ip}", ())
+"""A host of which nothing is known: the name of a log keeps what the host fills in."""
 DECIDED_THERE = (
     contract.MASTER_PORT,
     contract.MS_SCHED_PORT,
@@ -50,27 +55,14 @@ def build_remote_plan(
         _host(spec, entry, seat, _common(spec, seat, forwarded, job_id, master_addr), forwarded, agent_command)
         for entry, seat in zip(spec.host_entries, seats, strict=True)
     )
-    return LaunchPlan(
+    return plan_job(
+        spec,
+        hosts,
         job_id=job_id,
-        world_size=spec.worker_num,
-        master_addr=master_addr,
-        master_port=spec.master_port,
-        log_dir=str(spec.log_dir),
         run_dir="",
-        device_target=spec.device_target,
-        device_reason="--device_target" if spec.device_target != "auto" else "decided on each host",
-        cluster_time_out_s=spec.cluster_time_out_s,
-        grace_s=spec.grace_s,
-        forward_signals=spec.forward_signals,
-        hang_time_out_s=spec.hang_time_out_s,
-        max_restarts=spec.max_restarts,
-        log_max_bytes=spec.log_max_bytes,
-        log_keep=spec.log_keep,
-        tail_ranks=spec.tail_ranks,
-        rank_table_file=str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON),
-        hosts=hosts,
-        settings=spec.settings,
-        notes=tuple(_notes(spec, caller, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env})),
+        master=(master_addr, spec.master_port),
+        target=(spec.device_target, "--device_target" if spec.device_target != "auto" else "decided on each host"),
+        notes=_notes(spec, caller, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env}),
         fleet=seats if len(seats) > 1 else (),
         forwarded=forwarded,
     )
@@ -128,33 +120,13 @@ def _host(
     forwarded: Mapping[str, str],
     agent_command: Callable[[str], str],
 ) -> HostPlan:
-    start_method = choose_start_method(spec, forwarded)
-    return HostPlan(
-        node_rank=seat.node_rank,
-        name=entry.name,
-        address=seat.address,
-        program=spec.program,
-        working_directory=str(spec.working_directory),
-        start_method=start_method,
-        preload=preloaded_modules(spec) if start_method != "exec" else (),
-        common_env=common,
-        workers=tuple(_worker(spec, seat, local_rank) for local_rank in range(len(seat.ranks))),
-        place=f"node {seat.node_rank} ({entry.name})",
-        agent=plan_agent(entry, agent_command),
-    )
-
-
-def _worker(spec: LaunchSpec, seat: HostSeat, local_rank: int) -> WorkerPlan:
-    """`{ip}` and `{hostname}` in the name of a log are filled in by the host."""
-    rank, device_id = seat.ranks[local_rank], seat.device_ids[local_rank]
-    return WorkerPlan(
-        global_rank=rank,
-        local_rank=local_rank,
-        device_id=device_id,
-        env=rank_environment(global_rank=rank, local_rank=local_rank, node_rank=seat.node_rank, device_id=device_id),
-        log_path=str(Path(spec.log_dir, contract.worker_log_name(spec.worker_log_name, rank))),
-        physical_device=str(device_id),
-    )
+    ids = seat.device_ids
+    devices = DevicePlacement(spec.device_target, ids, tuple(map(str, ids)), "")
+    binding = HostBinding((WorkerBinding((), (), ""),) * len(ids))
+    workers = tuple(worker_plan(spec, UNSEEN, seat, index, devices, binding) for index in range(len(ids)))
+    place = f"node {seat.node_rank} ({entry.name})"
+    host = host_plan(spec, UNSEEN, forwarded, common, workers, seat, place, binding)
+    return replace(host, name=entry.name, address=seat.address, agent=plan_agent(entry, agent_command))
 
 
 def _notes(

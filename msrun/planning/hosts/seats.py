@@ -21,7 +21,10 @@ def seat_hosts(entries: Sequence[HostEntry], table: Sequence[HostSeat] = ()) -> 
         table: the seats of a rank table, in the order of the hosts.
     """
     if table:
-        return tuple(replace(seat, name=entry.name) for entry, seat in zip(entries, table, strict=True))
+        return tuple(
+            replace(seat, name=entry.name, address=entry.address or seat.address)
+            for entry, seat in zip(entries, table, strict=True)
+        )
     seats, first = [], 0
     for node_rank, entry in enumerate(entries):
         ranks = tuple(range(first, first + entry.slots))
@@ -53,7 +56,7 @@ def order_by_table(
                 f"add address={seat.address} to its line of the hostfile"
             )
         left.remove(entry)
-        found.append(_as_in_table(entry, seat, source))
+        found.append(as_in_table(entry, seat, source))
     if left:
         raise UsageError(
             f"{left[0].source}: {left[0].name} is no server of {source}; name the same hosts in both, or give its line "
@@ -62,7 +65,12 @@ def order_by_table(
     return tuple(found)
 
 
-def _as_in_table(entry: HostEntry, seat: HostSeat, source: str) -> HostEntry:
+def as_in_table(entry: HostEntry, seat: HostSeat, source: str) -> HostEntry:
+    """Return a host with the workers and devices that a rank table gives it.
+
+    Raises:
+        UsageError: the list gives it others.
+    """
     if entry.slots and entry.slots != len(seat.ranks):
         raise UsageError(
             f"{entry.source}: {entry.name} has {entry.slots} slots, in {source} it has {len(seat.ranks)}; make them "

@@ -15,7 +15,8 @@ from msrun.launch.job_hosts import JobHosts, is_this_host, read_job_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "python", "rank_table_file", "local_worker_num")),
+    **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
+    "local_worker_num": None,
     "ssh": False,
     "device_target": "auto",
     "worker_num": 8,
@@ -127,7 +128,10 @@ def test_name_in_a_table_that_is_none_is_refused(table: Path) -> None:
 
 REFUSED = [
     ({"hosts": "h1", "hostfile": Path("f")}, "--hosts and --hostfile: give one of the two"),
-    ({"include": "h1"}, "--include h1: for hosts of --hosts, --hostfile or --ssh; without them leave it out"),
+    (
+        {"include": "h1"},
+        "--include h1: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them leave it out",
+    ),
     ({"exclude": "h1"}, "--exclude h1: for hosts of"),
     ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
     ({"ssh": True}, "--ssh: no hosts are given"),
@@ -184,3 +188,43 @@ def test_table_without_devices_or_with_doubtful_ranks_is_refused(table: Path) ->
     table.write_text(table.read_text().replace('"rank_id": "2"', '"rank_id": "5"'))
     with pytest.raises(UsageError, match="its rank_ids are not 0 to 2"):
         read(ssh=True, rank_table_file=table)
+
+
+def test_rehearsed_hosts_are_agents_even_when_there_is_one() -> None:
+    found = read(rehearse="2x3")
+    assert [(entry.name, entry.slots, entry.address) for entry in found.entries] == [
+        ("host0", 3, "127.0.0.2"),
+        ("host1", 3, "127.0.0.3"),
+    ]
+    assert (found.options["worker_num"], found.options["local_worker_num"], found.seats) == (6, 0, ())
+    assert names(read(rehearse="1x2")) == [("host0", 2)]
+    assert names(read(rehearse="2x2", exclude="host1:0")) == [("host0", 2), ("host1", 1)]
+
+
+def test_rehearsed_hosts_stand_for_the_servers_of_a_table_in_its_order(table: Path) -> None:
+    found = read(rehearse="2", rank_table_file=table)
+    assert [(entry.name, entry.device_ids, entry.address) for entry in found.entries] == [
+        ("host0", (4, 5), "127.0.0.2"),
+        ("host1", (0,), "127.0.0.3"),
+    ]
+    assert [seat.ranks for seat in found.seats] == [(0, 1), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hosts": "h1"}, "--hosts and --rehearse: give one of the two"),
+        ({"ssh": True}, "--rehearse and --ssh: give one of the two"),
+        ({"master_addr": "10.0.0.1"}, "--master_addr 10.0.0.1: the hosts of --rehearse meet at 127.0.0.2; leave it"),
+        ({"node_rank": 1}, "--node_rank 1: hosts are numbered in the order of their list"),
+        ({"worker_num": 3}, "--worker_num 3: the slots of 2 hosts add up to 4"),
+        ({"rank_table_file": Path("table")}, "--rehearse 2x2: host1 has 2 slots, in --rank_table_file .* it has 1"),
+        ({"rehearse": "3x1", "rank_table_file": Path("table")}, "--rehearse 3x1: 3 hosts, but .* has 2 servers"),
+    ],
+)
+def test_rehearsal_that_contradicts_other_options_is_refused(
+    table: Path, options: dict[str, Any], message: str
+) -> None:
+    given = {name: table if name == "rank_table_file" else value for name, value in options.items()}
+    with pytest.raises(UsageError, match=message):
+        read(**{"rehearse": "2x2", **given})

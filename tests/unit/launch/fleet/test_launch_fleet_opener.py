@@ -65,7 +65,7 @@ def asked(opener: HostOpener) -> list[tuple[HostEntry, str, float]]:
 
 
 def test_this_host_needs_no_ssh(opener: HostOpener) -> None:
-    assert (opener.is_local(HERE), opener.is_local(THERE)) == (True, False)
+    assert (opener.can_resume(HERE), opener.can_resume(THERE)) == (False, True)
     pipe = opener.open(HERE, None)
     assert isinstance(pipe, LocalPipe)
     pipe.close()

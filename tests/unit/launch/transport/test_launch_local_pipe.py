@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from job_runner import wait_until
 
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
+from msrun.launch.rehearsal import HostShare
 from msrun.launch.transport import local
 from msrun.launch.transport.local import LocalPipe
 
@@ -53,13 +56,13 @@ def test_status_is_that_of_the_agent(start: Callable[[str], LocalPipe], code: st
     assert pipe.exit_status == status
 
 
-def test_pipe_that_another_thread_has_closed_has_nothing_to_read_and_takes_nothing(
-    start: Callable[[str], LocalPipe],
+def test_who_reads_comes_back_when_another_thread_closes_the_pipe(
+    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe = start("")
-    pipe._stdout.close()
+    monkeypatch.setattr(local, "END_S", 0.05)
+    pipe = start("import time; time.sleep(600)")
+    threading.Timer(0.05, pipe.close).start()
     assert pipe.read() == b""
-    pipe.close()
     with pytest.raises(BrokenPipeError):
         pipe.write(b"hello\n")
 
@@ -100,6 +103,19 @@ def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
         pipe.close()
     assert stopped._process.wait(30) == -signal.SIGKILL
     assert slow._process.poll() is None
+
+
+def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "END_S", 0.05)
+    pipe = LocalPipe([sys.executable, "-c", "import time; time.sleep(600)"], "", HostShare({"A": "1"}))
+    environ = Path(f"/proc/{pipe._process.pid}/environ")
+    assert wait_until(environ.read_bytes, "it has begun") == b"A=1\0"
+    os.kill(pipe._process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(pipe._process.pid), "it is stopped")
+    pipe.close()
+    assert (pipe.read(), pipe._process.poll()) == (b"", None)
+    pipe._process.kill()
+    assert pipe._process.wait(30) == -signal.SIGKILL
 
 
 def test_interpreter_that_is_not_there_is_named() -> None:

@@ -1,0 +1,110 @@
+"""The plan as one HTML page that needs no server and no network: hosts, workers, rank table, environment, strategy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from msrun import __version__
+from msrun.planning.environment import masked
+from msrun.planning.hosts.remote_text import common_to_all
+from msrun.planning.masking import mask_words
+from msrun.planning.placement.topology import format_cpu_list
+from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.plan_text import describe_job
+from msrun.planning.ranks import fold_ranks
+from msrun.planning.strategy_lines import Line
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
+table { border-collapse: collapse; margin: .5em 0 1.5em; }
+th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #8884; vertical-align: top; }
+td, pre { font-family: ui-monospace, monospace; font-size: 13px; overflow-wrap: anywhere; }
+pre { background: #8881; padding: .8em; overflow-x: auto; }
+@media (prefers-color-scheme: dark) { body { background: #111; color: #ddd; } }
+"""
+
+
+def render_page(plan: LaunchPlan, rank_table: str, strategy: Sequence[Line]) -> str:
+    """Return the page. Secrets are masked in it.
+
+    Args:
+        rank_table: text of the job's table.
+        strategy: from `read_strategy_lines`.
+    """
+    title = escape(f"msrun {shlex.join(mask_words(plan.hosts[0].argv[1:]))}")
+    sections = [
+        ("Job", _rows(("", ""), describe_job(plan))),
+        ("Settings", _rows(("option", "value", "source"), ((s.name, s.text, s.source) for s in plan.settings))),
+        ("Hosts", _rows(HOST_COLUMNS, map(_host, plan.hosts)) if not _is_part(plan) else _fleet(plan)),
+        ("Workers", _rows(WORKER_COLUMNS, _workers(plan))),
+        ("Parameter servers", _rows(("server", "log"), ((s.index, s.log_path) for s in plan.hosts[0].servers))),
+        ("Parallel strategy in the script", _rows(("line", ""), strategy)),
+        ("Environment of the workers", _environment(plan)),
+        ("Environment that goes to the hosts from here", _variables(plan.forwarded)),
+        ("Rank table", f"<pre>{escape(rank_table)}</pre>" if rank_table else ""),
+        ("Notes", _rows(("",), ((note,) for note in plan.notes))),
+    ]
+    body = "\n".join(f"<h2>{name}</h2>\n{text}" for name, text in sections if text)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n"
+        f"<p>Made by msrun {__version__}; nothing was started.</p>\n</body>\n</html>\n"
+    )
+
+
+HOST_COLUMNS = ("node", "name", "address", "ranks", "reached as", "python", "start method")
+WORKER_COLUMNS = ("rank", "host", "local rank", "device", "physical device", "cores", "memory nodes", "binding", "log")
+
+
+def _is_part(plan: LaunchPlan) -> bool:
+    """Return whether the plan is that of one host of several."""
+    return len(plan.fleet) > len(plan.hosts)
+
+
+def _host(host: HostPlan) -> tuple[object, ...]:
+    agent, ranks = host.agent, fold_ranks(worker.global_rank for worker in host.workers)
+    user = f"{agent.user}@" if agent and agent.user else ""
+    port = f" port {agent.port}" if agent and agent.port else ""
+    reached = f"{user}{agent.name}{port}" if agent else "this host"
+    return host.node_rank, host.name, host.address, ranks, reached, host.argv[0], host.start_method
+
+
+def _fleet(plan: LaunchPlan) -> str:
+    seats = ((s.node_rank, s.name, s.address, fold_ranks(s.ranks), fold_ranks(s.device_ids)) for s in plan.fleet)
+    return _rows(("node", "name", "address", "ranks", "devices"), seats)
+
+
+def _workers(plan: LaunchPlan) -> Iterable[tuple[object, ...]]:
+    for host in plan.hosts:
+        for worker in host.workers:
+            cores, memory = format_cpu_list(worker.cpus) or "all", format_cpu_list(worker.memory_nodes) or "any"
+            yield (
+                *(worker.global_rank, host.name, worker.local_rank, worker.device_id, worker.physical_device),
+                *(cores, memory, worker.binding, worker.log_path),
+            )
+
+
+def _environment(plan: LaunchPlan) -> str:
+    """Return the variables of all workers, then what each host has of its own."""
+    common = common_to_all(plan.hosts)
+    own = [
+        f"<h3>{escape(host.name)}</h3>\n{_variables(different)}"
+        for host in plan.hosts
+        if (different := {name: value for name, value in host.common_env.items() if name not in common})
+    ]
+    return "\n".join([_variables(common), *own])
+
+
+def _variables(env: Mapping[str, str]) -> str:
+    return _rows(("variable", "value"), sorted(masked(env).items()))
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; nothing without rows."""
+    lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
+    if not lines:
+        return ""
+    titles = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>\n" if any(head) else ""
+    return f"<table>\n{titles}" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"

@@ -1,0 +1,176 @@
+"""Jobs on several hosts, rehearsed on this machine: ranks, training, failures, restarts, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from asked_cases import one_fast
+from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
+from only_cases import ONLY_CASES
+from plans import without_what_is_chosen_at_start
+from rank_tables import plain_table
+from rehearsal import Rehearsals
+
+TRAINED = ("level3-experts",)
+"""Cases of float64: losses, gradients and weights have to be those of one process to 1e-10."""
+
+
+@pytest.fixture
+def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
+    return Rehearsals(msrun, tmp_path)
+
+
+@pytest.mark.timeout(150)
+def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
+    job = rehearsals.run(
+        "2x2",
+        *(f"--preload={name}" for name in WORKER_IMPORTS),
+        f"--forward_env={ONLY_CASES}",
+        *(workers / "runtime" / "training.py", rehearsals.cwd / "result.json"),
+        **{ONLY_CASES: json.dumps(TRAINED), "PYTHONPATH": WORKER_PATH},
+    )
+    assert job.code == 0, job.stderr
+    assert json.loads((rehearsals.cwd / "result.json").read_text()) == {name: [] for name in TRAINED}
+
+
+def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -> None:
+    """What a shell here has set comes as far as over SSH, and logs are sent; the table given has a host for each."""
+    table = rehearsals.cwd / "table.json"
+    table.write_text(json.dumps(plain_table()))
+    options = [f"--rank_table_file={table}", "--tail_worker_log=all", "--worker_log_name={hostname}_{ip}"]
+    program = ["sh", "-c", f"echo from $RANK; exec {sys.executable} {workers}/record.py"]
+    job = rehearsals.run("2x2", *options, *program, FOO="1", NCCL_DEBUG="INFO")
+    assert job.code == 0, job.stderr
+    env = [json.loads((rehearsals.cwd / f"record_{rank}.json").read_text())["env"] for rank in range(4)]
+    assert [e["LOCAL_RANK"] for e in env] == ["0", "1", "0", "1"]
+    assert [(e["GROUP_RANK"], e["MS_NODE_RANK"]) for e in env] == [("0", "0"), ("0", "0"), ("1", "1"), ("1", "1")]
+    assert {(e["MASTER_ADDR"], e["GROUP_WORLD_SIZE"], e["GLOO_SOCKET_IFNAME"]) for e in env} == {
+        ("127.0.0.2", "2", "lo")
+    }
+    assert {(e.get("FOO"), e["NCCL_DEBUG"]) for e in env} == {(None, "INFO")}
+    assert (job.log_dir / "host1_127.0.0.3_3.log").read_bytes() == b"from 3\n"
+    assert sorted(job.stdout.splitlines()) == [b"[host%d:%d] from %d" % (rank // 2, rank, rank) for rank in range(4)]
+    plan = job.read_json("plan.json")
+    assert [(seat["name"], seat["address"]) for seat in plan["fleet"]] == [
+        ("host0", "127.0.0.2"),
+        ("host1", "127.0.0.3"),
+    ]
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("SIGSEGV", 139)])
+def test_first_failed_worker_ends_the_job_on_every_host(
+    rehearsals: Rehearsals, workers: Path, how: str, code: int
+) -> None:
+    job = rehearsals.run("3x2", workers / "end.py", "3", how)
+    assert job.code == code
+    words = r"msrun: error: rank 3 on node 1 \(host1, 127\.0\.0\.3\) failed first: (exit code 1|signal SIGSEGV)"
+    assert re.match(words, job.errors[0])
+    assert re.search(r"\n  ranks 0-.* (not started|stopped by msrun)", job.stderr)
+    failure = job.read_json("failure.json")
+    assert failure["first_failure"]["log"] == str(job.log_dir / "worker_3.log")
+    assert [other["global_rank"] for other in failure["others"]] == [0, 1, 2, 4, 5]
+    if how == "raise":
+        assert "  | RuntimeError: the loss is gone" in job.stderr
+
+
+def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
+    rehearsals: Rehearsals, workers: Path
+) -> None:
+    job = rehearsals.run("3x1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    assert job.code == 0, job.stderr
+    assert "all 3 workers on 3 hosts finished successfully after restart 1 in " in job.stderr
+    for rank in range(3):
+        assert job.log(rank) == b"rank %d in attempt 1\n" % rank
+        assert (job.log_dir / f"worker_{rank}.attempt_0.log").read_bytes() == b"rank %d in attempt 0\n" % rank
+    assert [event["event"] for event in job.events].count("restarting") == 1
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP))]
+)
+def test_signal_to_msrun_ends_the_job_on_every_host(rehearsals: Rehearsals, workers: Path, signum: int) -> None:
+    job = rehearsals.start("2x1", workers / "wait.py")
+    rehearsals.wait_for_workers(job, 2)
+    job.send(signum)
+    ended = job.finish()
+    assert ended.code == 128 + signum
+    assert ended.errors == [f"msrun: error: stopped by {signal.Signals(signum).name}"]
+    rehearsals.runner.prove_nothing_left()
+
+
+def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, workers: Path) -> None:
+    job = rehearsals.start("2x1", "--heartbeat_time_out=3", workers / "wait.py")
+    rehearsals.wait_for_workers(job, 2)
+    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
+    assert status.code == 0 and "hosts host0, host1" in status.stdout.decode()
+    job.send(signal.SIGKILL)
+    assert job.finish().code == -signal.SIGKILL
+    rehearsals.runner.prove_nothing_left(deadline_s=30.0)
+
+
+@pytest.mark.parametrize("node_rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, workers: Path, node_rank: int) -> None:
+    job = rehearsals.start("2x1", workers / "wait.py")
+    rehearsals.wait_for_workers(job, 2)
+    os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    assert f"host{node_rank}: the agent was ended by SIGKILL" in ended.errors[0]
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_for_good", [False, True])
+def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(
+    rehearsals: Rehearsals, workers: Path, is_for_good: bool
+) -> None:
+    """A stopped agent hears and says nothing, as behind a cable that is out; another connection waits for it."""
+    job = rehearsals.start("2x1", workers / "go.py")
+    rehearsals.wait_for_workers(job, 2)
+    agent = rehearsals.agent(1)
+    os.kill(agent, signal.SIGSTOP)
+    if is_for_good:
+        ended = job.finish()
+        assert ended.code == 3 and "host1: no sign of life for " in ended.errors[0]
+    else:
+        events = job.log_dir / "events.jsonl"
+        wait_until(lambda: '"cut"' in events.read_text(), "another connection is tried")
+        os.kill(agent, signal.SIGCONT)
+        wait_until(lambda: '"resumed"' in events.read_text(), "the host is back")
+        (rehearsals.cwd / "go").touch()
+        ended = job.finish()
+        assert ended.code == 0, ended.stderr
+    rehearsals.runner.prove_nothing_left(deadline_s=30.0)
+
+
+@pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
+def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, workers: Path, hosts: str) -> None:
+    """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""
+    table = rehearsals.cwd / "table.json"
+    table.write_text(json.dumps(plain_table(num_servers=int(hosts[0]))))
+    options = ["--bind_core", "--max_restarts=1", "--env=API_KEY=sesame", f"--rank_table_file={table}"]
+    program = [workers / "record.py", "--lr", "0.1"]
+    asked = rehearsals.run(hosts, *options, "--plan=json", *program)
+    assert asked.code == 0 and not (rehearsals.cwd / "log_output").exists(), asked.stderr
+    page = rehearsals.run(hosts, *options, "--plan=plan.html", *program)
+    assert page.stdout == b"wrote plan.html; open it in a browser\n", page.stderr
+    assert rehearsals.run(hosts, *options, "--plan=json", *program).stdout == asked.stdout, "two plans are the same"
+    run = rehearsals.run(hosts, *options, *program)
+    assert run.code == 0, run.stderr
+    real = run.read_json("plan.json")
+    assert without_what_is_chosen_at_start(json.loads(asked.stdout)) == without_what_is_chosen_at_start(real)
+    text = (rehearsals.cwd / "plan.html").read_text()
+    assert "sesame" not in text + asked.stdout.decode()
+    for worker in real["hosts"][-1]["workers"]:
+        assert f"<td>{worker['log']}</td>" in text and worker["cpus"]
+
+
+def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals, workers: Path) -> None:
+    errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
+    assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

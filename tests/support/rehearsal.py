@@ -1,0 +1,42 @@
+"""Jobs on hosts that agents on this machine stand for: several hosts without SSH and without root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from job_runner import MARK, Finished, JobRunner, Running, wait_until
+
+LIMIT = "--heartbeat_time_out=12"  # on a busy machine, too, nobody is to be given up by mistake
+
+
+class Rehearsals:
+    """Starts `msrun --rehearse` in a folder, which all hosts see."""
+
+    def __init__(self, runner: JobRunner, cwd: Path) -> None:
+        self.runner = runner
+        self.cwd = cwd
+
+    def start(self, hosts: str, *words: str | Path, **env: str) -> Running:
+        """Start a job; `hosts` as in 2x2."""
+        options = [f"--rehearse={hosts}", f"--forward_env={MARK}", LIMIT]
+        return self.runner.start(*options, *words, cwd=self.cwd, env=env)
+
+    def run(self, hosts: str, *words: str | Path, **env: str) -> Finished:
+        """Run a job to its end; nothing of it may be left."""
+        finished = self.start(hosts, *words, **env).finish()
+        self.runner.prove_nothing_left()
+        return finished
+
+    def wait_for_workers(self, job: Running, count: int) -> None:
+        """Wait until workers/wait.py has begun everywhere."""
+        job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
+
+    def agent(self, node_rank: int) -> int:
+        """Return the process id of a host's agent, as it has written it down."""
+
+        def find() -> int:
+            paths = [*self.runner.temporary.glob(f"msrun-spool-*-{node_rank}/agent.pid")]
+            words = paths[0].read_text().split() if paths else []
+            return int(words[0]) if words else 0
+
+        return int(wait_until(find, f"the agent of host{node_rank}"))

@@ -237,8 +237,7 @@ class FleetRun:
         self._on_directory()
 
     def _on_event(self, node_rank: int, message: Message) -> None:
-        kind = str(message["moment"])
-        self._record.note(node_rank, kind, message["fields"])
+        self._record.note(node_rank, str(message["moment"]), message["fields"])
 
     def _on_report(self, node_rank: int, message: Message) -> None:
         self._give(self._coordinator.hear(node_rank, message))

@@ -11,7 +11,7 @@ from msrun import contract
 from msrun.errors import ParallelError, WorldError
 from msrun.runtime import world
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.server.frames import FrameError, FrameReader, Message, encode
+from msrun.runtime.server.frames import ERROR, FrameError, FrameReader, Message, encode
 from msrun.runtime.server.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
@@ -21,7 +21,6 @@ from msrun.runtime.server.handshake import (
     new_nonce,
 )
 from msrun.runtime.server.meeting import find_addresses
-from msrun.runtime.server.service import ERROR
 
 CONNECT_S = 60.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,17 @@ if TYPE_CHECKING:
 is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
 """True while steps are run for verification: they count as none."""
 runs_alone: ContextVar[bool] = ContextVar("runs_alone", default=False)
-"""True while a network with whole parameters and the whole batch runs as in a world of one process, to be compared."""
+"""True while a network runs as in a world of one process: in stand_alone mode, or whole, to be compared."""
+
+
+@contextmanager
+def running_alone() -> Iterator[None]:
+    """Have nothing exchanged with other ranks."""
+    token = runs_alone.set(True)
+    try:
+        yield
+    finally:
+        runs_alone.reset(token)
 
 
 def verify(

@@ -116,6 +116,14 @@ def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
 
 
+def _server_token(spec: LaunchSpec, job_id: str) -> str:
+    if spec.server_token or not spec.is_several:
+        return spec.server_token or secrets.token_hex(32)
+    from msrun.cluster.proof import token_of_servers
+
+    return token_of_servers(spec.token, job_id)
+
+
 def new_job_id() -> str:
     """Return an id that no other job has."""
     return secrets.token_hex(8)
@@ -182,7 +190,7 @@ def run_job(
             run_dir=run_dir,
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             seating=meeting.seating if meeting else None,
-            server_token=secrets.token_hex(32),
+            server_token=_server_token(spec, job_id),
         )
         if shadowed := describe_shadowed_package(spec, {**caller, **dict(spec.env)}):
             plan = replace(plan, notes=(*plan.notes, shadowed))

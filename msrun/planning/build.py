@@ -33,6 +33,8 @@ from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
+LOOPBACK = "127.0.0.1"
+"""Where the servers of a job on one host listen."""
 
 
 def build_plan(
@@ -53,7 +55,8 @@ def build_plan(
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
-        server_token: what workers and parameter servers know each other by; empty in a dry run.
+        server_token: what workers and parameter servers know each other by; empty in a dry run. Server i is on host
+            i mod N of N, in the order of node_rank.
 
     Raises:
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
@@ -112,6 +115,7 @@ def build_plan(
         hosts=(
             replace(
                 _host(spec, host, caller, common, workers, binding.scheduler_cpus),
+                servers=_servers(spec, host, seating),
                 node_rank=seat.node_rank,
                 place=seat.describe() if seating else "",
             ),
@@ -167,7 +171,6 @@ def _host(
         preload=preloaded_modules(spec) if start_method != "exec" else (),
         common_env=common,
         workers=workers,
-        servers=tuple(_server(spec, index) for index in range(spec.server_num)),
         scheduler_cpus=scheduler_cpus,
     )
 
@@ -213,10 +216,19 @@ def _check_servers(spec: LaunchSpec, host: HostFacts) -> None:
         )
 
 
-def _server(spec: LaunchSpec, index: int) -> ServerPlan:
-    name = contract.server_name(index)
-    env = {contract.MS_ROLE: contract.ROLE_SERVER, contract.MS_NODE_ID: name}
-    return ServerPlan(index, env, str(spec.log_dir / f"{name}.log"))
+def _servers(spec: LaunchSpec, host: HostFacts, seating: Seating | None) -> tuple[ServerPlan, ...]:
+    """Return the servers of this host: server i is on host i mod N of N."""
+    first, hosts, address = (seating.own.node_rank, len(seating.hosts), host.address) if seating else (0, 1, LOOPBACK)
+    found = []
+    for index in range(first, spec.server_num, hosts):
+        name = contract.server_name(index)
+        env = {
+            contract.MS_ROLE: contract.ROLE_SERVER,
+            contract.MS_NODE_ID: name,
+            contract.MSRUN_SERVER_ADDRESS: address,
+        }
+        found.append(ServerPlan(index, env, str((spec.worker_log_dir or spec.log_dir) / f"{name}.log")))
+    return tuple(found)
 
 
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Connection:
         Raises:
             WorldError: nobody is there, or somebody who does not know the token.
         """
-        self._name = f"parameter server {index}"
+        self._name = f"parameter server {index} at {address}:{port}"
         try:
             self._stream = socket.create_connection((address, port), timeout=CONNECT_S)
             self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,7 +48,7 @@ class Connection:
             check_answer(token, theirs, own, index, self._receive(PROOF_BYTES))
             self._stream.settimeout(None)
         except (OSError, EOFError, NotProved) as error:
-            raise WorldError(f"{self._name} at {address}:{port}: {error or 'it has closed the connection'}") from None
+            raise WorldError(f"{self._name}: {error or 'it has closed the connection'}") from None
         self._reader = FrameReader()
 
     def _receive(self, count: int) -> bytes:

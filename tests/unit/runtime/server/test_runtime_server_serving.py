@@ -46,6 +46,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         contract.MSRUN_SERVER_TOKEN: token,
         contract.MSRUN_RENDEZVOUS: f"file://{tmp_path}/store",
         contract.MS_NODE_ID: "server_0",
+        contract.MSRUN_SERVER_ADDRESS: "127.0.0.1",
         contract.MS_WORKER_NUM: "2",
     }
     command = [sys.executable, "-m", "msrun.runtime.server"]

@@ -71,6 +71,8 @@ MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
 MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 """What workers and parameter servers prove to each other that they know; of a job without servers it is not set."""
+MSRUN_SERVER_ADDRESS: Final = "MSRUN_SERVER_ADDRESS"
+"""Address on which a parameter server listens."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
 MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 """1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
@@ -80,7 +82,9 @@ MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG})
 """What the user sets for the workers, so they inherit it."""
 
-RANK_VARIABLES: Final = frozenset({RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE})
+RANK_VARIABLES: Final = frozenset(
+    {RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE, MSRUN_SERVER_ADDRESS}
+)
 """What makes a process a particular worker; the scheduler and the fork server never carry them."""
 
 JOB_VARIABLES: Final = frozenset(

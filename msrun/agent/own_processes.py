@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
@@ -36,14 +36,14 @@ class OwnProcesses:
         """Whether the scheduler was started and has not ended."""
         return SCHEDULER_ID in self._pids
 
-    def started(self, process_id: int, pid: int) -> str:
-        """Record a start and return its name for observers; empty for a worker."""
+    def started(self, process_id: int, pid: int, tell: Callable[..., None]) -> None:
+        """Record a start and tell observers of it."""
         index = server_index(process_id)
         if index is not None:
-            return contract.server_name(index)
-        if process_id in _NAMES:
+            tell("server", index=index, pid=pid)
+        else:
             self._pids[process_id] = pid
-        return _NAMES.get(process_id, "")
+            tell(_NAMES[process_id], pid=pid)
 
     def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool) -> MsrunError | None:
         """Record an end and return why the job cannot go on; None when it was the orderly end of the log writer, or
@@ -53,8 +53,10 @@ class OwnProcesses:
         how = describe_status(wait_status)
         index = server_index(process_id)
         if index is not None:
-            host = self._plan.hosts[0]
-            what = f"server {index} on {host.where} failed first: {how}; its log: {host.servers[index].log_path}"
+            name = f"{contract.server_name(index)}.log"
+            where = "" if self._plan.fleet else f" on {self._plan.hosts[0].where}"  # of several, the report names it
+            log = f"{self._home}/{name}" if self._home else name
+            what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
         if process_id == SCHEDULER_ID:
             return ClusterError(f"the scheduler ended ({how}); {self.describe_log()}")

@@ -215,8 +215,8 @@ class Supervisor:
 
     def _on_started(self, message: Message) -> None:
         rank, pid = message["process_id"], message["pid"]
-        if own := self._own.started(rank, pid):
-            self._tell(own, pid=pid)
+        if rank < 0:
+            self._own.started(rank, pid, self._tell)
             return
         membership = self._attempt.membership
         membership.started(rank, pid, message["at"])

@@ -101,7 +101,7 @@ GROUPS: dict[str, list[click.Option]] = {
             type=int,
             default=0,
             show_default=True,
-            help="Parameter servers beside the workers, of a job on one host.",
+            help="Parameter servers beside the workers; of several hosts each gets one in turn.",
         ),
         option("rank_table_file", "FILE", type=PATH, help="Rank table of the job.  [default: generated]"),
         option(

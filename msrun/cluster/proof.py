@@ -35,6 +35,11 @@ def derived_token(master_port: int) -> bytes:
     return hashlib.sha256(f"msrun job at port {master_port}".encode()).digest()
 
 
+def token_of_servers(token: str, job_id: str) -> str:
+    """Return what the workers and parameter servers of one job know each other by, of the hosts' token."""
+    return hmac.digest(token.encode(), f"msrun parameter servers {job_id}".encode(), "sha256").hex()
+
+
 def new_nonce() -> str:
     """Return 32 random bytes as text."""
     return secrets.token_hex(32)

@@ -148,6 +148,14 @@ def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
 
 
+def _server_token(spec: LaunchSpec, job_id: str) -> str:
+    if spec.server_token or not spec.is_several:
+        return spec.server_token or secrets.token_hex(32)
+    from msrun.cluster.proof import token_of_servers
+
+    return token_of_servers(spec.token, job_id)
+
+
 def new_job_id() -> str:
     """Return an id that no other job has."""
     return secrets.token_hex(8)
@@ -210,7 +218,7 @@ def run_job(
             job_id=job_id,
             seating=meeting.seating if meeting else None,
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
-            server_token=secrets.token_hex(32),
+            server_token=_server_token(spec, job_id),
         )
         stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
         lock.take()

@@ -33,6 +33,8 @@ from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
+LOOPBACK = "127.0.0.1"
+"""Where the servers of a job on one host listen."""
 
 
 def build_plan(
@@ -53,7 +55,8 @@ def build_plan(
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
-        server_token: what workers and parameter servers know each other by; empty in a dry run.
+        server_token: what workers and parameter servers know each other by; empty in a dry run. Server i is on host
+            i mod N of N, in the order of node_rank.
 
     Raises:
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
@@ -92,6 +95,7 @@ def build_plan(
         worker_plan(spec, host, seat, index, devices, binding, own_threads[index])
         for index in range(spec.local_worker_num)
     )
+    servers = server_plans(spec, seat, len(seating.hosts) if seating else 1, host.address)
     notes = (
         *settings_note(spec.settings),
         *environment_notes(spec, caller, {**common, **workers[0].env}),
@@ -102,7 +106,7 @@ def build_plan(
     )
     return plan_job(
         spec,
-        [host_plan(spec, host, caller, common, workers, seat, seat.describe() if seating else "", binding)],
+        [host_plan(spec, host, caller, common, workers, seat, seat.describe() if seating else "", binding, servers)],
         job_id=job_id,
         run_dir=run_dir,
         master=(common[contract.MASTER_ADDR], master_port),
@@ -136,6 +140,7 @@ def host_plan(
     seat: HostSeat,
     place: str,
     binding: HostBinding,
+    servers: tuple[ServerPlan, ...],
 ) -> HostPlan:
     """Return what one agent runs.
 
@@ -154,7 +159,7 @@ def host_plan(
         preload=preloaded_modules(spec) if start_method != "exec" else (),
         common_env=common,
         workers=workers,
-        servers=tuple(_server(spec, index) for index in range(spec.server_num)),
+        servers=servers,
         scheduler_cpus=binding.scheduler_cpus,
         place=place,
     )
@@ -207,10 +212,22 @@ def _check_servers(spec: LaunchSpec, host: HostFacts) -> None:
         )
 
 
-def _server(spec: LaunchSpec, index: int) -> ServerPlan:
-    name = contract.server_name(index)
-    env = {contract.MS_ROLE: contract.ROLE_SERVER, contract.MS_NODE_ID: name}
-    return ServerPlan(index, env, str(spec.log_dir / f"{name}.log"))
+def server_plans(spec: LaunchSpec, seat: HostSeat, hosts: int, address: str) -> tuple[ServerPlan, ...]:
+    """Return the parameter servers of one of `hosts` hosts: server i is on host i mod N of N.
+
+    Args:
+        address: where workers of other hosts reach this one.
+    """
+    found = []
+    for index in range(seat.node_rank, spec.server_num, hosts):
+        name = contract.server_name(index)
+        env = {
+            contract.MS_ROLE: contract.ROLE_SERVER,
+            contract.MS_NODE_ID: name,
+            contract.MSRUN_SERVER_ADDRESS: address if hosts > 1 else LOOPBACK,
+        }
+        found.append(ServerPlan(index, env, str((spec.worker_log_dir or spec.log_dir) / f"{name}.log")))
+    return tuple(found)
 
 
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:

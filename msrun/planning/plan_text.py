@@ -13,7 +13,7 @@ from msrun.planning.hosts.seats import UNKNOWN
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
-from msrun.planning.plan import LaunchPlan, WorkerPlan
+from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import count_workers
 from msrun.planning.settings import render_settings
 
@@ -30,14 +30,17 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
         lines += _environment(common)
         for host in plan.hosts:
             lines += [f"host {host.node_rank}       {host.name}", *own_variables(host, common)]
-            lines += render_workers(host.workers, host.scheduler_cpus)
+            lines += [*render_workers(host.workers, host.scheduler_cpus), *_servers(host)]
     else:
         host = plan.hosts[0]
         lines += [f"host {host.node_rank}       {host.name} ({host.address})", *_environment(host.common_env)]
-        lines += render_workers(host.workers, host.scheduler_cpus)
-        lines += [f"  parameter server {server.index}, log {server.log_path}" for server in host.servers]
+        lines += [*render_workers(host.workers, host.scheduler_cpus), *_servers(host)]
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(lines)
+
+
+def _servers(host: HostPlan) -> list[str]:
+    return [f"  parameter server {server.index}, log {server.log_path}" for server in host.servers]
 
 
 def describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:

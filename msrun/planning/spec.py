@@ -102,6 +102,8 @@ class LaunchSpec:
     """Whether each worker stays on one NUMA node, its memory included."""
     token: str = field(default="", repr=False)
     """What the hosts of a job of several know each other by; empty = none was given."""
+    server_token: str = field(default="", repr=False)
+    """What workers and parameter servers of all hosts know each other by; empty = none was made yet."""
     heartbeat_time_out_s: float = 15.0
     """How long a host of a job of several may give no sign of life."""
     tls: TlsSpec | None = None
@@ -173,10 +175,10 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     if spec.server_num < 0:
         raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
-    if spec.server_num and (spec.is_remote or spec.is_several):
+    if spec.server_num and spec.is_several and not spec.token:
         raise UsageError(
-            f"--server_num {spec.server_num}: parameter servers run in jobs on one host; leave out --hosts and "
-            "--local_worker_num, or --server_num"
+            f"--server_num {spec.server_num}: workers and parameter servers on several hosts know each other by the "
+            "job's token: give --token_file or MSRUN_TOKEN on all hosts, or start the job with --hosts"
         )
     for rank in spec.tail_ranks:
         if not 0 <= rank < spec.worker_num:

@@ -386,6 +386,36 @@ def _whole(network: nn.Module) -> Tensor:
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.detach().clone()  # type: ignore[operator]
 
 
+@case
+def ranks_that_stand_alone_exchange_no_rows() -> None:
+    """Each rank trains on its own batches, and a table of which it has a part is refused."""
+    step, network, right = pair(lookup("batch_slice"), "stand_alone")
+    make = OPTIMIZERS["LazyAdam"]
+    rank = get_rank()
+
+    def shifted(given: tuple[Tensor, ...]) -> list[Tensor]:
+        return list(given) if rank == 0 else [given[0].flip(0), *given[1:]]
+
+    ours, theirs = make(network.parameters()), make(right.parameters())
+    traffic.reset()
+    for seed in range(STEPS):
+        indices, x, y = shifted(batch(seed))
+        step(indices, x, y).backward()
+        F.mse_loss(right(indices, x), y).backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sum(traffic.bytes.values()) == 0, traffic.bytes
+    assert_same(step, right)
+    cut, _, _ = pair(lookup("table_row_slice"), "stand_alone")
+    try:
+        cut(*batch(0))
+    except StrategyError as error:
+        assert 'give slice_mode="batch_slice"' in str(error)
+    else:
+        raise AssertionError("a part of a table was looked up alone")
+
+
 # -- indices ------------------------------------------------------------------------------------------------------
 
 

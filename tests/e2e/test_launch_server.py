@@ -10,17 +10,15 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 from asked_cases import one_fast
 from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
-from torch import nn
+from server_losses import expected_losses, losses
 
 from msrun import contract
 from msrun.runtime.server.frames import MAGIC, PREFIX
 from msrun.runtime.server.handshake import CLAIM_BYTES, NONCE_BYTES
 
 FOR_EVER = "1000000"
-LINE = re.compile(rb"^step (\d+) loss (\S+)$", re.MULTILINE)
 
 
 def start(msrun: JobRunner, workers: Path, cwd: Path, steps: str, pause: str, *options: str) -> Running:
@@ -32,27 +30,6 @@ def start(msrun: JobRunner, workers: Path, cwd: Path, steps: str, pause: str, *o
 def has_trained(job: Running) -> bool:
     log = job.log_dir / "worker_0.log"
     return log.exists() and b"step 3 " in log.read_bytes()
-
-
-def losses(*logs: Path) -> dict[int, float]:
-    return {int(step): float(loss) for log in logs for step, loss in LINE.findall(log.read_bytes())}
-
-
-def expected_losses(steps: int) -> list[dict[int, float]]:
-    """Return by rank what server_training.py prints when nothing goes wrong, from one process."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(12, 2)).double()
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
-    found: list[dict[int, float]] = [{}, {}]
-    for step in range(steps):
-        rows = torch.randint(0, 30, (8, 3), generator=torch.Generator().manual_seed(step))
-        of_ranks = [network(rows[rank::2]).square().mean() for rank in range(2)]
-        for rank, loss in enumerate(of_ranks):
-            found[rank][step + 1] = float(loss.detach())
-        optimizer.zero_grad()
-        (sum(of_ranks) / 2).backward()
-        optimizer.step()
-    return found
 
 
 def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ FAST = [
     "all_indices_beyond_the_table_give_zeros_and_no_gradient",
     "every_row_travels_once",
     "first_values_are_those_of_one_process",
+    "ranks_that_stand_alone_exchange_no_rows",
     "what_a_world_cannot_share_out_is_refused",
 ]
 TABLE = CaseTable(CASES, fast=FAST, key=lambda case: case)

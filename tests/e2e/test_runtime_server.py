@@ -110,7 +110,7 @@ ANSWERS = {
     "row": "IndexError: row 41 to 41 of an embedding with 41 rows",
     "load late": "table.weight is on the servers already: load before the first step, or with load_checkpoint",
     "word": "UsageError: set_ps_context('enable_pss'): unknown word (did you mean enable_ps?)",
-    "ssl": "UsageError: set_ps_context(enable_ssl=...): leave it out; servers and workers are on one host;",
+    "ssl": "UsageError: set_ps_context(enable_ssl=...): leave it out; connections to parameter servers are not",
 }
 
 

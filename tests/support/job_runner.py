@@ -123,7 +123,8 @@ class Running:
         def find() -> int:
             for line in (self.log_dir / "events.jsonl").read_text().splitlines():
                 event = json.loads(line)
-                if event["event"] == role:  # scheduler, server_0
+                name = f"server_{event['index']}" if event["event"] == "server" else event["event"]
+                if name == role:  # scheduler, server_0
                     return int(event["pid"])
                 if event["event"] == "started" and str(event["global_rank"]) == role:
                     return int(event["pid"])

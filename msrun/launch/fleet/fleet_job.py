@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,13 @@ def run_fleet_job(
         Interrupted: a signal came before the job began.
     """
     job_id = job_id or new_job_id()
+    if spec.server_num:
+        spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
-        own = own_logs(spec.worker_log_name, _ranks_of_hosts(spec))
+        own = own_logs(spec.worker_log_name, _ranks_of_hosts(spec), spec.server_num)
         logs = HomeLogs(spec.log_dir, rotation, own, spec.max_restarts)
         stack.callback(logs.close)
         events = EventLog(_clear_directory(spec.log_dir))

@@ -71,8 +71,9 @@ def assemble_plan(
 
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
     workers = tuple(replace(worker, log_path=str(log_dir / Path(worker.log_path).name)) for worker in host.workers)
+    servers = tuple(replace(server, log_path=str(log_dir / Path(server.log_path).name)) for server in host.servers)
     place = host.place or f"{entry.name} ({host.name})"
-    return replace(host, workers=workers, place=place, agent=plan_agent(entry, agent_command))
+    return replace(host, workers=workers, servers=servers, place=place, agent=plan_agent(entry, agent_command))
 
 
 def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry]) -> tuple[str, ...]:

@@ -19,19 +19,21 @@ _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
 """What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
 
 
-def own_logs(stem: str, ranks: Mapping[int, Collection[int]]) -> dict[int, re.Pattern[str]]:
+def own_logs(stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0) -> dict[int, re.Pattern[str]]:
     """Return what logs each host may write are called.
 
     Args:
         stem: of --worker_log_name.
         ranks: node_rank -> global ranks there.
+        servers: parameter servers of the job; the hosts take turns.
     """
     words = re.split(r"\{ip\}|\{hostname\}", stem)
     start = _FILLED_IN.join(re.escape(word) for word in words)
     found = {}
     for node_rank, own in ranks.items():
         traces = (re.escape(contract.trace_file_name(rank)) for rank in own)
-        names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces])
+        of_servers = (re.escape(f"{contract.server_name(i)}.log") for i in range(node_rank, servers, len(ranks)))
+        names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces, *of_servers])
         found[node_rank] = re.compile(names if node_rank else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
     return found
 

@@ -48,6 +48,7 @@ FIELDS: Mapping[str, Mapping[str, Callable[[object], Any]]] = {
     "preparing": {"preload": _list_of(_text)},
     "ready": {"start_method": _text, "reason": _text, "prepare_s": _seconds},
     "scheduler": {"pid": _number},
+    "server": {"index": _number, "pid": _number},
     "started": {"global_rank": _number, "pid": _number},
     "running": {"world_size": _number},
     "exited": {"global_rank": _number, "how": _text, "status": _number, "state": _text},

@@ -17,7 +17,7 @@ from msrun.launch.fleet.moments import FIELDS, read_moment
 _OF_WORKERS = frozenset({"started", "exited"})
 _ONCE = frozenset({"stopping", "hang", "waiting"})
 """Told by every host; the first one is the job's."""
-_AS_THEY_ARE = frozenset({"signal", "log_lost", "note", "lingering"})
+_AS_THEY_ARE = frozenset({"server", "signal", "log_lost", "note", "lingering"})
 
 
 class FleetRecord:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from msrun import contract
-from msrun.planning.build import environment_notes, host_plan, worker_plan
+from msrun.planning.build import environment_notes, host_plan, server_plans, worker_plan
 from msrun.planning.environment import common_environment
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
@@ -125,7 +125,8 @@ def _host(
     binding = HostBinding((WorkerBinding((), (), ""),) * len(ids))
     workers = tuple(worker_plan(spec, UNSEEN, seat, index, devices, binding) for index in range(len(ids)))
     place = f"node {seat.node_rank} ({entry.name})"
-    host = host_plan(spec, UNSEEN, forwarded, common, workers, seat, place, binding)
+    servers = server_plans(spec, seat, len(spec.host_entries), seat.address)
+    host = host_plan(spec, UNSEEN, forwarded, common, workers, seat, place, binding, servers)
     return replace(host, name=entry.name, address=seat.address, agent=plan_agent(entry, agent_command))
 
 

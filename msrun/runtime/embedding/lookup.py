@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from msrun.runtime.capture import marked_calls
 from msrun.runtime.embedding.initial_values import check_init, fill_part
 from msrun.runtime.embedding.row_lookup import RowLookup
 from msrun.runtime.embedding.slices import TableSlices, build_slices
-from msrun.runtime.embedding.table_files import make_table, note_file
 from msrun.runtime.nn.deferred_init import fill_when_made
+from msrun.runtime.nn.mapped_tensors import map_file, note_file
 from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.part import become_part
 from msrun.runtime.parallel.parameters.placement import Placement, placements
@@ -86,11 +87,12 @@ class EmbeddingLookup(nn.Module):
         device = torch.device("cpu") if target == "CPU" else world.device()
         rank = world.get_rank()
         place = slices.part(rank)
-        part = make_table(place, dtype or torch.get_default_dtype(), device, storage, rank)
+        file = None if storage is None else Path(f"{storage}.{rank}")
+        part = _make_table(place, dtype or torch.get_default_dtype(), device, file)
         fill_when_made(part, lambda part: fill_part(part, param_init, slices, place, _agree_on_seed(ranks)))
         self.embedding_table = nn.Parameter(part)
-        if storage is not None:
-            note_file(self.embedding_table, storage, rank)
+        if file is not None:
+            note_file(self.embedding_table, file)
         self._rows = RowLookup(slices, is_sparse=sparse)
         self._mesh = build_mesh(ranks)
         if ranks > 1 and (sparse or slices.dimension is not None):
@@ -162,6 +164,21 @@ def _check(vocab_size: Any, embedding_size: Any, target: Any, max_norm: Any, spa
         raise StrategyError(f"EmbeddingLookup(max_norm={max_norm!r}): must be a number above 0, or None")
     if cache != 0:
         raise StrategyError(f"EmbeddingLookup(vocab_cache_size={cache!r}): a cache is not supported; give 0")
+
+
+def _make_table(place: tuple[slice, slice], dtype: torch.dtype, device: torch.device, file: Path | None) -> Tensor:
+    """Return the memory of a rank's part of a table, without values."""
+    sizes = tuple(part.stop - part.start for part in place)
+    table = torch.empty(sizes, dtype=dtype, device=device)
+    if file is None:
+        return table
+    if table.is_meta or device.type != "cpu":
+        where = "inside no_init_parameters()" if table.is_meta else f"on {device}"
+        raise StrategyError(
+            f"EmbeddingLookup(storage={str(file.with_suffix(''))!r}) {where}: files hold tables of the host and take "
+            'no memory; leave storage out, or build it outside, with target="CPU"'
+        )
+    return map_file(file, sizes, dtype)
 
 
 def _agree_on_seed(ranks: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.embedding.exchange import Requests
+from msrun.runtime.embedding.row_source import look_up
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import row_gradient, start_row_sum
@@ -72,7 +73,17 @@ class RowLookup:
         return self._apply(table, index, _Ways(group, gives_gradient=gives_gradient))
 
     def run_alone(self, table: Tensor, index: Tensor) -> Tensor:
-        """Look up in a whole table, for this rank alone."""
+        """Look up in a whole table, for this rank alone.
+
+        Raises:
+            StrategyError: this rank has only a part of it.
+        """
+        here, whole = tuple(plain(table).shape), (self.slices.rows, self.width)
+        if here != whole:
+            raise StrategyError(
+                f'EmbeddingLookup: this rank has {here} of a table of {whole}, and parallel_mode="stand_alone" '
+                'exchanges nothing: give slice_mode="batch_slice"'
+            )
         return self._apply(table, index, _Ways(None))
 
     def run_with_others(self, table: Tensor, index: Tensor, mesh: Mesh) -> Tensor:
@@ -90,65 +101,54 @@ class RowLookup:
 
     def _apply(self, table: Tensor, index: Tensor, ways: _Ways) -> Tensor:
         self.check(index)
-        found: Tensor = _LookUp.apply(table, index, self, ways)
-        return found
+        known = _find_known(index, self.slices.rows)
+        asked = index if known is None else index.reshape(-1).index_select(0, known)
+        found = look_up(table, asked, _Part(plain(table), self, ways))
+        if known is None:
+            return found
+        return found.new_zeros(index.numel(), self.width).index_copy(0, known, found).view(*index.shape, self.width)
 
 
-class _LookUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, index: Tensor, lookup: RowLookup, ways: _Ways) -> Tensor:
-        part = plain(table)
-        flat = index.detach().reshape(-1).to(part.device, torch.int64)
-        known, unique, place = _sort_out(flat, lookup.slices.rows)
-        ctx.requests = None if ways.group is None else Requests(lookup.slices, unique, ways.group)
-        if ctx.requests is None:
-            rows = part.index_select(0, unique)
-        else:
-            rows = ctx.requests.fetch(lambda asked: part.index_select(0, asked))
-        found = rows.index_select(0, place)
-        if known is not None:
-            found = found.new_zeros(flat.shape[0], lookup.width).index_copy_(0, known, found)
-        ctx.lookup, ctx.ways, ctx.shape = lookup, ways, part.shape
-        ctx.known, ctx.unique, ctx.place = known, unique, place
-        return found.view(*index.shape, lookup.width).to(index.device)
+class _Part:
+    """This rank's part of a table, as the source of the rows of one lookup."""
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ways: _Ways = ctx.ways
-        given = gradient.reshape(-1, ctx.lookup.width).to(ctx.unique.device)
-        given = given if ctx.known is None else given.index_select(0, ctx.known)
-        sums = given.new_zeros(ctx.unique.shape[0], ctx.lookup.width)
-        if ways.gives_gradient:
-            sums.index_add_(0, ctx.place, given)
+    def __init__(self, part: Tensor, lookup: RowLookup, ways: _Ways) -> None:
+        self._part, self._lookup, self._ways = part, lookup, ways
+        self._requests: Requests | None = None
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self._part.device)
+        if self._ways.group is None:
+            return self._part.index_select(0, rows)
+        self._requests = Requests(self._lookup.slices, rows, self._ways.group)
+        return self._requests.fetch(lambda asked: self._part.index_select(0, asked))
+
+    def give_back(self, rows: Tensor, gradients: Tensor) -> Tensor:
+        ways = self._ways
+        rows, values = rows.to(self._part.device), gradients.to(self._part.device)
+        if not ways.gives_gradient:
+            values = torch.zeros_like(values)
         if ways.factor != 1.0:
-            sums *= ways.factor
-        rows, values = ctx.unique, sums
-        if ctx.requests is not None:
-            rows, values = ctx.requests.asked, ctx.requests.give_back(sums)
-        if not ctx.lookup.is_sparse:
-            return values.new_zeros(ctx.shape).index_add_(0, rows, values), None, None, None
-        of_rows = row_gradient(rows, values, ctx.shape)
-        if ways.sums_over is not None:
-            of_rows = start_row_sum(of_rows, ways.sums_over).wait()
-        return of_rows, None, None, None
+            values = values * ways.factor
+        if self._requests is not None:
+            rows, values = self._requests.asked, self._requests.give_back(values)
+        if not self._lookup.is_sparse:
+            return values.new_zeros(self._part.shape).index_add_(0, rows, values)
+        of_rows = row_gradient(rows, values, self._part.shape)
+        return of_rows if ways.sums_over is None else start_row_sum(of_rows, ways.sums_over).wait()
 
 
-def _sort_out(flat: Tensor, rows: int) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return which indices name a row (None: all), the rows that they name, ascending, and each one's place there.
+def _find_known(index: Tensor, rows: int) -> Tensor | None:
+    """Return the places of the indices that name a row; None: all do.
 
     Raises:
         StrategyError: a negative index.
     """
-    known = None
-    if flat.numel():
-        low, high = torch.aminmax(flat)
-        if low < 0:
-            raise StrategyError(
-                f"EmbeddingLookup: index {int(low)} is negative; give 0 to {rows - 1}, or {rows} and above for zeros"
-            )
-        if high >= rows:
-            known = (flat < rows).nonzero().squeeze(1)
-            flat = flat.index_select(0, known)
-    unique, place = torch.unique(flat, return_inverse=True)
-    return known, unique, place
+    if not index.numel():
+        return None
+    low, high = torch.aminmax(index)
+    if low < 0:
+        raise StrategyError(
+            f"EmbeddingLookup: index {int(low)} is negative; give 0 to {rows - 1}, or {rows} and above for zeros"
+        )
+    return None if high < rows else (index.reshape(-1) < rows).nonzero().squeeze(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.optim.base import Optimizer
-from msrun.runtime.optim.settings import check_adam, check_number
+from msrun.runtime.optim.settings import adam_settings
 
 
 class AdamWeightDecay(Optimizer):
@@ -39,10 +39,8 @@ class AdamWeightDecay(Optimizer):
         decay_filter: Callable[[Tensor], bool] | None = None,
         target: str = "device",
     ) -> None:
-        check_adam("AdamWeightDecay", lr, betas, eps)
-        check_number("AdamWeightDecay", "weight_decay", weight_decay, least=0.0)
         self._decay_filter = decay_filter
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, target=target)
+        super().__init__(params, adam_settings("AdamWeightDecay", lr, betas, eps, weight_decay), target=target)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.runtime.embedding.table_files import state_like
+from msrun.runtime.nn.mapped_tensors import state_like
 from msrun.runtime.optim.per_parameter import PerParameter
 from msrun.runtime.optim.settings import check_number
 

@@ -211,9 +211,6 @@ def _fused(group: dict[str, Any]) -> dict[str, Any]:
 
 def _changed_rows(optimizer: Optimizer, stepped: Tensor) -> Tensor | None:
     """Return the rows that a step has changed, where it changes those of a sparse gradient alone."""
-    from msrun.runtime.optim.per_parameter import PerParameter  # whose base knows this module
-
     gradient = stepped.grad
-    if gradient is None or not gradient.is_sparse or not isinstance(optimizer, PerParameter | torch.optim.SparseAdam):
-        return None
-    return gradient.coalesce().indices()[0]
+    is_lazy = isinstance(optimizer, torch.optim.SparseAdam) or getattr(optimizer, "changes_named_rows", False)
+    return gradient.coalesce().indices()[0] if gradient is not None and gradient.is_sparse and is_lazy else None

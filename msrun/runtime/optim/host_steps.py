@@ -26,6 +26,7 @@ from msrun.runtime.optim.host_weights import (
     Room,
     is_narrow,
 )
+from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.part import Part
 
 _log = logging.getLogger("msrun.runtime")
@@ -120,8 +121,6 @@ class Offload:
         Raises:
             StrategyError: the step looks at whole tensors of which this rank holds parts.
         """
-        from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES  # which knows this package
-
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Part | DTensor) for value in parameters):
             raise StrategyError(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.optim.base import Optimizer
-from msrun.runtime.optim.settings import check_adam, check_number
+from msrun.runtime.optim.settings import adam_settings, check_number
+from msrun.runtime.parallel.parameters.part_functions import norms_of_each
 
 
 class Lamb(Optimizer):
@@ -39,17 +40,13 @@ class Lamb(Optimizer):
         max_ratio: float = 10.0,
         target: str = "device",
     ) -> None:
-        check_adam("Lamb", lr, betas, eps)
-        check_number("Lamb", "weight_decay", weight_decay, least=0.0)
         check_number("Lamb", "max_ratio", max_ratio, least=0.0)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_ratio": max_ratio}
-        super().__init__(params, defaults, target=target)
+        defaults = adam_settings("Lamb", lr, betas, eps, weight_decay)
+        super().__init__(params, {**defaults, "max_ratio": max_ratio}, target=target)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step once with the gradients in `.grad`. All ranks call it together."""
-        from msrun.runtime.parallel.parameters.part_functions import norms_of_each  # which knows this package
-
         loss = self.run_closure(closure)
         for group in self.param_groups:
             owners: list[Tensor] = group["params"]

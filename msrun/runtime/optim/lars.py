@@ -12,6 +12,8 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.base import check_gradients
 from msrun.runtime.optim.settings import check_number
+from msrun.runtime.parallel.parameters.part_functions import norms_of_each
+from msrun.runtime.server.remote import refuse_remotes
 
 
 class LARS:
@@ -74,9 +76,6 @@ class LARS:
         self.zero_grad()
 
     def _scale(self, owners: Sequence[Tensor], decay: float, lr: float) -> None:
-        from msrun.runtime.parallel.parameters.part_functions import norms_of_each  # which knows the optimizers
-        from msrun.runtime.server.remote import refuse_remotes
-
         refuse_remotes(owners, "LARS")
         scaled = [parameter for parameter in owners if self._filter(parameter)]
         gradients = [parameter.grad for parameter in scaled]

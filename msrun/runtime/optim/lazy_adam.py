@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from msrun.runtime.embedding.table_files import state_like
+from msrun.runtime.nn.mapped_tensors import state_like
 from msrun.runtime.optim.per_parameter import PerParameter
-from msrun.runtime.optim.settings import check_adam, check_number
+from msrun.runtime.optim.settings import adam_settings
 
 
 class LazyAdam(PerParameter):
@@ -43,10 +43,8 @@ class LazyAdam(PerParameter):
         target: str = "device",
     ) -> None:
         del use_locking
-        check_adam("LazyAdam", lr, betas, eps)
-        check_number("LazyAdam", "weight_decay", weight_decay, least=0.0)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "use_nesterov": use_nesterov}
-        super().__init__(params, defaults, target=target)
+        defaults = adam_settings("LazyAdam", lr, betas, eps, weight_decay)
+        super().__init__(params, {**defaults, "use_nesterov": use_nesterov}, target=target)
 
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the interface
         """Return the moments, 0, and the steps done."""

@@ -22,6 +22,9 @@ class PerParameter(Optimizer):
     Of a sparse gradient, as `nn.Embedding(sparse=True)` has, `change` gets its rows alone; others stay bit for bit.
     """
 
+    changes_named_rows = True
+    """Of a sparse gradient; what works on the host then copies these rows alone."""
+
     @abstractmethod
     def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a parameter before its first step: tensors of its shape, and numbers."""

@@ -19,15 +19,17 @@ def check_number(optimizer: str, name: str, value: Any, *, least: float, most: f
         raise StrategyError(f"{optimizer}({name}={value!r}): must be a number, {limit}")
 
 
-def check_adam(optimizer: str, lr: Any, betas: Any, eps: Any) -> None:
-    """Refuse rates and decays of moments that are out of their range.
+def adam_settings(optimizer: str, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> dict[str, Any]:
+    """Return the settings that all relatives of Adam have, as the defaults of its groups.
 
     Raises:
-        StrategyError: one is.
+        StrategyError: one is out of its range.
     """
-    check_number(optimizer, "lr", lr, least=0.0)
-    check_number(optimizer, "eps", eps, least=0.0)
+    settings = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+    for name, value in settings.items():
+        check_number(optimizer, name, value, least=0.0)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise StrategyError(f"{optimizer}(betas={betas!r}): must be two numbers")
     for value in betas:
         check_number(optimizer, "betas", value, least=0.0, most=1.0)
+    return {**settings, "betas": betas}

@@ -29,7 +29,7 @@ from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.fluent_settings import FluentSettings
-from msrun.runtime.parallel.gradients_in_backward import GradientsInBackward, GradientTaker
+from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
@@ -45,7 +45,7 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files
-from msrun.runtime.parallel.verification.phase import is_verifying, runs_alone
+from msrun.runtime.parallel.verification.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
@@ -100,7 +100,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         self._loss_scale: LossScale | None = None
         self._watched: dict[int, nn.Module] = {}
         """id of the root -> a network whose gradients come without the loss scale"""
-        self._taker: GradientTaker | None = None
+        self._arriving = ArrivingGradients()
         self._layout_files = layout_files()
         self._is_warned = False
         self._announced: set[str] = set()
@@ -203,7 +203,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
             root = target.root
             init_parameters(root)
             self._warn_of_one_process()
-            with autocast(self.settings.precision), RandomCalls(), checkpointed(root), moved_at_borders(root):
+            precision = autocast(self.settings.precision)
+            with precision, RandomCalls(), checkpointed(root), moved_at_borders(root), running_alone():
                 return target.call(*args, **kwargs)
         if self.settings.parallel_mode in REPLICA_MODES:
             replicas = self._replicas_of()
@@ -256,12 +257,6 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         with self._replicas_of().no_sync():
             yield
 
-    def _give_to(self, taker: GradientTaker) -> None:
-        self._taker = taker
-        for call in self._captured:
-            if isinstance(call.compiled, CompiledCall):
-                call.compiled.taker = taker
-
     def _replicas_of(self) -> Replicas:
         if self._replicas is None:
             self._replicas = Replicas(self.settings, self._note_placed)
@@ -296,7 +291,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
         captured, compiled, self._plan = compile_call(compilation, args, kwargs)
         if isinstance(compiled, CompiledCall):
-            compiled.taker = self._taker
+            compiled.arriving = self._arriving
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
         self._write_layouts(target.root)

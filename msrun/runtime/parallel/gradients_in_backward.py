@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -28,6 +29,14 @@ class GradientTaker(Protocol):
 
     def finish(self) -> None:
         """Hear that the backward pass is over."""
+
+
+@dataclass
+class ArrivingGradients:
+    """The gradients of a network's captured calls; all calls share this object."""
+
+    taker: GradientTaker | None = None
+    """None: autograd leaves them in `.grad`."""
 
 
 class GradientsToHost:
@@ -85,7 +94,7 @@ class GradientsInBackward:
 
     settings: ParallelSettings
     network: Callable[..., Any]
-    _taker: GradientTaker | None = None
+    _arriving: ArrivingGradients
 
     def step_in_backward(self, optimizer: torch.optim.Optimizer) -> Self:
         """Let an optimizer step during the backward pass, with each message of gradients as it arrives.
@@ -99,7 +108,7 @@ class GradientsInBackward:
             StrategyError: one of these, a mode without capture, or an optimizer that cannot step so.
         """
         self._check_taker("step_in_backward")
-        self._give_to(StepsInBackward(optimizer))
+        self._arriving.taker = StepsInBackward(optimizer)
         return self
 
     def offload_gradients(self, optimizer: torch.optim.Optimizer) -> Self:
@@ -119,7 +128,7 @@ class GradientsInBackward:
         taker = GradientsToHost(optimizer)
         if world.get_group_size() == 1:
             taker.watch_backward()
-        self._give_to(taker)
+        self._arriving.taker = taker
         return self
 
     def check_gradients_stay(self, what: str) -> None:
@@ -128,12 +137,8 @@ class GradientsInBackward:
         Raises:
             StrategyError: `step_in_backward` has used them by then.
         """
-        if isinstance(self._taker, StepsInBackward):
+        if isinstance(self._arriving.taker, StepsInBackward):
             raise StrategyError(f"{what} with step_in_backward, which keeps no gradients: leave one of them out")
-
-    def _give_to(self, taker: GradientTaker) -> None:
-        """Have the calls that are captured, and those to come, give their gradients to `taker`."""
-        raise NotImplementedError
 
     def _check_taker(self, word: str) -> None:
         self.settings.check_setter(word, {})

@@ -19,7 +19,9 @@ def main() -> NoReturn:
     """Serve until msrun says that the workers have ended; exit status 0 then."""
     index = int(os.environ[contract.MS_NODE_ID].removeprefix(contract.server_name(0)[:-1]))
     token = bytes.fromhex(os.environ[contract.MSRUN_SERVER_TOKEN])
-    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    own = os.environ[contract.MSRUN_SERVER_ADDRESS]
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    listener = socket.create_server((own, 0), family=family, backlog=BACKLOG)
     server = Server(listener, token, index, int(os.environ[contract.MS_WORKER_NUM]))
 
     def end(_signum: int, _frame: object) -> NoReturn:
@@ -27,7 +29,7 @@ def main() -> NoReturn:
         sys.exit(contract.EXIT_OK)
 
     signal.signal(signal.SIGTERM, end)
-    address, port = listener.getsockname()
+    address, port = listener.getsockname()[:2]
     publish(index, address, port)
     say(f"server {index}, pid {os.getpid()}, listens on {address}:{port}")
     server.run()

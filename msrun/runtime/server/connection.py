@@ -11,7 +11,7 @@ from msrun import contract
 from msrun.errors import ParallelError, WorldError
 from msrun.runtime import world
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.server.frames import FrameError, FrameReader, Message, encode
+from msrun.runtime.server.frames import ERROR, FrameError, FrameReader, Message, encode
 from msrun.runtime.server.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
@@ -21,7 +21,6 @@ from msrun.runtime.server.handshake import (
     new_nonce,
 )
 from msrun.runtime.server.meeting import find_addresses
-from msrun.runtime.server.service import ERROR
 
 CONNECT_S = 60.0
 
@@ -40,7 +39,7 @@ class Connection:
         Raises:
             WorldError: nobody is there, or somebody who does not know the token.
         """
-        self._name = f"parameter server {index}"
+        self._name = f"parameter server {index} at {address}:{port}"
         try:
             self._stream = socket.create_connection((address, port), timeout=CONNECT_S)
             self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +48,7 @@ class Connection:
             check_answer(token, theirs, own, index, self._receive(PROOF_BYTES))
             self._stream.settimeout(None)
         except (OSError, EOFError, NotProved) as error:
-            raise WorldError(f"{self._name} at {address}:{port}: {error or 'it has closed the connection'}") from None
+            raise WorldError(f"{self._name}: {error or 'it has closed the connection'}") from None
         self._reader = FrameReader()
 
     def _receive(self, count: int) -> bytes:

@@ -10,7 +10,7 @@ _DEFAULTS: dict[str, Any] = {"enable_ps": False, "staleness": 0}
 _ELSEWHERE = {
     "config_file_path": "msrun's options take its place",
     "scheduler_manage_port": "msrun --status shows the job",
-    "enable_ssl": "servers and workers are on one host; msrun --tls_config encrypts between hosts",
+    "enable_ssl": "connections to parameter servers are not encrypted",
     "client_password": "servers and workers prove with a token of the job who they are",
     "server_password": "servers and workers prove with a token of the job who they are",
 }

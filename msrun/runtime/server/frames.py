@@ -35,6 +35,11 @@ _DTYPES = {
 """What travels."""
 
 
+DONE = "done"
+ERROR = "error"
+"""The kinds of replies; an error has a `text`."""
+
+
 class FrameError(ValueError):
     """Bytes that are no message."""
 

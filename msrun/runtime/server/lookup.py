@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from msrun.errors import StrategyError
+from msrun.runtime.embedding.row_source import look_up
+from msrun.runtime.execute.row_gradients import row_gradient
 from msrun.runtime.server.remote import RemoteParameter
 
 
@@ -34,14 +33,7 @@ def replace_forward(module: nn.Embedding, remote: RemoteParameter) -> None:
         if not remote.is_placed:
             remote.place(weight.detach())
             weight.data = empty_like_nan(weight)
-        names, inverse = torch.unique(indices.to("cpu", torch.int64), return_inverse=True)
-        if names.numel() and not 0 <= int(names[0]) <= int(names[-1]) < remote.shape[0]:
-            raise IndexError(f"row {int(names[0])} to {int(names[-1])} of an embedding with {remote.shape[0]} rows")
-        rows = remote.pull(names).to(weight.device)
-        padding = _place_of(module.padding_idx, names)
-        linked = _Rows.apply(weight, rows, names, padding)
-        found: Tensor = functional.embedding(inverse.to(weight.device), linked, padding)
-        return found
+        return look_up(weight, indices, _Servers(weight, remote, module.padding_idx))
 
     vars(module)["forward"] = forward
 
@@ -51,26 +43,21 @@ def empty_like_nan(weight: Tensor) -> Tensor:
     return torch.full((1,) * weight.dim(), float("nan"), dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
-def _place_of(padding_idx: int | None, names: Tensor) -> int | None:
-    if padding_idx is None:
-        return None
-    place = int(torch.searchsorted(names, padding_idx))
-    return place if place < names.numel() and int(names[place]) == padding_idx else None
+class _Servers:
+    """The servers as the source of the rows of one lookup."""
 
+    def __init__(self, weight: Tensor, remote: RemoteParameter, padding_idx: int | None) -> None:
+        self._weight, self._remote, self._padding = weight, remote, padding_idx
 
-class _Rows(torch.autograd.Function):
-    """Forward: the rows pulled. Backward: their gradient as the sparse gradient of the table."""
+    def fetch(self, rows: Tensor) -> Tensor:
+        rows = rows.to("cpu")
+        if rows.numel() and not 0 <= int(rows[0]) <= int(rows[-1]) < self._remote.shape[0]:
+            raise IndexError(f"row {int(rows[0])} to {int(rows[-1])} of an embedding with {self._remote.shape[0]} rows")
+        return self._remote.pull(rows)
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: Tensor, names: Tensor, padding: int | None) -> Tensor:
-        ctx.names, ctx.padding, ctx.shape = names, padding, weight.shape
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,), names = gradients, ctx.names.to(gradients[0].device)
-        if ctx.padding is not None:  # as of torch's embedding, the padding row has no gradient, not one of zeros
-            keep = torch.arange(names.numel(), device=names.device) != ctx.padding
-            gradient, names = gradient[keep], names[keep]
-        sparse = torch.sparse_coo_tensor(names[None], gradient, ctx.shape, check_invariants=False, is_coalesced=True)
-        return sparse, None, None, None
+    def give_back(self, rows: Tensor, gradients: Tensor) -> Tensor:
+        if self._padding is not None:  # as of torch's embedding, the padding row has no gradient, not one of zeros
+            keep = rows != self._padding
+            rows, gradients = rows[keep], gradients[keep]
+        device = self._weight.device
+        return row_gradient(rows.to(device), gradients.to(device), self._weight.shape)

@@ -1,4 +1,7 @@
-"""How workers find the parameter servers of their job: each writes its address into a store beside the workers' own."""
+"""How workers find the parameter servers of their job: each writes its address into a store.
+
+On one host that is a file beside the workers' own, of several hosts the store in which the workers meet, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 
 from msrun import contract
 from msrun.errors import WorldError
+from msrun.runtime.joining.meet import connect_store
 
 FILE = "file://"
 FIND_S = 60.0
@@ -16,9 +20,13 @@ FIND_S = 60.0
 
 
 def _open_store() -> Store:
-    path = os.environ[contract.MSRUN_RENDEZVOUS].removeprefix(FILE)
+    place = os.environ[contract.MSRUN_RENDEZVOUS]
+    if place.startswith(FILE):
+        store: Store = FileStore(f"{place.removeprefix(FILE)}.servers")
+    else:
+        store = connect_store(os.environ[contract.MASTER_ADDR], int(os.environ[contract.MASTER_PORT]))
     attempt = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "0")
-    return PrefixStore(f"attempt_{attempt}", FileStore(f"{path}.servers"))
+    return PrefixStore(f"servers of attempt {attempt}", store)
 
 
 def publish(index: int, address: str, port: int) -> None:

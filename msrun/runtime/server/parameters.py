@@ -14,9 +14,8 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.server.connection import count_servers
 from msrun.runtime.server.context import get_ps_context
 from msrun.runtime.server.lookup import check_embedding, replace_forward
-from msrun.runtime.server.pieces import cut_rows, cut_table
+from msrun.runtime.server.pieces import VALUE, cut_rows, cut_table
 from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
-from msrun.runtime.server.shard import VALUE
 from msrun.runtime.server.stepping import send_gradients_at_steps
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -19,6 +19,9 @@ SMALL_BYTES = 1 << 16
 PIECE_BYTES = 1 << 28
 """No piece of a cut parameter is larger, but for single rows; a message holds at least one."""
 
+VALUE = "value"
+"""The name of a piece's values among the tensors of its state."""
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -16,8 +16,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import Message
-from msrun.runtime.server.pieces import PIECE_BYTES, Piece
-from msrun.runtime.server.shard import VALUE
+from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece
 
 _remotes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers = itertools.count()

@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from msrun.errors import MsrunError, ParallelError
-from msrun.runtime.server.frames import Message
+from msrun.runtime.server.frames import DONE, ERROR, Message
 from msrun.runtime.server.shard import Gradient, Shard
 
-DONE = "done"
-ERROR = "error"
 Reply = TypeVar("Reply", bound=Message | None)
 
 

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from typing import NoReturn
 
-from msrun.runtime.server.frames import FrameError, FrameReader, Message, encode
+from msrun.runtime.server.frames import ERROR, FrameError, FrameReader, Message, encode
 from msrun.runtime.server.handshake import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
-from msrun.runtime.server.service import ERROR, Service
+from msrun.runtime.server.service import Service
 
 PROVE_S = 10.0
 """How long a connection may take to prove that it knows the token."""

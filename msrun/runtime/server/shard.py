@@ -14,9 +14,7 @@ from torch import Tensor
 
 from msrun.errors import ParallelError
 from msrun.runtime.server.optimizers import build_optimizer, steps_rows_alone
-
-VALUE = "value"
-"""The name of the piece's values among the tensors of its state."""
+from msrun.runtime.server.pieces import VALUE
 
 
 @dataclass(frozen=True)

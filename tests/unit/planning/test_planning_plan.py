@@ -184,10 +184,26 @@ def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> 
     common = plan.hosts[0].common_env
     assert common["MS_SERVER_NUM"] == "2"
     assert not common.keys() & contract.RANK_VARIABLES
-    assert plan.hosts[0].servers[1].env == {"MS_ROLE": "MS_PSERVER", "MS_NODE_ID": "server_1"}
+    assert plan.hosts[0].servers[1].env == {
+        "MS_ROLE": "MS_PSERVER",
+        "MS_NODE_ID": "server_1",
+        "MSRUN_SERVER_ADDRESS": "127.0.0.1",
+    }
     assert "parameter server 1, log /my jobs/log_output/server_1.log" in render_plan(plan, as_json=False)
     assert [server["index"] for server in plan.to_json()["hosts"][0]["servers"]] == [0, 1]
     assert "MS_SERVER_NUM" not in plan_for().hosts[0].common_env
+
+
+def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts_reach_them() -> None:
+    seats = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
+    found = {}
+    for node in range(2):
+        host = replace(HOST, address=seats[node].address)
+        seating = Seating(node, seats, "10.0.0.1", "eth1")
+        plan = plan_for({}, host, worker_num=2, local_worker_num=1, server_num=3, seating=seating)
+        for server in plan.hosts[0].servers:
+            found[server.index] = server.env["MSRUN_SERVER_ADDRESS"]
+    assert found == {0: "10.0.0.1", 2: "10.0.0.1", 1: "10.0.0.2"}
 
 
 def test_parameter_servers_need_torch() -> None:

@@ -61,7 +61,7 @@ BAD = [
     ({"server_num": -1}, "--server_num -1: must be 0 or more"),
     (
         {"server_num": 2, "local_worker_num": 3, "master_addr": "h"},
-        "--server_num 2: parameter servers run in jobs on one host",
+        "--server_num 2: workers and parameter servers on several hosts know each other by the job's token",
     ),
     ({"node_rank": -2}, "--node_rank -2: "),
     ({"master_port": 65536}, "--master_port 65536: must be 0 to 65535"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
-from msrun.runtime.parallel.gradients_in_backward import GradientTaker
+from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.parallel.verification.phase import is_verifying
@@ -45,8 +45,8 @@ class CompiledCall:
     """What is recomputed."""
     captured: CapturedGraph
     """What the program was made of."""
-    taker: GradientTaker | None = None
-    """Takes the gradients as they arrive."""
+    arriving: ArrivingGradients = field(default_factory=ArrivingGradients)
+    """Where gradients go as they arrive."""
 
     @property
     def copies(self) -> int:
@@ -80,7 +80,7 @@ class CompiledCall:
         Returns what the captured graph gives back.
         """
         parameters = [stored.parameter for stored in self.stored]
-        if self.taker is not None and self.parts.micro_batches > 1:
+        if self.arriving.taker is not None and self.parts.micro_batches > 1:
             raise StrategyError(
                 f"step_in_backward or offload_gradients with {self.parts.micro_batches} micro batches, whose gradients "
                 "are added up on the device: leave one of both out"
@@ -90,11 +90,12 @@ class CompiledCall:
 
     def backward(self, step: Step, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part, of those that were not trained with it already."""
-        if self.taker is None or is_verifying.get():
+        taker = self.arriving.taker
+        if taker is None or is_verifying.get():
             return self.executor.backward(step, gradients)
         left: dict[str, Tensor] = {}
         parameters = {stored.name: stored.parameter for stored in self.stored}
-        taker, trained = self.taker, self.taker.trained()
+        trained = taker.trained()
 
         def hand_out(arrived: dict[str, Tensor]) -> None:
             mine = []

@@ -18,8 +18,8 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.placement import is_held, placement_of
+from msrun.runtime.server.pieces import VALUE
 from msrun.runtime.server.remote import find_remote
-from msrun.runtime.server.shard import VALUE
 from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.world import world
 

@@ -22,9 +22,9 @@ from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
 from msrun.runtime.optim.host_steps import find_offload
+from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
 from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, describe
 from msrun.runtime.parallel.parameters.state_dicts import part_of, state_tensor
-from msrun.runtime.parallel.parameters.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
 
 _ELEMENTWISE = (
     torch.optim.SGD,

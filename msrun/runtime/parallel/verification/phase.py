@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -28,4 +29,14 @@ current_probe: ContextVar[Probe | None] = ContextVar("current_probe", default=No
 is_verifying: ContextVar[bool] = ContextVar("is_verifying", default=False)
 """True while steps are run for verification: they count as none."""
 runs_alone: ContextVar[bool] = ContextVar("runs_alone", default=False)
-"""True while a network with whole parameters and the whole batch runs as in a world of one process, to be compared."""
+"""True while a network runs as in a world of one process: in stand_alone mode, or whole, to be compared."""
+
+
+@contextmanager
+def running_alone() -> Iterator[None]:
+    """Have nothing exchanged with other ranks."""
+    token = runs_alone.set(True)
+    try:
+        yield
+    finally:
+        runs_alone.reset(token)

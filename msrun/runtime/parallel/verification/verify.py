@@ -38,7 +38,7 @@ from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
-from msrun.runtime.parallel.verification.phase import current_probe, is_verifying, runs_alone
+from msrun.runtime.parallel.verification.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
@@ -220,10 +220,8 @@ class _Probe:
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)
             held = {user_name(name): find_box(p) for name, p in root.named_parameters() if is_held(p)}
-            with whole_parameters(root):
-                token = runs_alone.set(True)
+            with whole_parameters(root), running_alone():
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
-                runs_alone.reset(token)
         if expected is None:
             raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
         found = self._differences(measured, expected, boxes, held)

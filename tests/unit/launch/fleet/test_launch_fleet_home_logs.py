@@ -113,6 +113,13 @@ def test_host_cannot_name_the_logs_of_another(tmp_path: Path, name: str) -> None
     assert not (tmp_path / name).exists() and not home.fault
 
 
+def test_servers_logs_are_those_of_the_hosts_that_take_turns() -> None:
+    own = own_logs("worker", {0: (0,), 1: (1,)}, servers=3)
+    for node_rank, indices in ((0, (0, 2)), (1, (1,))):
+        found = [index for index in range(4) if own[node_rank].fullmatch(f"server_{index}.log")]
+        assert found == list(indices)
+
+
 def test_names_that_hosts_fill_in_are_their_own_and_no_earlier_attempt() -> None:
     own = own_logs("{hostname}_{ip}", {1: (0, 12)})[1]
     for name in ("h-1.dc_10.0.0.7_0.log", "under_score_fd77::9_12.log"):

@@ -245,13 +245,16 @@ def test_who_tried_to_reach_the_store_is_not_its_client(monkeypatch: pytest.Monk
     assert seen == [False]
 
 
+OWN = [("worker", 2), ("worker", 3), ("server", 1)]
+
+
 @pytest.mark.parametrize(
     ("node_rank", "is_shared", "is_traced", "sent"),
     [
-        (1, False, False, ["/s/worker_2.log", "/s/worker_3.log"]),
-        (1, False, True, ["/s/worker_2.log", "/s/worker_3.log", "/s/trace_rank_2.json", "/s/trace_rank_3.json"]),
+        (1, False, False, ["/s/worker_2.log", "/s/worker_3.log", "/s/server_1.log"]),
+        (1, False, True, [*(f"/s/{name}_{i}.log" for name, i in OWN), "/s/trace_rank_2.json", "/s/trace_rank_3.json"]),
         (1, True, True, []),
-        (0, False, False, ["/s/worker_2.log", "/s/worker_3.log", "/s/scheduler.log"]),
+        (0, False, False, ["/s/worker_2.log", "/s/worker_3.log", "/s/server_1.log", "/s/scheduler.log"]),
         (0, True, False, ["/s/scheduler.log"]),
     ],
 )
@@ -259,7 +262,9 @@ def test_logs_that_the_launcher_cannot_read_itself_are_sent(
     monkeypatch: pytest.MonkeyPatch, node_rank: int, is_shared: bool, is_traced: bool, sent: list[str]
 ) -> None:
     workers = [SimpleNamespace(global_rank=rank, log_path=f"/s/worker_{rank}.log") for rank in (2, 3)]
-    host = SimpleNamespace(node_rank=node_rank, common_env={contract.MSRUN_TRACE_DIR: "/s"} if is_traced else {})
+    env = {contract.MSRUN_TRACE_DIR: "/s"} if is_traced else {}
+    server = SimpleNamespace(index=1, log_path="/s/server_1.log")
+    host = SimpleNamespace(node_rank=node_rank, common_env=env, servers=(server,))
     plan: Any = SimpleNamespace(log_dir="/s", workers=workers, hosts=[host])
     monkeypatch.setattr(contract, "trace_file_name", lambda rank: f"trace_rank_{rank}.json")
     assert module._paths_to_send(plan, is_shared=is_shared) == sent

@@ -34,7 +34,7 @@ def test_context_keeps_what_was_set_until_it_is_reset() -> None:
         ({"enable_ps": 1}, "enable_ps=1): must be True or False"),
         ({"staleness": -1}, "staleness=-1): must be a whole number, 0 or more"),
         ({"stalenes": 1}, "did you mean staleness"),
-        ({"enable_ssl": True}, "leave it out; servers and workers are on one host"),
+        ({"enable_ssl": True}, "leave it out; connections to parameter servers are not encrypted"),
     ],
 )
 def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:

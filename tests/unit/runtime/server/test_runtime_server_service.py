@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import ParallelError
-from msrun.runtime.server.frames import Message
+from msrun.runtime.server.frames import DONE, ERROR, Message
 from msrun.runtime.server.handshake import (
     NotProved,
     build_answer,
@@ -19,7 +19,7 @@ from msrun.runtime.server.handshake import (
     new_nonce,
 )
 from msrun.runtime.server.optimizers import describe_group, name_optimizer
-from msrun.runtime.server.service import DONE, ERROR, Service
+from msrun.runtime.server.service import Service
 
 KEY = [0, 0]
 

@@ -46,6 +46,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         contract.MSRUN_SERVER_TOKEN: token,
         contract.MSRUN_RENDEZVOUS: f"file://{tmp_path}/store",
         contract.MS_NODE_ID: "server_0",
+        contract.MSRUN_SERVER_ADDRESS: "127.0.0.1",
         contract.MS_WORKER_NUM: "2",
     }
     command = [sys.executable, "-m", "msrun.runtime.server"]
@@ -80,7 +81,7 @@ def test_workers_are_served_whatever_others_say(served: Served) -> None:
     for said in (too_long, b"\xff" * 64, lies):
         wrong = served.connect(1)
         wrong._stream.sendall(said)
-        with pytest.raises(WorldError, match="parameter server 0 is lost"):
+        with pytest.raises(WorldError, match=r"parameter server 0 at 127\.0\.0\.1:\d+ is lost"):
             while True:  # what was well formed before it is answered
                 wrong.receive()
         wrong.close()

@@ -28,7 +28,7 @@ from msrun.runtime.partition.strictness import refuse_redistributions
 from msrun.runtime.partition.wanted import layout_of_result
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.rule import Rule, operator_call, summed_axes
+from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes
 from msrun.runtime.sharding.strategies import OperatorStrategy, choose_split
 
 
@@ -40,6 +40,8 @@ class Constraints:
     """How the user's tensors arrive."""
     strategies: Mapping[str, OperatorStrategy] = field(default_factory=dict)
     """module path -> strategy, for operators without one of their own"""
+    splits: Mapping[str, LabelSplit] = field(default_factory=dict)
+    """captured operator -> the axes that cut its labels, as a search or a file has them"""
     output_batch_axes: Axes = ()
     """Axes that cut dimension 0 of results that are not scalars; () gives them whole."""
     differentiable_inputs: frozenset[int] = frozenset()
@@ -211,7 +213,11 @@ class _Walk:
         strategy = strategy_of(node) or (self._given.strategies.get(path) if takes_strategy else None)
         layouts = [self._layout_of(tensor) for tensor in call.tensors]
         follows = follows_region(node)
-        split, origin = choose_split(call, rule, form, self._mesh, strategy, layouts, follows=follows)
+        searched = self._given.splits.get(node.name)
+        if searched is not None:
+            split, origin = searched, "user" if strategy is not None else "searched"
+        else:
+            split, origin = choose_split(call, rule, form, self._mesh, strategy, layouts, follows=follows)
         if node.name in self._known.draws:
             dim, axes = self._known.draws[node.name]
             split = {str(form.output[dim]): axes}

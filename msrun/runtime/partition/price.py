@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, fx
 
 from msrun.runtime.capture.assignment import wanted_layout
@@ -40,6 +41,13 @@ class StepSpec:
     """Cut parameters are gathered again for the backward pass: level3."""
     optimizer_states: int = 2
     """Tensors of a parameter's size that the optimizer keeps for it: 2 of Adam, 1 of SGD with momentum."""
+    sums_wide: bool = True
+    """Gradients of 16 bits travel in float32."""
+
+    def summed_bytes(self, nbytes: int, dtype: torch.dtype) -> int:
+        """Return the bytes in which gradients of so many bytes travel."""
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        return 2 * nbytes if is_half and self.sums_wide else nbytes
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,8 @@ class _Pricing:
         self._moved: list[tuple[OperatorPrice, LocalCollective]] = []
         self._rows: set[str] = set()
         """Placeholders of parameters whose gradient has rows alone."""
+        self._started: set[tuple[str, Axes]] = set()
+        """Kinds of messages of parameters."""
         self._notes: dict[str, None] = {}
 
     def run(self) -> Price:
@@ -273,6 +283,15 @@ class _Pricing:
         seconds = message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
         return PricedMessage(message, axes, seconds)
 
+    def _fused(self, message: Message, axes: Axes) -> PricedMessage:
+        """Return a message that travels with others of its kind: the first one takes what a start takes."""
+        priced, key = self._priced(message, axes), (message.operation, axes)
+        if key in self._started:
+            empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+            priced = PricedMessage(message, axes, max(0.0, priced.seconds - empty))
+        self._started.add(key)
+        return priced
+
     # -- parameters ---------------------------------------------------------------------------------------------
 
     def _with_parameters(self) -> Price:
@@ -292,7 +311,7 @@ class _Pricing:
             if shards:
                 gathered_bytes += used
                 times = 2 if self._step.regathers else 1
-                gathers += [self._priced(gathers_of_parameter(stored, shards, self._mesh), shards)] * times
+                gathers += [self._fused(gathers_of_parameter(stored, shards, self._mesh), shards) for _ in range(times)]
             if not value.requires_grad:
                 continue
             optimizer_bytes += self._step.optimizer_states * stored
@@ -300,8 +319,9 @@ class _Pricing:
                 continue
             gradient_bytes += used
             if nodes[0].name not in self._rows:
-                messages = sums_of_gradient(stored, shards, use.partial_axes, self._mesh)
-                sums += [self._priced(message, axes) for message, axes in messages]
+                size = self._step.summed_bytes(stored, value.dtype)
+                for message, axes in sums_of_gradient(size, shards, use.partial_axes, self._mesh):
+                    sums.append(self._fused(message, axes))
         state = stored_bytes + gradient_bytes + optimizer_bytes
         return Price(
             tuple(self._prices),

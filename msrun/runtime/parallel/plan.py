@@ -13,6 +13,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.border_plan import BorderPlan, build_border_plans
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.placement import find_stages
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
@@ -141,6 +142,10 @@ class ParallelPlan:
         """Bytes of all parameters of the network."""
         return sum(parameter.global_bytes for parameter in self.parameters)
 
+    def strategies(self) -> dict[str, Any]:
+        """Return how every operator with a choice is cut, as plain values; see `save_operator_strategy_file`."""
+        return operator_strategies(self.mesh, self.operators)
+
     def summary(self) -> str:
         """Return the first log line."""
         mesh = " x ".join(map(str, self.mesh)) or "1"
@@ -257,7 +262,7 @@ def build_parallel_plan(
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
-        mode=settings.parallel_mode,
+        mode=settings.mode_text,
         world_size=mesh.size,
         mesh=mesh.shape,
         copies=compiled.copies,

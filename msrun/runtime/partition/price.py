@@ -130,18 +130,22 @@ class Price:
         own = [m for each in self.operators for m in (*each.forward_messages, *each.backward_messages)]
         return Totals.of(each.message for each in (*own, *self.gathers, *self.sums))
 
-    def __str__(self) -> str:
+    @property
+    def memory_text(self) -> str:
+        """What of the memory is which, in MB."""
         kinds = {
             "parameters": self.parameter_bytes + self.gathered_bytes,
             "gradients": self.gradient_bytes,
             "optimizer": self.optimizer_bytes,
             "activations": self.activation_bytes,
         }
-        memory = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in kinds.items())
+        return ", ".join(f"{name} {size / 2**20:.1f}" for name, size in kinds.items())
+
+    def __str__(self) -> str:
         return (
             f"{self.seconds * 1e3:.3f} ms a step: computing {sum(self.compute_s) * 1e3:.3f}, messages "
             f"{sum(self.communication_s) * 1e3:.3f}, update {self.update_s * 1e3:.3f}; "
-            f"{self.memory_bytes / 2**20:.1f} MB: {memory}"
+            f"{self.memory_bytes / 2**20:.1f} MB: {self.memory_text}"
         )
 
 

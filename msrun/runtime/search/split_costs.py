@@ -20,7 +20,7 @@ from msrun.runtime.search.problem import Costs
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, TensorLayout
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall
-from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+from msrun.runtime.sharding.redistribution import Move, Step, plan_directly
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class SplitCosts:
         self._device = device
         self._step = step
         self._brought: dict[tuple[Any, ...], float] = {}
+        self._chains: dict[tuple[TensorLayout, TensorLayout, bool], tuple[Step, ...]] = {}
         self._tables: dict[tuple[Any, ...], Costs] = {}
 
     def of_work(self, work: LocalWork) -> float:
@@ -105,7 +106,7 @@ class SplitCosts:
 
     def _bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
         seconds, layout = 0.0, held
-        for step in plan_redistribution(Move(self._mesh, held, wanted, value.shape, value.has_gradient)):
+        for step in self._chain(Move(self._mesh, held, wanted, value.shape, value.has_gradient)):
             after = step.after(layout)
             collective = Collective(step.kind, step.axes, step.dim, step.from_dim)
             if step.kind == "gather" and entered and set(step.axes) <= set(entered) and after == wanted:
@@ -114,6 +115,19 @@ class SplitCosts:
             seconds += self._crossing(value, collective, layout)
             layout = after
         return seconds + (self._crossing(value, Collective("enter", entered), layout) if entered else 0.0)
+
+    def _chain(self, move: Move) -> tuple[Step, ...]:
+        """Return the moves of a redistribution: those of another shape, where its layouts cut this one evenly too."""
+        key = (move.source, move.target, move.is_differentiable)
+        layout, known = move.source, self._chains.get(key)
+        for step in known or ():
+            layout = step.after(layout)
+            if not layout.fits(self._mesh, move.shape):
+                known = None
+                break
+        if known is None:
+            known = self._chains[key] = plan_directly(move)
+        return known
 
     def _crossing(self, value: MovedValue, collective: Collective, layout: TensorLayout) -> float:
         spec = TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit
 
-MOST_AXES_FREE = 3
+MOST_AXES_FREE = 2
 """On a mesh of so many axes every axis may cut any dimension; on a larger one the outer and the inner axes go together,
 as data parallel between hosts and tensor parallel in a host do."""
 MOST_INNER_RANKS = 16
@@ -59,5 +59,6 @@ def _placements(mesh: Mesh, labels: Sequence[str]) -> Iterator[tuple[tuple[Axes,
         outer, inner = mesh.axes[:begin], mesh.axes[begin:]
         if inner and mesh.extent(inner) > MOST_INNER_RANKS and outer:
             continue
-        for chosen in itertools.product(places if outer else [None], places if inner else [None]):
-            yield (outer, inner), chosen
+        for first, second in itertools.product(places if outer else [None], places if inner else [None]):
+            if first is not None or not outer:  # what the outer axes leave whole, the inner ones need not cut
+                yield (outer, inner), (first, second)

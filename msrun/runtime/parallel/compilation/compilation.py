@@ -6,8 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -35,9 +34,11 @@ from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.strategy_search import choose_strategies
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.lower import lower
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.wanted import entry_layout
 from msrun.runtime.schedule.regions import RecomputeSpec
@@ -164,19 +165,24 @@ class Compilation:
         refuse_lost_rows(captured.graph, parts.total)
         self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
-        lower = precision.torch_dtype if precision else None
-        apply_autocast(captured.graph, captured.parameters, world.device().type, lower)
-        divide = partial(
-            partition,
-            captured,
-            self.mesh,
+        half = precision.torch_dtype if precision else None
+        apply_autocast(captured.graph, captured.parameters, world.device().type, half)
+        constraints = Constraints(
             input_layouts=layouts,
-            strategies={},
             output_batch_axes=self.mesh.axes if self.settings.dataset_strategy == "data_parallel" else (),
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
+        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root)
+        self.settings = chosen.settings
+        self.storage.use_hsdp(chosen.settings.hsdp)
+
+        def divide() -> LocalProgram:
+            program = lower(captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)))
+            program.notes += chosen.notes
+            return program
+
         is_beside = world.device().type != "cpu"
         host_inputs = [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
         return captured, self._place(captured, divide, host_inputs, parts)

@@ -100,16 +100,17 @@ def searched(name: str, mode: str) -> Found:
     network, batch = build(name)
     step = AutoParallel(network, mode).dataset_strategy("full_batch")
     losses = train(step, batch)
-    plan = step.plan
-    assert plan.traffic is not None
+    counted, plan = dict(traffic.bytes), step.plan
+    assert plan.traffic is not None and plan.price is not None
     return {
         "losses": losses,
         "right": serial(name),
         "strategies": plan.strategies()["operators"],
         "notes": list(plan.notes),
         "explain": plan.explain(),
-        "counted": dict(traffic.bytes),
+        "counted": counted,
         "planned": plan.traffic.bytes,
+        "priced": plan.price.traffic_bytes,
         "mode": plan.mode,
     }
 
@@ -130,14 +131,14 @@ def file() -> Found:
     other = AutoParallel(network).dataset_strategy("full_batch").load_operator_strategy_file(path)
     try:
         train(other, batch)
-        error = ""
-    except StrategyError as found:
-        error = str(found)
+        refused = ""
+    except StrategyError as error:
+        refused = str(error)
     return {
         "losses": [losses, again],
         "saved": json.loads(path.read_text()),
         "plans": [first.plan.strategies(), second.plan.strategies()],
-        "error": error,
+        "refused": refused,
     }
 
 
@@ -154,19 +155,22 @@ def honoured(mode: str) -> Found:
 def fits(limit_mb: float) -> Found:
     """Search within a limit of memory; tell what was done, or the error."""
     network, batch = build("mlp")
-    step = AutoParallel(network, "auto").dataset_strategy("full_batch").search(PROFILES["h100"], memory_limit_mb=limit_mb)
+    step = (
+        AutoParallel(network, "auto").dataset_strategy("full_batch").search(PROFILES["h100"], memory_limit_mb=limit_mb)
+    )
     try:
         losses = train(step, batch)
     except StrategyError as error:
-        return {"error": "", "refused": str(error)}
-    return {"losses": losses, "right": serial("mlp"), "notes": list(step.plan.notes), "bytes": step.plan.local_bytes}
+        return {"refused": str(error)}
+    assert step.plan.price is not None
+    return {"losses": losses, "right": serial("mlp"), "memory": step.plan.price.memory_bytes}
 
 
-def cases(ranks: int) -> dict[str, Callable[[], Found]]:  # noqa: ARG001 - the same on every number of ranks
+def cases(ranks: int) -> dict[str, Callable[[], Found]]:
     """Return the cases by name."""
     found: dict[str, Callable[[], Found]] = {
         f"{name}/{mode}": (lambda name=name, mode=mode: searched(name, mode)) for name in NETWORKS for mode in MODES
     }
     found["file"] = file
     found["honoured"] = lambda: honoured("dynamic_programming")
-    return found | {f"limit/{limit}": (lambda limit=limit: fits(limit)) for limit in (1000.0, 0.3, 0.01)}
+    return found | {f"limit/{limit}": (lambda limit=limit: fits(limit)) for limit in (1000.0, 0.45, 0.3, 0.01)}

@@ -26,6 +26,7 @@ from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
+from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import OperatorPlan
 from msrun.runtime.schedule.segments import render_segments
 from msrun.runtime.sharding.layout import Mesh
@@ -102,6 +103,8 @@ class ParallelPlan:
     traffic: Totals | None = None
     """All messages of one training step on this rank, all copies together; None when they could not be told."""
     pipeline: PipelinePlan | None = None
+    price: PriceSummary | None = None
+    """What the search of strategies reckons a step to take; None when nothing was searched."""
     borders: tuple[BorderPlan, ...] = ()
     """Values that are copied between host and device, of one part of the batch."""
 
@@ -248,11 +251,13 @@ def build_parallel_plan(
     mesh: Mesh,
     rank: int,
     layouts: Sequence[Layout] = (),
+    price: PriceSummary | None = None,
 ) -> ParallelPlan:
     """Put every decision about one captured call together.
 
     Args:
         layouts: those that the user gave; parameters are described in their names where they can be.
+        price: of searched strategies.
     """
     step = (
         predict_traffic(compiled, rank)
@@ -279,6 +284,7 @@ def build_parallel_plan(
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,
+        price=price,
         borders=build_border_plans(compiled.program, step.borders) if step.borders else (),
     )
 

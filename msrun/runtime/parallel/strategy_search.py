@@ -13,7 +13,7 @@ from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.decisions import Decisions
-from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.partition.price import PriceSummary, StepSpec
 from msrun.runtime.search.search import search
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
@@ -29,6 +29,8 @@ class ChosenStrategies:
     """With optimizer parallel or recomputation where a step would not fit without."""
     splits: Mapping[str, LabelSplit] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    price: PriceSummary | None = None
+    """Of searched strategies."""
 
 
 def choose_strategies(
@@ -62,7 +64,7 @@ def choose_strategies(
         given_limit = settings.activation_limit_bytes
         limit = found.activation_limit_bytes if given_limit is None else min(given_limit, found.activation_limit_bytes)
         settings = replace(settings, activation_limit_bytes=limit)
-    return ChosenStrategies(settings, found.plan.splits, tuple(found.notes))
+    return ChosenStrategies(settings, found.plan.splits, tuple(found.notes), found.plan.price.summary)
 
 
 def _shard_axes(

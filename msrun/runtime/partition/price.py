@@ -80,6 +80,49 @@ class OperatorPrice:
 
 
 @dataclass(frozen=True)
+class PriceSummary:
+    """A price in a few numbers, for plans."""
+
+    seconds: float
+    """One training step, with nothing overlapped."""
+    compute_s: float
+    communication_s: float
+    update_s: float
+    parameter_bytes: int
+    """At rest."""
+    gathered_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    traffic_bytes: dict[str, int]
+    """Operation -> bytes of its inputs on one rank."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the device must hold at the peak."""
+        own = self.parameter_bytes + self.gathered_bytes + self.gradient_bytes + self.optimizer_bytes
+        return own + self.activation_bytes
+
+    @property
+    def memory_text(self) -> str:
+        """What of the memory is which, in MB."""
+        kinds = {
+            "parameters": self.parameter_bytes + self.gathered_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+        }
+        return ", ".join(f"{name} {size / 2**20:.1f}" for name, size in kinds.items())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds * 1e3:.3f} ms a step: computing {self.compute_s * 1e3:.3f}, messages "
+            f"{self.communication_s * 1e3:.3f}, update {self.update_s * 1e3:.3f}; "
+            f"{self.memory_bytes / 2**20:.1f} MB: {self.memory_text}"
+        )
+
+
+@dataclass(frozen=True)
 class Price:
     """Seconds and bytes of one training step on one rank."""
 
@@ -131,21 +174,19 @@ class Price:
         return Totals.of(each.message for each in (*own, *self.gathers, *self.sums))
 
     @property
-    def memory_text(self) -> str:
-        """What of the memory is which, in MB."""
-        kinds = {
-            "parameters": self.parameter_bytes + self.gathered_bytes,
-            "gradients": self.gradient_bytes,
-            "optimizer": self.optimizer_bytes,
-            "activations": self.activation_bytes,
-        }
-        return ", ".join(f"{name} {size / 2**20:.1f}" for name, size in kinds.items())
-
-    def __str__(self) -> str:
-        return (
-            f"{self.seconds * 1e3:.3f} ms a step: computing {sum(self.compute_s) * 1e3:.3f}, messages "
-            f"{sum(self.communication_s) * 1e3:.3f}, update {self.update_s * 1e3:.3f}; "
-            f"{self.memory_bytes / 2**20:.1f} MB: {self.memory_text}"
+    def summary(self) -> PriceSummary:
+        """The price in a few numbers."""
+        return PriceSummary(
+            self.seconds,
+            sum(self.compute_s),
+            sum(self.communication_s),
+            self.update_s,
+            self.parameter_bytes,
+            self.gathered_bytes,
+            self.gradient_bytes,
+            self.optimizer_bytes,
+            self.activation_bytes,
+            self.traffic.bytes,
         )
 
 

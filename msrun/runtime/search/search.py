@@ -89,8 +89,8 @@ class Found:
         """What the plan's explanation says of the search."""
         saved = self.data_parallel.seconds / self.plan.price.seconds
         lines = [
-            f"searched ({self.plan.name}): {self.plan.price}",
-            f"data parallel instead: {self.data_parallel}; {saved:.2f} times the searched plan's time",
+            f"searched ({self.plan.name}): {self.plan.price.summary}",
+            f"data parallel instead: {self.data_parallel.summary}; {saved:.2f} times the searched plan's time",
         ]
         if self.shards_optimizer:
             lines.append("searched: parameters and optimizer state are stored cut (hsdp level1), or they would not fit")
@@ -195,9 +195,10 @@ class _Search:
         }
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         need, missing = cost.memory_bytes, cost.memory_bytes - limit
+        kinds = cost.summary.memory_text
         return StrategyError(
             f"no strategy fits into {_size(limit)} of the device: the smallest step found needs {_size(need)}, "
-            f"{_size(missing)} too much ({cost.memory_text}); the largest parameters are {', '.join(largest)}: give "
+            f"{_size(missing)} too much ({kinds}); the largest parameters are {', '.join(largest)}: give "
             "more ranks or memory, a smaller batch, or an optimizer with less state"
         )
 

@@ -39,6 +39,7 @@ from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.wanted import entry_layout
 from msrun.runtime.schedule.regions import RecomputeSpec
@@ -60,6 +61,8 @@ class Compilation:
     storage: ParameterStorage
     layouts: list[Layout] = field(default_factory=list)
     """Named layouts that the user gave, in order: their names are those of the plan."""
+    price: PriceSummary | None = None
+    """Of the strategies that were searched for last."""
 
     def find_wrappers(self) -> list[DividedBatch]:
         """Return the wrappers of the network that divide its batch, outermost first. All ranks call it together."""
@@ -107,7 +110,12 @@ class Compilation:
         build = self._builder(captured, program, parts)
         limit = self.settings.activation_limit_bytes
         if limit is not None:
-            recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            try:
+                recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            except StrategyError as error:
+                if self.settings.search is None:
+                    raise
+                raise StrategyError(f"no searched strategy fits into the device: {error}") from None
             program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
         if self.settings.overlaps_weights:
@@ -118,7 +126,13 @@ class Compilation:
         if parts.micro_batches > 1 and len(program.outputs) > 1:
             program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
         plan = build_parallel_plan(
-            compiled, self.storage, settings=self.settings, mesh=self.mesh, rank=self.rank, layouts=self.layouts
+            compiled,
+            self.storage,
+            settings=self.settings,
+            mesh=self.mesh,
+            rank=self.rank,
+            layouts=self.layouts,
+            price=self.price,
         )
         return captured, compiled, plan
 
@@ -175,7 +189,7 @@ class Compilation:
             is_strict=self.settings.is_strict,
         )
         chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root)
-        self.settings = chosen.settings
+        self.settings, self.price = chosen.settings, chosen.price
         self.storage.use_hsdp(chosen.settings.hsdp)
 
         def divide() -> LocalProgram:

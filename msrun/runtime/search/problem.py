@@ -81,39 +81,3 @@ class Problem:
             for variable, number in zip(self.variables, choice, strict=True)
             for node in variable.nodes
         }
-
-
-def improve(problem: Problem, choice: Sequence[int], rounds: int = 8) -> Choice:
-    """Return a plan that no change of one variable, nor of two neighbours at once, makes cheaper.
-
-    Stops after so many rounds over all edges.
-    """
-    best, neighbours = list(choice), problem.neighbours()
-    for _ in range(rounds):
-        before = list(best)
-        for index in range(len(best)):
-            costs = problem.variables[index].seconds + _around(neighbours, best, index, ())
-            best[index] = _least(costs, best[index])
-        for (i, j), between in problem.edges.items():
-            first = problem.variables[i].seconds + _around(neighbours, best, i, (j,))
-            second = problem.variables[j].seconds + _around(neighbours, best, j, (i,))
-            costs = first[:, None] + second[None, :] + between
-            found = _least(costs.ravel(), best[i] * costs.shape[1] + best[j])
-            best[i], best[j] = divmod(found, costs.shape[1])
-        if best == before:
-            break
-    return best
-
-
-def _around(
-    neighbours: Sequence[Mapping[int, Costs]], choice: Sequence[int], index: int, without: Sequence[int]
-) -> Costs:
-    """Return what each split of a variable costs on its edges to chosen neighbours."""
-    own = [costs[:, choice[other]] for other, costs in neighbours[index].items() if other not in without]
-    return np.sum(own, axis=0) if own else np.zeros(())
-
-
-def _least(costs: Costs, present: int) -> int:
-    """Return the cheapest choice; the present one where nothing is cheaper by more than rounding."""
-    found = int(np.argmin(costs))
-    return found if costs[found] < costs[present] * (1 - 1e-12) else present

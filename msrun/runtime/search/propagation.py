@@ -1,6 +1,6 @@
 """Sharding propagation: from the operators that the user has configured outwards, each next operator takes the split
 that is cheapest beside its decided neighbours (MindSpore's `sharding_propagation`). Without any configured operator it
-begins where the batch comes in. Afterwards neighbours are improved in pairs.
+begins where the batch comes in. Afterwards the plan is improved window by window.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections import deque
 
 import numpy as np
 
-from msrun.runtime.search.problem import Choice, Problem, improve
+from msrun.runtime.search.problem import Choice, Problem
+from msrun.runtime.search.windows import improve
 
 
 def solve_propagation(problem: Problem) -> Choice:

@@ -3,14 +3,15 @@ to the dimension that is cheapest there, or to none.
 
 After MindSpore's double recursion (Wang et al., "Efficient and systematic partitioning of large and deep neural
 networks for parallelization", Euro-Par 2021): operators in order, each decided once a level, time linear in their
-number. Afterwards neighbours are improved in pairs, which a single descent cannot do.
+number. 
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from msrun.runtime.search.problem import Choice, Problem, improve
+from msrun.runtime.search.problem import Choice, Problem
+from msrun.runtime.search.windows import improve
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
 

@@ -33,6 +33,9 @@ SEARCH_MODES: Mapping[str, Callable[[Problem, Mesh], Choice]] = {
 """How a problem is solved. "auto" tries all but the last."""
 AUTO = "auto"
 _AUTO_TRIES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
+_MEMORY_WEIGHTS = (1 / 64, 1 / 8, 1.0, 8.0, 64.0, 512.0)
+"""Prices of memory, beside the first plan's seconds per byte, at which smaller plans are looked for: whatever the limit
+is, so that more memory never leads to a slower plan."""
 MB = 2**20
 
 
@@ -153,32 +156,14 @@ class _Search:
         raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
 
     def _solve(self, problem: Problem, mode: str, *, shards_all: bool) -> list[Plan]:
-        """Return plans of one way to search: the fastest one, and where that does not fit smaller ones."""
+        """Return plans of one way to search: the fastest one as choices are priced one by one, and smaller ones."""
         solve = SEARCH_MODES[mode]
 
-        def at(seconds_per_byte: float) -> Plan:
-            weighed = problem.weighing_memory(seconds_per_byte) if seconds_per_byte else problem
-            return self._plan(problem.splits(solve(weighed, self._mesh)), mode, shards_all=shards_all)
-
-        plans = [at(0.0)]
-        if plans[0].price.memory_bytes <= self._limit:
-            return plans
-        low, rate = 0.0, plans[0].price.seconds / max(1, plans[0].price.memory_bytes) / 16
-        for _ in range(6):  # dearer memory, until a plan fits
-            plans.append(at(rate))
-            if plans[-1].price.memory_bytes <= self._limit:
-                break
-            low, rate = rate, rate * 8
-        else:
-            return plans
-        for _ in range(4):
-            middle = (low + rate) / 2
-            plans.append(at(middle))
-            if plans[-1].price.memory_bytes <= self._limit:
-                rate = middle
-            else:
-                low = middle
-        return plans
+        first = solve(problem, self._mesh)
+        unit = problem.seconds(first) / max(1.0, problem.memory(first))
+        weighed = (problem.weighing_memory(unit * weight) for weight in _MEMORY_WEIGHTS)
+        choices = dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)]))
+        return [self._plan(problem.splits(choice), mode, shards_all=shards_all) for choice in choices]
 
     def _plan(self, splits: Splits, name: str, *, shards_all: bool) -> Plan:
         decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))

@@ -44,7 +44,7 @@ from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
-from msrun.runtime.parallel.strategy_file import write_layout_files
+from msrun.runtime.parallel.strategy_file import write_layout_files, write_operator_strategies
 from msrun.runtime.parallel.verification.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
@@ -73,6 +73,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
             "data_parallel": every rank runs the network as it is, without capture: torch's DDP, with hsdp its FSDP2.
             "hybrid_parallel": the same around parts cut by hand (`layerwise_parallel`, `all_reduce`, ...).
             "stand_alone": every rank trains for itself, nothing is exchanged.
+            "dynamic_programming", "recursive_programming", "sharding_propagation", "exact" or "auto": semi_auto whose
+            strategies are searched for, see `search`; "auto_parallel" is recursive_programming.
             None: what `set_auto_parallel_context` says, else "semi_auto".
         compat: "torch", the default: losses of copies, and without capture gradients of ranks, are averaged;
             "mindspore": they are added up.
@@ -296,6 +298,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         self._captured.insert(0, call)
         self._write_layouts(target.root)
         if world.get_rank() == 0:
+            if self.settings.strategies_to is not None and len(self._captured) == 1:
+                write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
             if (count := len(self._captured)) in (8, 64, 512):
                 log.warning(

@@ -18,6 +18,7 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.messages import start_receive, start_send
 from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
@@ -39,8 +40,12 @@ class Line:
     """World ranks, by pipeline rank."""
     own: int
     """This rank's pipeline rank."""
-    group: dist.ProcessGroup
     device: torch.device
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Their process group, made at its first use."""
+        return ranks_group(self.ranks)
 
     def actions_of(self, schedule: Schedule) -> Sequence[Action]:
         """Return what this rank does, in order; with early receives where the backend carries both ways at once."""

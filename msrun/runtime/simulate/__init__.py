@@ -1,0 +1,1 @@
+"""Dry runs: a job of any size seen from one process, before it runs."""

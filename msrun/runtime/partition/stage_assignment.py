@@ -19,9 +19,12 @@ from torch import Tensor, fx
 
 from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.partition.operator_cost import operator_cost, parameter_cost
+from msrun.runtime.cost.operators import operations
 from msrun.runtime.sharding.operators.rule import operator_call
 
+OPERATIONS_PER_BYTE = 8.0
+"""Operations that count as much as one byte of a parameter: what its gather, reduction and update cost in a step, and
+its memory. It matters for embeddings and other large tables that compute little."""
 SLACK = 1.1
 """A stage may cost this much more than the most expensive one of the best division, where less data travels then."""
 
@@ -119,13 +122,23 @@ def _costs(captured: CapturedGraph, operators: Sequence[fx.Node]) -> dict[fx.Nod
     counted: set[fx.Node] = set()
     costs = {}
     for node in operators:
-        cost = operator_cost(node)
+        cost = _operations(node)
         for source in node.all_input_nodes:
             if source.name in captured.parameters and source not in counted:
                 counted.add(source)
-                cost += parameter_cost(source.meta["val"])
+                value = source.meta["val"]
+                cost += OPERATIONS_PER_BYTE * value.numel() * value.element_size()
         costs[node] = cost
     return costs
+
+
+def _operations(node: fx.Node) -> float:
+    """Return the operations of one operator on global shapes: only their proportions matter here."""
+    value = node.meta.get("val")
+    results = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, Tensor)]
+    if not results or _is_item(node):
+        return 0.0
+    return operations(node.target, operator_call(node).shapes, sum(each.numel() for each in results))
 
 
 # -- equal cost ------------------------------------------------------------------------------------------------------

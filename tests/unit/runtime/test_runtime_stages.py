@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,15 +19,16 @@ from msrun.runtime import Pipeline, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
+from msrun.runtime.cost.operators import operations
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values
-from msrun.runtime.partition.operator_cost import OPERATIONS_PER_BYTE, operator_cost
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.stage_assignment import SLACK, StageAssignment, assign_stages, divide
+from msrun.runtime.partition.stage_assignment import OPERATIONS_PER_BYTE, SLACK, StageAssignment, assign_stages, divide
 from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.rule import operator_call
 
 
 class Network(nn.Module):
@@ -213,7 +215,10 @@ def test_more_stages_than_operators_are_refused() -> None:
 
 def test_cost_of_an_operator_is_its_operations() -> None:
     _, graph = captured_graph()
-    costs = {node.name: operator_cost(node) for node in graph.graph.nodes if node.op == "call_function"}
+    calls = {node.name: operator_call(node) for node in graph.graph.nodes if node.op == "call_function"}
+    costs = {
+        name: operations(call.node.target, call.shapes, math.prod(call.output_shape)) for name, call in calls.items()
+    }
     assert costs["linear"] == 2 * 4 * 8 * 6
     assert costs["matmul"] == 2 * 4 * 6 * 8
     assert costs["tanh"] == 4 * 8

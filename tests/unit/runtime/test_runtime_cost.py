@@ -1,0 +1,123 @@
+"""Prices of operators and collectives, and the profiles of devices that they are told for."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msrun.errors import StrategyError
+from msrun.runtime.cost.collectives import collective_seconds, link_of, message_seconds
+from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
+from msrun.runtime.cost.operators import NOTHING, TensorSpec, backward_work, forward_work
+from msrun.runtime.sharding.layout import build_mesh
+
+aten = torch.ops.aten
+LINK = Link(1.0, 10.0)
+
+
+def specs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[TensorSpec]:
+    return [TensorSpec(shape, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "steps", "nbytes"),
+    [
+        ("all_gather", 4, 3, 3 * 40),
+        ("reduce_scatter", 4, 3, 30),
+        ("all_to_all", 4, 3, 30),
+        ("all_reduce", 2, 1, 40),  # recursive doubling: one step of all bytes; the ring takes two of half
+        ("broadcast", 2, 1, 40),
+        ("halo", 4, 2, 40),
+        ("send", 2, 1, 40),
+    ],
+)
+def test_a_collective_takes_the_steps_and_bytes_of_its_formula(
+    operation: str, ranks: int, steps: int, nbytes: float
+) -> None:
+    assert collective_seconds(operation, 40, ranks, LINK) == pytest.approx(steps * 1.0 + nbytes / 10.0)
+
+
+def test_a_long_all_reduce_goes_round_the_ring_and_a_short_one_up_the_tree() -> None:
+    assert collective_seconds("all_reduce", 8000, 8, LINK) == pytest.approx(14 + 2 * 7000 / 10)
+    assert collective_seconds("all_reduce", 1, 8, LINK) == pytest.approx(3 + 3 * 0.1)
+
+
+def test_a_collective_of_one_rank_is_free_and_an_unknown_one_is_refused() -> None:
+    assert collective_seconds("all_reduce", 1000, 1, LINK) == 0.0
+    with pytest.raises(ValueError, match="unknown collective 'gossip'"):
+        collective_seconds("gossip", 1000, 2, LINK)
+
+
+def test_a_group_that_leaves_its_host_pays_the_link_between_hosts() -> None:
+    mesh, device = build_mesh(16), PROFILES["h100"]
+    assert link_of(mesh, (1, 2, 3), device) is device.in_host
+    assert link_of(mesh, (0,), device) is device.between_hosts
+    assert message_seconds("to_host", 64e9, mesh, (), device) == pytest.approx(1.0, rel=1e-3)
+
+
+@given(
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo", "send"]),
+    st.integers(1, 2**30),
+    st.integers(1, 64),
+    st.floats(1.0, 4.0),
+)
+def test_more_bandwidth_never_makes_a_collective_slower(operation: str, nbytes: int, ranks: int, factor: float) -> None:
+    link = PROFILES["a100"].between_hosts
+    faster = replace(link, bytes_per_s=link.bytes_per_s * factor)
+    assert collective_seconds(operation, nbytes, ranks, faster) <= collective_seconds(operation, nbytes, ranks, link)
+
+
+def test_an_operator_takes_the_longer_of_computing_and_moving_and_at_least_a_launch() -> None:
+    device = replace(PROFILES["cpu"], peak_flops={"float32": 1e9}, memory_bandwidth=1e8, launch_s=1e-3)
+    product = forward_work(aten.linear.default, specs((1000, 1000), (1000, 1000)), specs((1000, 1000)))
+    assert product.seconds(device) == pytest.approx(2.0)
+    addition = forward_work(aten.add.Tensor, specs((1000, 1000), (1000, 1000)), specs((1000, 1000)))
+    assert addition.seconds(device) == pytest.approx(12e6 / 1e8)
+    assert forward_work(aten.add.Tensor, specs((2,), (2,)), specs((2,))).seconds(device) == 1e-3
+
+
+def test_a_view_costs_nothing_and_a_lookup_reads_its_rows_alone() -> None:
+    assert forward_work(aten.transpose.int, specs((8, 4)), specs((4, 8))) is NOTHING
+    table = [TensorSpec((10**6, 4), torch.float32), TensorSpec((3,), torch.int64)]
+    assert forward_work(aten.embedding.default, table, specs((3, 4))).read_bytes == 3 * 4 * 4 + 3 * 8
+
+
+def test_the_way_back_of_a_product_is_one_product_for_each_gradient() -> None:
+    inputs, results = specs((8, 16), (32, 16), (32,)), specs((8, 32))
+    forward = forward_work(aten.linear.default, inputs, results)
+    assert forward.operations == 2 * 8 * 16 * 32
+    assert backward_work(aten.linear.default, inputs, results, [0, 1, 2]).operations == 2 * forward.operations
+    assert backward_work(aten.linear.default, inputs, results, [1, 2]).operations == forward.operations
+    assert backward_work(aten.linear.default, inputs, results, []) is NOTHING
+
+
+def test_a_profile_comes_back_from_json_and_from_a_file(tmp_path: Path) -> None:
+    device = PROFILES["ascend910b"]
+    assert DeviceProfile.from_json(json.dumps(device.to_json())) == device
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(device.to_json()))
+    assert find_profile(path) == find_profile("Ascend910B") == find_profile(device) == device
+
+
+def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match=r"device 'a10'.*must be one of ascend910a, ascend910b, a100"):
+        find_profile("a10")
+    with pytest.raises(StrategyError, match="cannot be read: No such file"):
+        find_profile(tmp_path / "none.json")
+    with pytest.raises(StrategyError, match=r"device profile: KeyError: 'in_host'; its fields are name, peak_flops"):
+        DeviceProfile.from_json("{}")
+    with pytest.raises(StrategyError, match=r"memory_bandwidth = 0; give numbers above 0"):
+        replace(PROFILES["cpu"], memory_bandwidth=0)
+
+
+def test_every_named_profile_computes_faster_in_the_types_of_its_matrix_units() -> None:
+    for device in PROFILES.values():
+        assert math.isfinite(device.flops(torch.int8))
+        assert device.name == "cpu" or device.flops(torch.float16) > device.flops(torch.float32)

@@ -23,12 +23,13 @@ from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.placement import placement_of, placements
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
-from msrun.runtime.parallel.pipeline.compilation import build_stages, divide
+from msrun.runtime.parallel.pipeline.compilation import Division, build_stages, divide
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import Mesh, build_mesh
 
@@ -117,21 +118,15 @@ def sketch_call(
         made, plan = build_stages(of_stage, division)
         assert isinstance(of_stage.storage, SketchedStorage)
         sketches.append(Sketch(range(stage * size, (stage + 1) * size), rank, made, of_stage.storage, plan))
-    traffic = [sketch.plan.traffic for sketch in sketches for _ in range(1) if sketch.plan.traffic is not None]
-    return [
-        replace(
-            sketch,
-            plan=replace(
-                sketch.plan,
-                world_size=world.get_group_size(),
-                pipeline=replace(
-                    build_pipeline_plan(sketch.call, division.assignment, traffic), traffic=tuple(traffic)
-                ),
-            ),
-        )
-        for sketch in sketches
-        if isinstance(sketch.call, PipelinedCall)
-    ]
+    traffic = [sketch.plan.traffic for sketch in sketches if sketch.plan.traffic is not None]
+    return [_with_traffic(sketch, division, traffic) for sketch in sketches]
+
+
+def _with_traffic(sketch: Sketch, division: Division, traffic: Sequence[Totals]) -> Sketch:
+    """Return a sketch whose plan knows what all stages of ranks move."""
+    assert isinstance(sketch.call, PipelinedCall)
+    pipeline = build_pipeline_plan(sketch.call, division.assignment, traffic)
+    return replace(sketch, plan=replace(sketch.plan, world_size=world.get_group_size(), pipeline=pipeline))
 
 
 def _compilation(

@@ -88,7 +88,8 @@ def compile_pipeline(
     compilation.check_ranks_agree("built")
     _ = result.line.group  # its ranks make it together, before other groups of some of them
     assert plan.traffic is not None
-    stages_plan = build_pipeline_plan(result, division.assignment, gather(plan.traffic))
+    traffic = gather(plan.traffic)[:: compilation.mesh.size]
+    stages_plan = build_pipeline_plan(result, division.assignment, traffic)
     return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
 
 

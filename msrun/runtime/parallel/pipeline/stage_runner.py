@@ -6,7 +6,7 @@ receives are started where the schedule says and waited for where the value is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +30,8 @@ Direction = Literal["F", "B"]
 Place = tuple[int, int]
 """(stage, micro batch)"""
 Batch = Sequence[Tensor]
+on_action: list[Callable[[Action | None], None]] = []
+"""Called before every action of a step, and with None after the last one."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,11 @@ class StepRun:
     def run(self) -> None:
         """Do everything; gradients of parameters are added up in the gathered groups."""
         for action in self._actions:
+            for look in on_action:
+                look(action)
             self._do(action)
+        for look in on_action:
+            look(None)
         for pending in self._sends:
             pending.wait()
 

@@ -33,8 +33,9 @@ from msrun.runtime.joining.meet import meet
 from msrun.runtime.joining.ms_role import find_scheduler
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
-from msrun.runtime.joining.simulated import SOURCE, join_fake_world, read_level
+from msrun.runtime.joining.simulated import REAL_VALUES, SOURCE, join_fake_world, read_level
 from msrun.runtime.joining.spec import ALONE, WorldSpec
+from msrun.runtime.nn.valueless import keep_no_values
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.futex import why_not
 from msrun.runtime.shm.registration import register
@@ -92,6 +93,8 @@ def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
         return replace(spec, global_rank=dist.get_rank())
     if spec.source == SOURCE:
         join_fake_world(spec)
+        if read_level(os.environ) < REAL_VALUES:
+            keep_no_values()
         return spec
     store: Store | None = None
     if spec.meeting is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from msrun.runtime.joining.spec import WorldSpec, parse_number
 
 SOURCE = "dry run"
 LEVELS = range(4)
+REAL_VALUES = 3
+"""Level from which parameters have values and steps are run."""
 
 
 def find_simulated(environ: Mapping[str, str]) -> WorldSpec | None:
@@ -45,6 +48,5 @@ def join_fake_world(spec: WorldSpec) -> None:
 
     Its groups cost nothing to make, whatever their size (torch 2.11 to 2.13).
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # it registers torch's backend "fake", too
-
-    dist.init_process_group("fake", store=FakeStore(), rank=spec.global_rank, world_size=spec.world_size)
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # it registers torch's backend "fake"
+    dist.init_process_group("fake", store=dist.HashStore(), rank=spec.global_rank, world_size=spec.world_size)

@@ -10,7 +10,8 @@ from msrun.runtime.simulate.host_traffic import HostTraffic, count_host_traffic
 from msrun.runtime.simulate.job import RankClass, SimulatedJob, StepTime
 from msrun.runtime.simulate.recording import Span
 from msrun.runtime.simulate.report import KINDS, Report, memory_of
-from msrun.runtime.simulate.table import format_bytes, format_seconds, render_table
+from msrun.runtime.simulate.table import render_table
+from msrun.runtime.simulate.units import format_bytes, format_seconds
 
 COLOURS = ("#4e79a7", "#59a14f", "#9c755f", "#f28e2b", "#edc948", "#e15759", "#b07aa1")
 PHASE_COLOURS = {"activations": "#8fb8de", "recompute": "#f2d388", "backward": "#a8d5a2", "optimizer": "#c9b29b"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msrun.runtime.simulate.job import RankClass, StepTime
 from msrun.runtime.simulate.report import KINDS, LEVELS, Report, memory_of
+from msrun.runtime.simulate.units import format_bytes, format_seconds
 
 _HEADS = ("parameters", "gradients", "optimizer", "activations", "recompute", "backward", "messages")
 MAX_ROWS = 16
@@ -63,21 +64,3 @@ def _ranks(found: RankClass) -> str:
     if len(found.ranks) == 1:
         return f"rank {found.ranks[0]}{stages}"
     return f"ranks {found.ranks[0]}-{found.ranks[-1]}{stages}"
-
-
-def format_bytes(count: float) -> str:
-    """Return a number of bytes with a unit: 0, 512 B, 1.50 MB; powers of 1024."""
-    if not count:
-        return "0"
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.3g} TB"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time with a unit: 1.23 s, 45.6 ms, 7 us."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

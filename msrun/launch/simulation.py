@@ -16,6 +16,8 @@ from msrun.errors import UsageError, WorkerFailed
 from msrun.launch.output import say_lines
 from msrun.planning.simulation import Simulation
 
+_COMPUTES = 3
+_BEFORE = {False: "without a training step of AutoParallel", True: "before its fourth training step of AutoParallel"}
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -47,8 +49,8 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
         return contract.EXIT_SIGNAL_BASE - status if status < 0 else status
     if not report.exists():
         raise WorkerFailed(
-            "the script ended without a training step of AutoParallel, so there is nothing to report: wrap the network "
-            "or the step function in msrun.runtime.AutoParallel, and call init() before",
+            f"the script ended {_BEFORE[simulation.level == _COMPUTES]}, so there is nothing to report: call init(), and "
+            "train with msrun.runtime.AutoParallel",
             contract.EXIT_USAGE,
         )
     if not quiet:

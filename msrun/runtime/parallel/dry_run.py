@@ -11,15 +11,9 @@ from msrun.runtime.capture.target import Target
 if TYPE_CHECKING:
     from msrun.runtime.parallel.auto_parallel import AutoParallel
 
-COMPUTES = 3
-"""Level at which steps are run."""
-
-
 def look_at_dry_run(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """In a dry run, report what this call would do and end the process; at level 3 after some steps."""
-    level = world.simulation_level()
-    if level is None:
-        return
-    from msrun.runtime.simulate.session import end_dry_run
+    if world.simulation_level() is not None:
+        from msrun.runtime.simulate.session import begin_step
 
-    end_dry_run(parallel, target, args, kwargs)
+        begin_step(parallel, target, args, kwargs)

@@ -105,7 +105,7 @@ def simulate_job(
     if settings.parallel_mode != "semi_auto":
         raise StrategyError(
             f"a dry run with parallel_mode={settings.parallel_mode!r}: only captured networks can be looked at; use "
-            'parallel_mode="semi_auto", or --sim_level 3'
+            'parallel_mode="semi_auto"'
         )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)

@@ -28,8 +28,21 @@ FORMAT = 1
 PARAMETERS, STATE = "parameters", "optimizer_state"
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, RECOMPUTED, BACKWARD, MESSAGES)
 """What memory is for, in the order in which it is shown."""
-LEVELS = {0: "plan", 1: "plan and memory", 2: "plan, memory and time"}
+LEVELS = {0: "plan", 1: "plan and memory", 2: "plan, memory and time", 3: "plan, memory, time, and steps of one rank"}
 MICRO = 1e6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What running the steps of one rank took here, with nothing sent; of level 3."""
+
+    steps: int
+    rank: int
+    """That was run."""
+    step_s: float
+    """Mean."""
+    process_bytes: int
+    """Most memory of the whole process."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Report:
     notes: tuple[str, ...]
     changes: Changes | None = None
     """What other settings would do; of `msrun estimate`."""
+    measured: Measured | None = None
 
     @property
     def hosts(self) -> int:
@@ -63,6 +77,7 @@ class Report:
             "device": device.to_json(),
             "classes": [_class_json(found) for found in self.job.classes],
             "step": None if step is None else _step_json(step),
+            "measured": None if self.measured is None else asdict(self.measured),
             "fits": self.job.fits if self.level else None,
             "changes": None if self.changes is None else self.changes.to_json(),
             "notes": list(self.notes),

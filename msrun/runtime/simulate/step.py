@@ -228,8 +228,8 @@ def _optimizer_step(
                 step(some)
     except (RuntimeError, NotImplementedError) as error:
         raise StrategyError(
-            f"{type(optimizer).__name__}: its step needs values, which a dry run below level 3 does not have "
-            f"({str(error).splitlines()[0][:120]}); use --sim_level 3, or --sim_level 0"
+            f"{type(optimizer).__name__}: its step needs values, which a dry run does not have "
+            f"({str(error).splitlines()[0][:120]}); use --sim_level 0"
         ) from error
     return sum(_nbytes(value) for state in some.state.values() for value in _tensors(state))
 

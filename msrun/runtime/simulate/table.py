@@ -22,6 +22,13 @@ def render_table(report: Report) -> str:
     lines += [job.plan.summary(), "", *_memory(job.classes, job.device.memory_bytes)]
     if job.step is not None:
         lines += ["", *_time(job.step)]
+    if report.measured is not None:
+        found = report.measured
+        lines.append(
+            f"run here on rank {found.rank}: "
+            f"{format_seconds(found.step_s)} a step without messages, mean of {found.steps}; the process took "
+            f"{format_bytes(found.process_bytes)}"
+        )
     traffic = job.classes[0].plan.traffic
     lines += ["", f"one training step moves, on {_ranks(job.classes[0])}: {traffic}"]
     if report.changes is not None:

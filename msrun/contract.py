@@ -67,6 +67,12 @@ MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
 MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
 """Directory in which every worker writes its part of the job's trace; not set without --trace."""
+MSRUN_SIM_LEVEL: Final = "MSRUN_SIM_LEVEL"
+"""0 to 3 in a dry run: this process stands for a rank of a world that does not exist."""
+MSRUN_SIM_DEVICE: Final = "MSRUN_SIM_DEVICE"
+"""Name of the device profile of a dry run."""
+MSRUN_SIM_ESTIMATE: Final = "MSRUN_SIM_ESTIMATE"
+"""1: `msrun estimate`, which also tries other settings."""
 MSRUN_STACK_SIGNAL: Final = "MSRUN_STACK_SIGNAL"
 """Number of the signal on which a worker writes the stacks of all its threads to its log."""
 MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a variable
@@ -110,6 +116,9 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_DEVICE_TARGET,
         MSRUN_PROGRESS,
         MSRUN_TRACE_DIR,
+        MSRUN_SIM_LEVEL,
+        MSRUN_SIM_DEVICE,
+        MSRUN_SIM_ESTIMATE,
         MSRUN_STACK_SIGNAL,
         MSRUN_SERVER_TOKEN,
     }
@@ -124,6 +133,11 @@ EVENTS_JSONL: Final = "events.jsonl"
 FAILURE_JSON: Final = "failure.json"
 TRACE_JSON: Final = "trace.json"
 """What `msrun trace` writes."""
+SIMULATION_JSON: Final = "simulation.json"
+"""What a dry run found out; docs/reference/simulation.md has its fields."""
+SIMULATION_HTML: Final = "simulation.html"
+SIMULATION_TRACE: Final = "simulation_trace.json"
+"""The simulated step for Perfetto."""
 LAUNCHER_LOG: Final = "msrun.log"
 """The launcher's own text when it was detached with --join=False."""
 LOCK_FILE: Final = "job.lock"

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.build_spec import build_spec
+from msrun.cli.estimate_command import estimate_command
 from msrun.cli.example_command import examples_command
 from msrun.cli.foreign_words import describe_late_options, describe_separate_value
 from msrun.cli.help_page import LaunchCommand, ScriptWords
@@ -46,6 +47,7 @@ Examples:
   srun --ntasks-per-node=1 msrun train.py
   msrun examples list
   msrun trace log_output
+  msrun estimate train.py --device h100 --worker_num 64
 
 --a-b is the same as --a_b; S is a number of seconds. A value that may be left out follows =, as in --dry_run=json or
 --quiet=False. Everything after SCRIPT belongs to the script. Any option may also be set as MSRUN_<OPTION> in the
@@ -87,6 +89,8 @@ def command(**options: Any) -> int:
     _say_hint(sources.hint, options)
     if options["check"]:
         return _check(options)
+    if options["sim_level"] is not None:
+        return _simulate(options)
     spec = _spec(options, sources)
     _say_hint(describe_late_options(spec.program), options)
     caller = without_option_variables(os.environ, option_shapes(command.params))
@@ -173,6 +177,14 @@ def _discover(options: dict[str, Any], given: Collection[str], sources: Sources)
     for line in found.lines:
         say(line, quiet=options["quiet"])
     return {**options, **found.options}
+
+
+def _simulate(options: dict[str, Any]) -> int:
+    """--sim_level: run the script in one process that stands for a rank."""
+    from msrun.cli.simulation import build_simulation
+    from msrun.launch.simulation import run_simulation
+
+    return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
 
 
 def _check(options: dict[str, Any]) -> int:
@@ -340,10 +352,12 @@ def _has_directory() -> bool:
 
 
 def _start(words: list[str], sources: Sources) -> int:
-    """Run the command that the words begin with: `examples`, `trace`, or else the job."""
-    named = {str(one.name): one for one in (examples_command, trace_command)}
+    """Run the command that the words begin with: `examples`, `trace`, `estimate`, or else the job."""
+    named = {str(one.name): one for one in (examples_command, trace_command, estimate_command)}
     if words and words[0] in named:
         text = named[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
+        if type(text) is int:  # the exit status of what it has run
+            return text
         if isinstance(text, str):  # click itself has printed --help
             _print_text(text)
         return contract.EXIT_OK

@@ -105,6 +105,21 @@ GROUPS: dict[str, list[click.Option]] = {
         ),
         option("rank_table_file", "FILE", type=PATH, help="Rank table of the job.  [default: generated]"),
         option(
+            "sim_level",
+            "LEVEL",
+            type=click.IntRange(0, 3),
+            help="Dry run of the script's first training step in one process, on a world that does not exist. 0: the "
+            "plan; 1: also memory; 2: also time; 3: run the steps of one rank for real, nothing sent.",
+        ),
+        option("sim_rank_id", "RANK", type=int, default=0, show_default=True, help="Rank that a dry run stands for."),
+        option(
+            "sim_device",
+            "PROFILE",
+            default="cpu",
+            show_default=True,
+            help="Device profile of a dry run: ascend910a, ascend910b, a100, h100, h200, cpu, or a JSON file.",
+        ),
+        option(
             "start_method",
             "METHOD",
             type=click.Choice(["auto", "fork", "exec"]),

@@ -2,7 +2,7 @@
 
     from msrun.runtime import init, AutoParallel, MicroBatchInterleaved, Model, LossMonitor, no_init_parameters
 
-`msrun.runtime.optim` and `.data` hold optimizers and datasets; `.nn`, `.parallel` and `.train` the names of this one
+`msrun.runtime.optim` and `.data` hold optimizers and datasets; `.nn`, `.parallel`, `.simulate` and `.train` the names of this one
 that are defined there.
 """
 
@@ -15,7 +15,7 @@ from msrun.runtime.public_names import names_below
 from msrun.runtime.requirements import require_packages
 
 _MODULES = names_below(__name__)
-_ROOMS = ("data", "nn", "optim", "parallel", "train")
+_ROOMS = ("data", "nn", "optim", "parallel", "simulate", "train")
 
 __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch.nn or torch.optim
 
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from msrun.runtime.server.context import set_ps_context as set_ps_context
     from msrun.runtime.server.parameters import set_param_ps as set_param_ps
     from msrun.runtime.sharding.named_layout import Layout as Layout
+    from msrun.runtime.simulate.calibration import calibrate as calibrate
     from msrun.runtime.train.callbacks import Callback as Callback
     from msrun.runtime.train.callbacks import EarlyStopping as EarlyStopping
     from msrun.runtime.train.callbacks import LearningRateScheduler as LearningRateScheduler

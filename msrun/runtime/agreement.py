@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.world import get_rank
+from msrun.runtime.world import get_rank, simulation_level
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
@@ -27,12 +27,13 @@ def decide(question: Callable[[], T]) -> T:
         CheckpointError: what rank 0 met instead of an answer; the same on every rank.
     """
     answer: list[Any] = [None, None]
-    if get_rank() == 0:
+    is_simulated = simulation_level() is not None
+    if get_rank() == 0 or is_simulated:
         try:
             answer = [question(), None]
         except (ParallelError, OSError) as error:
             answer = [None, describe(error)]
-    if dist.is_initialized():
+    if dist.is_initialized() and not is_simulated:
         with waiting_in(lambda: "the broadcast of rank 0's answer"):
             dist.broadcast_object_list(answer, 0)
     value, failure = answer
@@ -81,12 +82,18 @@ def _raise_first(own: str | None, failures: list[str | None]) -> None:
             raise CheckpointError(f"rank {rank}: {other}")
 
 
-def gather(value: T, group: Group = None) -> list[T]:
-    """Return every rank's value on every rank, in order."""
+def gather(value: T, group: Group = None, *, what: str = "the exchange of answers") -> list[T]:
+    """Return every rank's value on every rank, in order; in a dry run every rank has this one's.
+
+    Args:
+        what: it is for, for whoever asks what this rank waits for.
+    """
     if not dist.is_initialized():
         return [value]
+    if simulation_level() is not None:
+        return [value] * dist.get_world_size()
     values: list[Any] = [None] * dist.get_world_size()
-    waits = waiting_in(lambda: f"the exchange of answers by {len(values)} ranks")
+    waits = waiting_in(lambda: f"{what} by {len(values)} ranks")
     with waits if group is None else contextlib.nullcontext():  # what a thread waits for is no wait of the training
         dist.all_gather_object(values, value, group)
     return values

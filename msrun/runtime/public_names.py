@@ -56,6 +56,7 @@ HOMES = {
     "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
     "server.context": "set_ps_context get_ps_context reset_ps_context",
     "server.parameters": "set_param_ps",
+    "simulate.calibration": "calibrate",
     "progress": "report_progress",
 }
 """Module below msrun.runtime -> its public names."""

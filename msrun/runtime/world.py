@@ -33,7 +33,9 @@ from msrun.runtime.joining.meet import meet
 from msrun.runtime.joining.ms_role import find_scheduler
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
 from msrun.runtime.joining.scheduler import run_scheduler
+from msrun.runtime.joining.simulated import REAL_VALUES, SOURCE, join_fake_world, read_level
 from msrun.runtime.joining.spec import ALONE, WorldSpec
+from msrun.runtime.nn.valueless import keep_no_values
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.futex import why_not
 from msrun.runtime.shm.registration import register
@@ -89,6 +91,11 @@ def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
     global _lifeline
     if dist.is_initialized():  # the script made the default group itself
         return replace(spec, global_rank=dist.get_rank())
+    if spec.source == SOURCE:
+        join_fake_world(spec)
+        if read_level(os.environ) < REAL_VALUES:
+            keep_no_values()
+        return spec
     store: Store | None = None
     if spec.meeting is not None:
         met = meet(spec, spec.meeting, os.environ, timeout_s)
@@ -221,6 +228,25 @@ def is_initialized() -> bool:
 def world() -> WorldSpec:
     """Return this process's place; before `init()` that is one process alone."""
     return _spec if _spec is not None else ALONE
+
+
+def stand_for(global_rank: int) -> None:
+    """Let a dry run stand for another rank from now on; groups that were made are forgotten."""
+    global _spec
+    spec = world()
+    assert spec.source == SOURCE
+    if global_rank == spec.global_rank:
+        return
+    for forget in _forgetters:
+        forget()
+    dist.destroy_process_group()
+    _spec = replace(spec, global_rank=global_rank, local_rank=global_rank % spec.local_world_size)
+    join_fake_world(_spec)
+
+
+def simulation_level() -> int | None:
+    """Return the level of the dry run that this process is, 0 to 3; None in a real job."""
+    return read_level(os.environ) if world().source == SOURCE else None
 
 
 def device() -> torch.device:

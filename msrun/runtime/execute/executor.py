@@ -248,7 +248,7 @@ class Executor:
         self._regather(step, index)
         region = self._segments[index].region
         if region is not None and index == self.replays[region].last:
-            self._run_again(step, self.replays[region])
+            self.run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
         self._wait_for_parameters(step, index)  # first: a message and what it is copied to are both held till then
@@ -256,7 +256,7 @@ class Executor:
             step.parameters.gathered[group].start_gather()
 
     @torch.enable_grad()
-    def _run_again(self, step: Step, replay: Replay) -> None:
+    def run_again(self, step: Step, replay: Replay) -> None:
         """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
         for index in replay.steps:
             self._wait_for_parameters(step, index)

@@ -43,6 +43,10 @@ class Traffic:
 traffic = Traffic()
 """The counter of this process."""
 LOOK_EVERY = timedelta(seconds=2)
+on_message: list[Callable[[Pending], None]] = []
+"""Called when a message has been started."""
+on_wait: list[Callable[[Pending], None]] = []
+"""Called when this process is about to use what a message brings."""
 on_long_wait: list[Callable[[], None]] = []
 """Called every `LOOK_EVERY` while this process waits in a collective; may raise."""
 
@@ -68,6 +72,8 @@ class Pending:
         self._works = [*work] if isinstance(work, Sequence) else [] if work is None else [work]
         self._finish = finish
         self._name = name
+        for look in on_message:
+            look(self)
 
     @property
     def is_message(self) -> bool:
@@ -87,6 +93,8 @@ class Pending:
 
     def wait(self) -> Tensor:
         """Return the tensor, waiting for it the first time."""
+        for look in on_wait if self._works else ():
+            look(self)
         while self._works:
             work = self._works.pop(0)
             if not work.is_completed():

@@ -8,16 +8,17 @@ from msrun.errors import WorldError
 from msrun.runtime.joining.launchers import find_mpirun, find_msrun, find_torchrun
 from msrun.runtime.joining.ms_role import find_worker, refuse_without_role
 from msrun.runtime.joining.rank_table import find_rank_table
+from msrun.runtime.joining.simulated import find_simulated
 from msrun.runtime.joining.slurm import find_slurm
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 
-_FINDERS = (find_msrun, find_torchrun, find_worker, find_mpirun, find_slurm, find_rank_table)
+_FINDERS = (find_simulated, find_msrun, find_torchrun, find_worker, find_mpirun, find_slurm, find_rank_table)
 
 
 def find_world(environ: Mapping[str, str]) -> WorldSpec:
     """Find this process's place from its environment; opens nothing but the rank table.
 
-    Order: msrun's variables; torchrun's; MS_ROLE by hand, which in MindSpore too comes before what follows; mpirun's
+    Order: a dry run; msrun's variables; torchrun's; MS_ROLE by hand, which in MindSpore too comes before what follows; mpirun's
     (OMPI_*); Slurm's; RANK_TABLE_FILE with RANK_ID; none of them = one process.
 
     Raises:

@@ -40,14 +40,14 @@ class WorldSpec:
     """Where a process stands."""
 
     source: str
-    """Which variables said so: msrun, torchrun, mpirun, Slurm, rank table, MS_ROLE, or alone."""
+    """Which variables said so: dry run, msrun, torchrun, mpirun, Slurm, rank table, MS_ROLE, or alone."""
     global_rank: int
     """-1 when the scheduler of MS_ROLE assigns it."""
     world_size: int
     local_rank: int
     local_world_size: int
     rendezvous: str
-    """file:///path, env://, or empty when alone and where there is a meeting."""
+    """file:///path, env://, fake:// or empty when alone and where there is a meeting."""
     meeting: Meeting | None = None
     device_id: int | None = None
     """What DEVICE_ID is to say; None leaves it as it is."""

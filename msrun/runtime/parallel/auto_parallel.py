@@ -27,6 +27,7 @@ from msrun.runtime.parallel.compilation.captured_call import CapturedCall, Param
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
+from msrun.runtime.parallel.dry_run import look_at_dry_run
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
 from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
@@ -201,6 +202,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         return None
 
     def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        look_at_dry_run(self, target, args, kwargs)
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone" or runs_alone.get():
             root = target.root
             init_parameters(root)

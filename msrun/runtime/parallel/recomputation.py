@@ -55,6 +55,18 @@ def recompute(
     return module
 
 
+@contextmanager
+def recomputed(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Recompute modules for as long as the context lasts."""
+    try:
+        for module in modules:
+            recompute(module)
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop(_ATTRIBUTE, None)
+
+
 def _policy(save: Any) -> SavePolicy | None:
     if save is None or (callable(save) and not isinstance(save, Sequence)):
         return save

@@ -70,6 +70,8 @@ class SameBatch:
 def _is_divided(settings: ParallelSettings) -> bool:
     """Return whether the ranks should pass different batches; those of a hybrid network may need the same."""
     ranks = world.get_group_size()
+    if world.simulation_level() is not None:  # there are no others
+        return False
     if ranks > 1 and settings.parallel_mode == "semi_auto":
         return settings.dataset_strategy == "data_parallel" and settings.pipeline.ranks_per_stage(ranks) > 1
     return ranks > 1 and settings.parallel_mode == "data_parallel"

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, ParallelError, StrategyError
-from msrun.runtime import progress, world
+from msrun.runtime import world
+from msrun.runtime.agreement import gather
 from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
@@ -301,9 +301,7 @@ class Compilation:
         Args:
             failure: why this rank has none; it raises that itself afterwards.
         """
-        everyone: list[Any] = [None] * dist.get_world_size()
-        with progress.waiting_in(lambda: f"the comparison of graphs by {len(everyone)} ranks"):
-            dist.all_gather_object(everyone, (hash_text(program), failure))
+        everyone = gather((hash_text(program), failure), what="the comparison of graphs")
         if failure:
             return
         failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]

@@ -14,7 +14,6 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.groups import axes_group
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
@@ -40,7 +39,7 @@ from msrun.runtime.sharding.layout import Mesh
 
 
 @dataclass(frozen=True)
-class _Division:
+class Division:
     """A network divided into stages: the same on every rank."""
 
     captured: CapturedGraph
@@ -80,21 +79,29 @@ def compile_pipeline(
     """
     tensors = find_tensors(args, kwargs)
     with compilation.failing_together():
-        division = _divide(compilation, wrappers, args, kwargs)
+        division = divide(compilation, wrappers, args, kwargs)
         compilation.storage.check(division.program, StageHolders(division.holders, ()))
     text = compilation.describe(division.program, tensors, division.parts, division.recompute)
     compilation.check_ranks_agree(f"{text}\n{division.describe()}")
     with compilation.failing_together():
-        result, plan = _build(compilation, division)
+        result, plan = build_stages(compilation, division)
     compilation.check_ranks_agree("built")
+    _ = result.line.group  # its ranks make it together, before other groups of some of them
     assert plan.traffic is not None
-    stages_plan = build_pipeline_plan(result, division.assignment, gather(plan.traffic))
+    traffic = gather(plan.traffic)[:: compilation.mesh.size]
+    stages_plan = build_pipeline_plan(result, division.assignment, traffic)
     return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
 
 
-def _divide(
+def divide(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> _Division:
+) -> Division:
+    """Capture a network and divide it into stages, alike on every rank; exchanges nothing.
+
+    Raises:
+        CaptureError: the network cannot be captured.
+        StrategyError: an illegal strategy, schedule or assignment of stages.
+    """
     settings, root = compilation.settings, compilation.target.root
     parts = find_parts(wrappers)
     pipeline = find_pipeline(wrappers, settings.pipeline.stages)
@@ -106,7 +113,7 @@ def _divide(
     values = _infer_values(program, root)
     loss = _find_loss(program, values)
     stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
-    return _Division(captured, program, parts, recompute, schedule, assignment, values, loss, stages)
+    return Division(captured, program, parts, recompute, schedule, assignment, values, loss, stages)
 
 
 def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, LocalValue]:
@@ -120,10 +127,10 @@ def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, Lo
         ) from error
 
 
-def _build(compilation: Compilation, division: _Division) -> tuple[PipelinedCall, ParallelPlan]:
-    """Place the parameters and make the stages of this rank."""
+def build_stages(compilation: Compilation, division: Division) -> tuple[PipelinedCall, ParallelPlan]:
+    """Place the parameters and make the stages of a rank; its plan knows nothing of other ranks' traffic yet."""
     settings, program, schedule = compilation.settings, division.program, division.schedule
-    line = _line(compilation.mesh, schedule.ranks)
+    line = _line(compilation, schedule.ranks)
     own = schedule.stages_of(line.own)
     program.notes += settings.notes
     program.notes += compilation.storage.place(program, StageHolders(division.holders, own, schedule.holder))
@@ -238,8 +245,8 @@ def _find_loss(program: LocalProgram, values: Mapping[fx.Node, LocalValue]) -> f
     return next(iter(scalars)) if len(scalars) == 1 else None
 
 
-def _line(mesh: Mesh, pipeline_ranks: int) -> Line:
-    place = world.get_rank() - mesh.first_rank
+def _line(compilation: Compilation, pipeline_ranks: int) -> Line:
+    mesh = compilation.mesh
+    place = compilation.rank - mesh.first_rank
     ranks = tuple(stage * mesh.size + place for stage in range(pipeline_ranks))
-    group = axes_group(Mesh((pipeline_ranks, mesh.size)), (0,))
-    return Line(ranks, mesh.first_rank // mesh.size, group, world.device())
+    return Line(ranks, mesh.first_rank // mesh.size, world.device())

@@ -100,7 +100,7 @@ def build_pipeline_plan(call: PipelinedCall, assignment: StageAssignment, traffi
     """Put every decision about the stages of one captured call together.
 
     Args:
-        traffic: of a training step, for every rank of the world.
+        traffic: of a training step, for every pipeline rank.
     """
     schedule = call.schedule
     size = call.program.mesh.size
@@ -129,5 +129,5 @@ def build_pipeline_plan(call: PipelinedCall, assignment: StageAssignment, traffi
         bubble=schedule.bubble,
         stages=tuple(stages),
         borders=tuple(borders),
-        traffic=tuple(traffic[::size]),
+        traffic=tuple(traffic),
     )

@@ -8,7 +8,7 @@ W (gradients of the weights).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -67,8 +67,8 @@ class Cell:
     """A computing action with its time."""
 
     action: Action
-    begin: int
-    end: int
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ class Schedule:
     @cached_property
     def timeline(self) -> tuple[tuple[Cell, ...], ...]:
         """When every action begins and ends, if messages take no time."""
-        return _time(self)
+        return time_actions(self, lambda action: COSTS[action.kind])
 
     @property
-    def length(self) -> int:
+    def length(self) -> float:
         """Time of a step, in units of a forward pass."""
         return max(row[-1].end for row in self.timeline)
 
@@ -198,18 +198,25 @@ def _check(name: str, family: _Family, ranks: int, chunks: int, micro_size: int)
         )
 
 
-def _time(schedule: Schedule) -> tuple[tuple[Cell, ...], ...]:
-    """Let every rank do its actions in order, each as soon as what it reads is there."""
-    done: dict[tuple[str, int, int], int] = {}
+def time_actions(
+    schedule: Schedule, cost: Callable[[Action], float], delay: float = 0
+) -> tuple[tuple[Cell, ...], ...]:
+    """Let every rank do its actions in order, each as soon as what it reads is there; return a row for each rank.
+
+    Args:
+        cost: time of an action.
+        delay: time of a message between two ranks.
+    """
+    done: dict[tuple[str, int, int], float] = {}
     rows: list[list[Cell]] = [[] for _ in range(schedule.ranks)]
     waiting = [[action for action in row if action.computes] for row in schedule.actions]
     while any(waiting):
         moved = False
         for row, left in zip(rows, waiting, strict=True):
-            while left and (begin := _ready_at(left[0], schedule.stages, done)) is not None:
+            while left and (begin := _ready_at(left[0], schedule, done, delay)) is not None:
                 action = left.pop(0)
                 begin = max(begin, row[-1].end if row else 0)
-                end = begin + COSTS[action.kind]
+                end = begin + cost(action)
                 row.append(Cell(action, begin, end))
                 kind = "B" if action.kind == "I" else action.kind
                 done[kind, action.stage, action.micro_batch] = end
@@ -220,13 +227,21 @@ def _time(schedule: Schedule) -> tuple[tuple[Cell, ...], ...]:
     return tuple(tuple(row) for row in rows)
 
 
-def _ready_at(action: Action, stages: int, done: Mapping[tuple[str, int, int], int]) -> int | None:
+def _ready_at(
+    action: Action, schedule: Schedule, done: Mapping[tuple[str, int, int], float], delay: float
+) -> float | None:
     """Return when an action's input is there; None when it is not known yet."""
     stage, micro_batch = action.stage, action.micro_batch
+
+    def arrived(kind: str, other: int) -> float | None:
+        end = done.get((kind, other, micro_batch))
+        is_here = schedule.holder[other] == schedule.holder[stage]
+        return end if end is None or is_here else end + delay
+
     if action.kind == "F":
-        return 0 if stage == 0 else done.get(("F", stage - 1, micro_batch))
+        return 0 if stage == 0 else arrived("F", stage - 1)
     if action.kind == "W":
         return done.get(("B", stage, micro_batch))
     own = done.get(("F", stage, micro_batch))
-    after = own if stage == stages - 1 else done.get(("B", stage + 1, micro_batch))
+    after = own if stage == schedule.stages - 1 else arrived("B", stage + 1)
     return None if own is None or after is None else max(own, after)

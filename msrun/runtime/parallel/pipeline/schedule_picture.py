@@ -38,9 +38,10 @@ def render_text(schedule: Schedule) -> str:
     width = max(len(_label(schedule, cell.action)) for row in schedule.timeline for cell in row)
     lines = [describe_schedule(schedule)]
     for rank, row in enumerate(schedule.timeline):
-        columns = ["."] * schedule.length
+        columns = ["."] * round(schedule.length)
         for cell in row:
-            columns[cell.begin : cell.end] = [_label(schedule, cell.action), *"-" * (cell.end - cell.begin - 1)]
+            begin, end = round(cell.begin), round(cell.end)
+            columns[begin:end] = [_label(schedule, cell.action), *"-" * (end - begin - 1)]
         lines.append(f"{_name(schedule, rank)}  " + " ".join(f"{column:<{width}}" for column in columns).rstrip())
     return "\n".join(lines)
 
@@ -48,7 +49,7 @@ def render_text(schedule: Schedule) -> str:
 def render_svg(schedule: Schedule) -> str:
     """Return the order of a step as an SVG document, with a time axis and a legend."""
     title = describe_schedule(schedule)
-    end = _LEFT + _UNIT * schedule.length
+    end = _LEFT + _UNIT * round(schedule.length)
     below = _TOP + _ROW * schedule.ranks
     legend, legend_end = _svg_legend(schedule, below + 62)
     width = max(end, round(10 + _TITLE_CHAR * len(title)), legend_end) + 20
@@ -69,10 +70,11 @@ def render_svg(schedule: Schedule) -> str:
 
 def _svg_axis(schedule: Schedule, y: int) -> list[str]:
     """Return the axis of time below the rows."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, schedule.length) if schedule.length / step <= MAX_TICKS)
-    end = _LEFT + _UNIT * schedule.length
+    length = round(schedule.length)
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, length) if length / step <= MAX_TICKS)
+    end = _LEFT + _UNIT * length
     parts = [f'<line class="axis" x1="{_LEFT}" y1="{y}" x2="{end}" y2="{y}" stroke="#333333"/>']
-    for time in range(0, schedule.length + 1, step):
+    for time in range(0, length + 1, step):
         x = _LEFT + _UNIT * time
         parts.append(f'<line x1="{x}" y1="{y}" x2="{x}" y2="{y + 5}" stroke="#333333"/>')
         parts.append(f'<text class="tick" font-size="11" x="{x}" y="{y + 18}" text-anchor="middle">{time}</text>')
@@ -95,7 +97,7 @@ def _svg_legend(schedule: Schedule, y: int) -> tuple[list[str], int]:
 
 
 def _svg_cell(schedule: Schedule, cell: Cell, y: int) -> str:
-    x, width = _LEFT + _UNIT * cell.begin, _UNIT * (cell.end - cell.begin)
+    x, width = _LEFT + _UNIT * round(cell.begin), _UNIT * round(cell.end - cell.begin)
     round_of_rank = schedule.stages_of(schedule.holder[cell.action.stage]).index(cell.action.stage)
     edge = "#666666" if round_of_rank % 2 == 0 else "#000000"
     label = escape(_label(schedule, cell.action))

@@ -6,7 +6,7 @@ receives are started where the schedule says and waited for where the value is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +18,7 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.messages import start_receive, start_send
 from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
@@ -29,6 +30,8 @@ Direction = Literal["F", "B"]
 Place = tuple[int, int]
 """(stage, micro batch)"""
 Batch = Sequence[Tensor]
+on_action: list[Callable[[Action | None], None]] = []
+"""Called before every action of a step, and with None after the last one."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,12 @@ class Line:
     """World ranks, by pipeline rank."""
     own: int
     """This rank's pipeline rank."""
-    group: dist.ProcessGroup
     device: torch.device
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Their process group, made at its first use."""
+        return ranks_group(self.ranks)
 
     def actions_of(self, schedule: Schedule) -> Sequence[Action]:
         """Return what this rank does, in order; with early receives where the backend carries both ways at once."""
@@ -114,7 +121,11 @@ class StepRun:
     def run(self) -> None:
         """Do everything; gradients of parameters are added up in the gathered groups."""
         for action in self._actions:
+            for look in on_action:
+                look(action)
             self._do(action)
+        for look in on_action:
+            look(None)
         for pending in self._sends:
             pending.wait()
 

@@ -1,0 +1,180 @@
+"""What other settings would do to a job: each one is really looked at, none is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from msrun.errors import ParallelError
+from msrun.runtime.capture.target import Target
+from msrun.runtime.parallel.batch.accumulation import GradAccumulation
+from msrun.runtime.parallel.batch.divided_batch import find_wrappers
+from msrun.runtime.parallel.batch.parts import find_tensors
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
+from msrun.runtime.parallel.recomputation import recomputed, recomputed_in
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.simulate.job import SimulatedJob, simulate_job
+from msrun.runtime.simulate.units import format_bytes, format_seconds
+
+LEVELS: tuple[Level, ...] = ("level1", "level2", "level3")
+MICRO_BATCHES = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One set of settings, with what it gives."""
+
+    words: tuple[str, ...]
+    """What to write."""
+    peak_bytes: int
+    step_s: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What was tried."""
+
+    present: Change
+    tried: tuple[Change, ...]
+    refused: tuple[str, ...] = ()
+    """What this network cannot have, and why."""
+
+    @property
+    def best(self) -> Change | None:
+        """The fastest one that fits; None when none does, or the present settings are that already."""
+        fitting = [change for change in (self.present, *self.tried) if change.fits]
+        best = min(fitting, key=lambda change: change.step_s, default=None)
+        return None if best is self.present else best
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        best = self.best
+        return {
+            "present": vars(self.present),
+            "tried": [vars(change) for change in self.tried],
+            "refused": list(self.refused),
+            "best": None if best is None else list(best.words),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the answer, and every change with its figures, fastest first."""
+        present, best = self.present, self.best
+        fits = "It fits" if present.fits else "It does not fit"
+        if best is not None:
+            gain = f"{format_bytes(best.peak_bytes)}, {format_seconds(best.step_s)} a step"
+            answer = f"{fits}; better: {' and '.join(best.words)} ({gain})"
+        else:
+            answer = f"{fits}; {'nothing that was tried is faster' if present.fits else 'nothing that was tried does'}"
+        found = [f"{answer}.", "", f"{'peak':>9}  {'step':>9}  change"]
+        for change in (present, *sorted(self.tried, key=lambda change: (not change.fits, change.step_s))):
+            words = " and ".join(change.words) or "as it is"
+            room = "" if change.fits else ": does not fit"
+            found.append(f"{format_bytes(change.peak_bytes):>9}  {format_seconds(change.step_s):>9}  {words}{room}")
+        return [*found, *(f"not possible: {text}" for text in self.refused)]
+
+
+@dataclass(frozen=True)
+class _Try:
+    words: str
+    change: Callable[[Target, ParallelSettings], Any]
+    """Context manager that gives the changed target and settings."""
+
+
+def try_changes(
+    job: SimulatedJob,
+    target: Target,
+    settings: ParallelSettings,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    own_rank: int,
+) -> Changes:
+    """Look at the same step with other settings: more optimizer parallel, recomputed blocks, micro batches.
+
+    First each alone; then those that save memory together, the strongest of each kind.
+    """
+    kinds = [
+        _levels(settings),
+        [_Try("recompute(block) of every block", _recomputing)] if _blocks(target.root) else [],
+        _micro_batches(target, args, kwargs),
+    ]
+    tried, refused = [], []
+    singles = [(each,) for kind in kinds for each in kind]
+    strongest = [kind[-1] for kind in kinds if kind]
+    together = [tuple(strongest[:count]) for count in range(2, len(strongest) + 1)]
+    for tries in [*singles, *together]:
+        words = tuple(each.words for each in tries)
+        try:
+            with ExitStack() as stack:
+                changed, with_settings = target, settings
+                for each in tries:
+                    changed, with_settings = stack.enter_context(each.change(changed, with_settings))
+                found = simulate_job(changed, with_settings, args, kwargs, job.device, 2, own_rank)
+        except (ParallelError, RuntimeError) as error:
+            refused.append(f"{' and '.join(words)}: {str(error).splitlines()[0][:160]}")
+            continue
+        tried.append(_change(words, found))
+    return Changes(_change((), job), tuple(tried), tuple(refused))
+
+
+def _change(words: tuple[str, ...], job: SimulatedJob) -> Change:
+    assert job.step is not None
+    return Change(words, job.peak_bytes, job.step.seconds, job.fits)
+
+
+def _levels(settings: ParallelSettings) -> list[_Try]:
+    """Return the levels of optimizer parallel above the present one."""
+    present = LEVELS.index(settings.hsdp.optimizer_level) if settings.hsdp is not None else -1
+
+    def at(level: Level) -> Callable[[Target, ParallelSettings], Any]:
+        @contextmanager
+        def change(target: Target, before: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
+            spec = replace(before.hsdp or HsdpSpec(), optimizer_level=level)
+            yield target, replace(before, hsdp=spec)
+
+        return change
+
+    return [_Try(f'hsdp(optimizer_level="{level}")', at(level)) for level in LEVELS[present + 1 :]]
+
+
+def _blocks(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of the longest ModuleList or Sequential: the blocks of a network. None that is recomputed."""
+    if recomputed_in(root):
+        return []
+    lists = [module for module in root.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    longest = max(lists, key=len, default=None)
+    if longest is None or len(longest) < 2:
+        return []
+    return [block for block in longest if next(block.parameters(), None) is not None]
+
+
+@contextmanager
+def _recomputing(target: Target, settings: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
+    with recomputed(_blocks(target.root)):
+        yield target, settings
+
+
+def _micro_batches(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Try]:
+    """Return numbers of micro batches into which the batch of a network, called as a module, can be cut."""
+    rows = [tensor.shape[0] for tensor in find_tensors(args, kwargs) if tensor.dim()]
+    if target.call is not target.root or find_wrappers(target.root) or not rows or not torch.is_grad_enabled():
+        return []
+
+    def by(count: int) -> Callable[[Target, ParallelSettings], Any]:
+        @contextmanager
+        def change(before: Target, settings: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
+            wrapped = GradAccumulation(before.root, count)
+            yield Target(wrapped, wrapped), settings
+
+        return change
+
+    return [
+        _Try(f"GradAccumulation(net, {count})", by(count))
+        for count in MICRO_BATCHES
+        if all(size % count == 0 for size in rows)
+    ]

@@ -1,0 +1,148 @@
+"""A job on a world of any size, looked at from one process: one record for each class of equal ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.capture.target import Target
+from msrun.runtime.cost.collectives import collective_seconds
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+from msrun.runtime.parallel.pipeline.schedule import Cell, time_actions
+from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.simulate.sketch import Sketch, fake_batch, sketch_call
+from msrun.runtime.simulate.step import StepRecord, record_step
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that do the same."""
+
+    ranks: range
+    rank: int
+    """The one that was looked at."""
+    stages: tuple[int, ...]
+    """Of a pipeline."""
+    plan: ParallelPlan
+    record: StepRecord | None
+    """None at level 0."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a training step of the job takes."""
+
+    seconds: float
+    compute_s: float
+    """Of operators, on the class of ranks that computes longest."""
+    messages_s: float
+    """Of messages of that class, those between stages left out."""
+    waits_s: float
+    """How long it waits for them: what is not hidden behind operators."""
+    bubble: float | None
+    """Share of the step in which a rank of a pipeline waits for other stages, mean over the stages."""
+    timeline: tuple[tuple[Cell, ...], ...] = ()
+    """Of a pipeline: a row for each stage of ranks."""
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of the messages' time that is hidden behind operators; None without messages."""
+        return None if not self.messages_s else max(0.0, 1 - self.waits_s / self.messages_s)
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """What was found out about a job."""
+
+    device: DeviceProfile
+    world_size: int
+    classes: tuple[RankClass, ...]
+    step: StepTime | None
+    """None below level 2."""
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """What was decided, as the first class of ranks sees it."""
+        return self.classes[0].plan
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return max(found.record.peak_bytes for found in self.classes if found.record is not None)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank has room on its device."""
+        return self.peak_bytes <= self.device.memory_bytes
+
+
+def simulate_job(
+    target: Target,
+    settings: ParallelSettings,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: DeviceProfile,
+    level: int,
+    own_rank: int,
+) -> SimulatedJob:
+    """Look at a training step of a network on these arguments, without placing or computing anything.
+
+    Args:
+        level: 0: what is decided; 1: also memory; 2 and up: also time.
+        own_rank: the rank of its stage that is looked at; ranks of other stages are those of equal place.
+
+    Raises:
+        StrategyError: a mode without capture, or an illegal strategy, schedule or assignment of stages.
+        CaptureError: the network cannot be captured.
+    """
+    if settings.parallel_mode != "semi_auto":
+        raise StrategyError(
+            f"a dry run with parallel_mode={settings.parallel_mode!r}: only captured networks can be looked at; use "
+            'parallel_mode="semi_auto"'
+        )
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
+    classes = []
+    for sketch in sketches:
+        world.stand_for(sketch.rank)
+        record = None
+        if level:
+            record = record_step(sketch, fake_batch(args, kwargs, mode), mode, device, target.root)
+        own = tuple(sketch.call.own) if isinstance(sketch.call, PipelinedCall) else ()
+        classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
+    step = _time(sketches, classes, device) if level > 1 else None
+    return SimulatedJob(device, world.get_group_size(), tuple(classes), step)
+
+
+def _time(sketches: Sequence[Sketch], classes: Sequence[RankClass], device: DeviceProfile) -> StepTime:
+    records = [found.record for found in classes if found.record is not None]
+    longest = max(records, key=lambda record: record.compute_s)
+    messages_s = longest.recording.seconds(messages=True)
+    waits_s = max(0.0, longest.step_s - longest.compute_s)
+    call = sketches[0].call
+    if not isinstance(call, PipelinedCall):
+        return StepTime(longest.step_s, longest.compute_s, messages_s, waits_s, None)
+    actions = {key: seconds for record in records for key, seconds in record.actions_s.items()}
+    rows = time_actions(call.schedule, lambda a: actions[a.stage, a.kind], _seconds_between_stages(sketches, device))
+    seconds = max(row[-1].end + record.rest_s for row, record in zip(rows, records, strict=True))
+    busy_s = sum(cell.end - cell.begin for row in rows for cell in row) + sum(record.rest_s for record in records)
+    return StepTime(
+        seconds, longest.compute_s, messages_s, waits_s, max(0.0, 1 - busy_s / (len(rows) * seconds)), rows
+    )
+
+
+def _seconds_between_stages(sketches: Sequence[Sketch], device: DeviceProfile) -> float:
+    """Return how long the largest message between two stages takes."""
+    call = sketches[0].call
+    assert isinstance(call, PipelinedCall)
+    nbytes = [value.value.nbytes * call.copies for stage in call.stages for value in stage.sent]
+    is_inside = sketches[-1].ranks[-1] < device.devices_per_host
+    link = device.in_host if is_inside else device.between_hosts
+    return collective_seconds("send", max(nbytes, default=0), 2, link)

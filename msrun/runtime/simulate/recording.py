@@ -1,0 +1,271 @@
+"""A recording: what the operators of a training step on fake tensors take, in memory, in time and on the wire.
+
+Every operator and every collective that torch dispatches is seen here, whoever calls it. Memory is counted storage by
+storage, from the operator that makes it to the moment when nobody refers to it any more, as a real step does it; what
+an operator takes inside its kernel is not seen. Time is that of one stream of operators and one of messages: a message
+begins when it is started and the one before it has arrived, and holds the operators up when they wait for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from msrun.runtime.cost.collectives import collective_seconds
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.operators import Work, is_view, operations
+from msrun.runtime.execute import pending
+from msrun.runtime.execute.pending import Pending
+
+ACTIVATIONS, RECOMPUTED, BACKWARD = "activations", "recompute", "backward"
+MESSAGES, GRADIENTS, OPTIMIZER = "messages", "gradients", "optimizer"
+"""What memory is for: values of the forward pass, of its second run, and of the backward pass; what is sent or
+received, gathered parameters too; gradients of parameters; values of the optimizer's step."""
+_COLLECTIVES = {
+    "allreduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "alltoall_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+}
+BETWEEN_STAGES = ("send", "receive")
+_INPUT = {"_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
+_INPUT |= {"alltoall_base_": 1, "alltoall_": 1}
+"""Which argument of a collective this rank gives; else the first."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that takes time."""
+
+    name: str
+    begin_s: float
+    end_s: float
+    is_message: bool
+    phase: str
+    nbytes: int = 0
+    """Of a message, on this rank."""
+    ranks: tuple[int, ...] | range = ()
+    """That exchange the message."""
+
+
+@dataclass
+class Memory:
+    """Bytes over time, as a list of changes."""
+
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """(storage, bytes more or less) in order"""
+    kinds: dict[int, str] = field(default_factory=dict)
+    """storage -> what it is for"""
+    held: dict[int, int] = field(default_factory=dict)
+    """storage -> its bytes now"""
+    now: int = 0
+    peak: int = 0
+    peak_at: int = 0
+    """Number of changes before it."""
+
+    def change(self, storage: int, nbytes: int) -> None:
+        """Count bytes."""
+        self.changes.append((storage, nbytes))
+        self.held[storage] = self.held.get(storage, 0) + nbytes
+        self.now += nbytes
+        if self.now > self.peak:
+            self.peak, self.peak_at = self.now, len(self.changes)
+
+    def at_peak(self) -> dict[str, int]:
+        """Return the bytes at the peak by what they are for."""
+        found: dict[str, int] = {}
+        for storage, nbytes in self.changes[: self.peak_at]:
+            kind = self.kinds[storage]
+            found[kind] = found.get(kind, 0) + nbytes
+        return {kind: size for kind, size in found.items() if size}
+
+
+class Recording(TorchDispatchMode):
+    """Records what runs under it. Put it inside a FakeTensorMode.
+
+    Args:
+        device: prices every operator and message.
+        given: tensors that are there before; they are not counted.
+    """
+
+    def __init__(self, device: DeviceProfile, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.device = device
+        self.memory = Memory()
+        self.spans: list[Span] = []
+        self.clock_s = 0.0
+        self.phase = ACTIVATIONS
+        self._wire_s = 0.0
+        self._numbers: dict[int, int] = {}
+        """address of a living storage -> its number"""
+        self._given = {tensor.untyped_storage()._cdata: tensor for tensor in given}
+        self._sent: list[float] = []
+        """when the messages of the newest collectives arrive, until somebody holds them"""
+        self._arrivals: weakref.WeakKeyDictionary[Pending, float] = weakref.WeakKeyDictionary()
+        self._groups: dict[str, tuple[int, ...] | range] = {}
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Let what is made inside be for something else."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside."""
+        resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resizing(resize)  # type: ignore[method-assign]
+        pending.on_message.append(self._hold)
+        pending.on_wait.append(self._wait)
+        try:
+            with self:
+                yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            pending.on_message.remove(self._hold)
+            pending.on_wait.remove(self._wait)
+
+    def kind_of(self, tensors: Sequence[Tensor], kind: str) -> None:
+        """Say what the memory of tensors is for."""
+        for tensor in tensors:
+            number = self._numbers.get(tensor.untyped_storage()._cdata)
+            if number is not None:
+                self.memory.kinds[number] = kind
+
+    def seconds(self, *, messages: bool) -> float:
+        """Return how long all messages, or all operators, take one after the other."""
+        return sum(span.end_s - span.begin_s for span in self.spans if span.is_message is messages)
+
+    def finish(self) -> None:
+        """Let the step end when its last message has arrived."""
+        self.clock_s = max(self.clock_s, self._wire_s)
+
+    # -- what torch calls ---------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace == "c10d":
+            self._message(func, args)
+            return result
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        for tensor in made:
+            self._add(tensor)
+        if made and not is_view(func):
+            self._compute(func, args, kwargs, result, made)
+        elif made and func._schema.is_mutable:
+            self._compute(func, args, kwargs, result, made)
+        return result
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tensor]) -> None:
+        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        elements = sum(tensor.numel() for tensor in made)
+        known: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
+        if known is not None:
+            count = float(known(*args, **kwargs, out_val=result))
+        else:
+            count = operations(func, [tuple(tensor.shape) for tensor in read], elements)
+        is_free = "empty" in func.__name__ or not elements
+        work = Work(
+            count,
+            float(sum(_bytes(tensor) for tensor in read)),
+            float(sum(_bytes(tensor) for tensor in made)),
+            made[0].dtype,
+            0 if is_free else 1,
+        )
+        seconds = 0.0 if is_free else work.seconds(self.device)
+        if seconds:
+            self.spans.append(Span(func.__name__, self.clock_s, self.clock_s + seconds, False, self.phase))
+            self.clock_s += seconds
+
+    def _message(self, func: Any, args: Any) -> None:
+        name = func.__name__.partition(".")[0]
+        if name not in _COLLECTIVES:
+            return
+        tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            self._add(tensor)
+        self.kind_of(tensors, MESSAGES)
+        given = [leaf for leaf in pytree.tree_leaves(args[_INPUT.get(name, 0)]) if isinstance(leaf, Tensor)]
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in given)
+        ranks = self._ranks(next(dist.ProcessGroup.unbox(leaf) for leaf in args if isinstance(leaf, torch.ScriptObject)))
+        link = self.device.in_host if self._is_inside(ranks) else self.device.between_hosts
+        seconds = collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link)
+        begin = max(self.clock_s, self._wire_s)
+        if _COLLECTIVES[name] in BETWEEN_STAGES:  # what a stage waits for only the whole schedule tells
+            self.spans.append(Span(_COLLECTIVES[name], self.clock_s, self.clock_s, True, self.phase, nbytes, ranks))
+            return
+        self._wire_s = begin + seconds
+        self._sent.append(self._wire_s)
+        self.spans.append(Span(_COLLECTIVES[name], begin, self._wire_s, True, self.phase, nbytes, ranks))
+
+    def _ranks(self, group: dist.ProcessGroup) -> tuple[int, ...] | range:
+        name = group.group_name
+        if name not in self._groups:
+            self._groups[name] = tuple(dist.get_process_group_ranks(group))
+        return self._groups[name]
+
+    def _is_inside(self, ranks: Sequence[int]) -> bool:
+        return min(ranks) // self.device.devices_per_host == max(ranks) // self.device.devices_per_host
+
+    # -- messages on their way ----------------------------------------------------------------------------------
+
+    def _hold(self, message: Pending) -> None:
+        if self._sent:
+            self._arrivals[message] = max(self._sent)
+            self._sent.clear()
+
+    def _wait(self, message: Pending) -> None:
+        self.clock_s = max(self.clock_s, self._arrivals.get(message, 0.0))
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._numbers or key in self._given:
+            return
+        number = len(self.memory.kinds)
+        self._numbers[key] = number
+        self.memory.kinds[number] = self.phase
+        self.memory.change(number, storage.nbytes())
+        weakref.finalize(storage, self._remove, key, number).atexit = False
+
+    def _remove(self, key: int, number: int) -> None:
+        self._numbers.pop(key, None)
+        self.memory.change(number, -self.memory.held[number])
+
+    def _resizing(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            before = storage.nbytes()
+            result = resize(storage, size)
+            number = self._numbers.get(storage._cdata)
+            if number is not None:
+                self.memory.change(number, storage.nbytes() - before)
+            return result
+
+        return resized
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return what of a tensor is moved: an expanded one has less memory than elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -1,0 +1,242 @@
+"""One training step of a sketch on fake tensors: forward, backward, optimizer, recorded."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from msrun.errors import StrategyError
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.pending import traffic
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.pipeline.schedule import Action, Kind
+from msrun.runtime.parallel.pipeline.stage_runner import on_action
+from msrun.runtime.partition.collective_messages import Totals
+from msrun.runtime.simulate.recording import ACTIVATIONS, BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTED, Recording
+from msrun.runtime.simulate.sketch import Sketch, placed_parts
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one rank does in a training step."""
+
+    recording: Recording
+    parameter_bytes: int
+    gradient_bytes: int
+    """What stays for the optimizer when the backward pass has ended."""
+    optimizer_bytes: int
+    optimizer: str
+    """Its class; empty when the script has none yet."""
+    at_peak: Mapping[str, int]
+    """Bytes at the peak of forward and backward pass by what they are for, parameters and optimizer state left out."""
+    traffic: Totals
+    """What the run-time counter shows."""
+    actions_s: Mapping[tuple[int, Kind], float]
+    """(stage, kind) of a pipeline's actions -> seconds for one micro batch"""
+    actions_end_s: float
+    """When the last of them has ended."""
+    passes_end_s: float
+    """When forward and backward pass have ended."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory at any moment of a step, optimizer state included."""
+        return self.parameter_bytes + self.optimizer_bytes + sum(self.at_peak.values())
+
+    @property
+    def step_s(self) -> float:
+        """How long the step takes; of a pipeline without waiting for other stages."""
+        return self.recording.clock_s
+
+    @property
+    def compute_s(self) -> float:
+        """How long its operators take."""
+        return self.recording.seconds(messages=False)
+
+    @property
+    def rest_s(self) -> float:
+        """How long it takes after the last action of a pipeline: sums of gradients and the optimizer."""
+        return self.step_s - self.actions_end_s
+
+
+def record_step(
+    sketch: Sketch, batch: Sequence[Tensor], mode: FakeTensorMode, device: DeviceProfile, root: nn.Module
+) -> StepRecord:
+    """Run a training step of a sketch, without gradients its forward pass alone, and return what was seen.
+
+    Args:
+        batch: the user's tensors, fake ones.
+        root: the user's network; optimizers of its parameters are looked for.
+    """
+    parts = placed_parts(sketch)
+    parameters = [item.parameter for item in parts]
+    calls = [sketch.call] if isinstance(sketch.call, CompiledCall) else list(sketch.call.own.values())
+    executors = [call.executor for call in calls]
+    given = [*parameters, *batch, *(value for executor in executors for value in executor.buffers.values())]
+    recording = Recording(device, given)
+    watch = _Actions(recording)
+    traffic.reset()
+    with mode, ExitStack() as stack:
+        for executor in executors:
+            stack.enter_context(_watched(executor, recording))
+        stack.enter_context(watch.watching())
+        with recording.recording():
+            _run_passes(sketch, batch, recording)
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    recording.kind_of(gradients, GRADIENTS)
+    totals = Totals(dict(traffic.calls), dict(traffic.bytes))
+    passes_end_s = recording.clock_s
+    at_peak = recording.memory.at_peak()
+    trained = {item.name: item.parameter for item in parts if item.parameter.grad is not None}
+    optimizers = find_optimizers(root)
+    state_bytes = sum(_optimizer_step(optimizer, trained, root, recording) for optimizer in optimizers)
+    return StepRecord(
+        recording,
+        sum(map(_nbytes, parameters)),
+        sum(map(_nbytes, gradients)),
+        state_bytes,
+        ", ".join(sorted({type(optimizer).__name__ for optimizer in optimizers})),
+        at_peak,
+        totals,
+        watch.means(),
+        watch.end_s,
+        passes_end_s,
+    )
+
+
+def _run_passes(sketch: Sketch, batch: Sequence[Tensor], recording: Recording) -> None:
+    results = sketch.call.run(batch)
+    losses = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
+    if losses and torch.is_grad_enabled():
+        with recording.during(BACKWARD):
+            loss = next((value for value in losses if not value.dim()), None)
+            (torch.stack([value.sum() for value in losses]).sum() if loss is None else loss).backward()
+    recording.finish()
+
+
+class _Actions:
+    """Notes how long the actions of a pipeline take on the clock of a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._begun: tuple[Action, float] | None = None
+        self._seconds: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+        self.end_s = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the actions that run inside."""
+        on_action.append(self._look)
+        try:
+            yield
+        finally:
+            on_action.remove(self._look)
+
+    def means(self) -> dict[tuple[int, Kind], float]:
+        """Return (stage, kind) -> seconds of one action, mean over the micro batches."""
+        return {key: sum(values) / len(values) for key, values in self._seconds.items()}
+
+    def _look(self, action: Action | None) -> None:
+        now_s = self._recording.clock_s
+        if self._begun is not None:
+            begun, begin_s = self._begun
+            self._seconds[begun.stage, begun.kind].append(now_s - begin_s)
+        self._begun = None if action is None or not action.computes else (action, now_s)
+        self._recording.phase = BACKWARD if action is not None and action.kind in ("B", "I", "W") else ACTIVATIONS
+        self.end_s = now_s
+
+
+@contextmanager
+def _watched(executor: Executor, recording: Recording) -> Iterator[None]:
+    """Say what the memory that an executor takes is for."""
+    watched: Any = executor
+    results = executor.results
+
+    @functools.wraps(results)
+    def results_at_once(step: Any, **_: Any) -> Any:  # a loss that comes late is no fake tensor
+        return results(step)
+
+    watched.backward = _during(BACKWARD, executor.backward, recording)
+    watched.run_again = _during(RECOMPUTED, executor.run_again, recording)
+    watched.results = results_at_once
+    try:
+        yield
+    finally:
+        for name in ("backward", "run_again", "results"):
+            delattr(watched, name)
+
+
+def _during(phase: str, call: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recording.during(phase):
+            return call(*args, **kwargs)
+
+    return run
+
+
+def find_optimizers(root: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that the script has made for parameters of a network."""
+    own = {id(parameter) for parameter in root.parameters()}
+    alive = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
+    return [
+        optimizer
+        for optimizer in alive
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+    ]
+
+
+def _optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, nn.Parameter],
+    root: nn.Module,
+    recording: Recording,
+) -> int:
+    """Step a stand-in of an optimizer on tensors without values, recorded, and return the bytes of its state.
+
+    Raises:
+        StrategyError: its step needs values.
+    """
+    name_of = {id(parameter): name for name, parameter in root.named_parameters()}
+    stand_ins = {}
+    for name, parameter in trained.items():
+        stand_in = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+        stand_in.grad = torch.empty_like(stand_in)
+        stand_ins[name] = stand_in
+    some: torch.optim.Optimizer = object.__new__(type(optimizer))
+    groups = []
+    for group in optimizer.param_groups:
+        names = [name_of.get(id(parameter)) for parameter in group["params"]]
+        groups.append({**group, "params": [stand_ins[name] for name in names if name in stand_ins]})
+    vars(some).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
+    step = inspect.unwrap(type(optimizer).step)
+    try:
+        with torch.no_grad():
+            step(some)  # makes the state
+            with recording.during(OPTIMIZER), recording.recording():
+                step(some)
+    except (RuntimeError, NotImplementedError) as error:
+        raise StrategyError(
+            f"{type(optimizer).__name__}: its step needs values, which a dry run does not have "
+            f"({str(error).splitlines()[0][:120]}); use --sim_level 0"
+        ) from error
+    return sum(_nbytes(value) for state in some.state.values() for value in _tensors(state))
+
+
+def _tensors(state: Any) -> Iterable[Tensor]:
+    return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,10 +44,8 @@ def decode_record(cls: type[T], value: object) -> T:
         raise ValueError(f"{cls.__name__}: {error}") from None
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; a job of many hosts asks thousands of times."""
-    return typing.get_type_hints(cls)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""A job of many hosts asks thousands of times."""
 
 
 def _decode(hint: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from fleet_reports import make_report
 
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, encode_message
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import muster as module
@@ -30,6 +30,7 @@ from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 PORT = 4711
@@ -167,6 +168,14 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
     assert seats == [[[0]], [[1]]], "its own part alone, however many hosts there are"
     assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
     assert {job["protocol"] for job in jobs} == {module.PROTOCOL}
+
+
+def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[..., Hosts]) -> None:
+    sizes = []
+    for count in (2, 200):
+        jobs = make_hosts(count).muster(lambda muster: list(muster.host_jobs({})))
+        sizes.append(max(len(encode_message({"type": "job", "job": encode_record(job)})) for job in jobs))
+    assert sizes[1] - sizes[0] < 20, "the digits of its ranks"
 
 
 def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:

@@ -258,6 +258,20 @@ GROUPS: dict[str, list[click.Option]] = {
             help="How often to start the whole job again after a failure.",
         ),
         option(
+            "spares",
+            "N",
+            type=int,
+            default=0,
+            show_default=True,
+            help="The last N hosts of the list wait, and take the place of lost ones, as often as --max_restarts says.",
+        ),
+        option(
+            "min_hosts",
+            "M",
+            type=int,
+            help="Start again on as few as M hosts when others are lost.  [default: with --spares all but these]",
+        ),
+        option(
             "hang_time_out",
             "S",
             type=float,

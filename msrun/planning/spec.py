@@ -108,6 +108,12 @@ class LaunchSpec:
     """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
     host_entries: tuple[HostEntry, ...] = ()
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+    spares: tuple[HostEntry, ...] = ()
+    """Hosts that take the place of lost ones."""
+    min_hosts: int = 0
+    """How few hosts may run the job when some are lost; 0 = the job ends when it loses one."""
+    first_attempt: int = 0
+    """How often the job was started before, on other hosts."""
     forward_env: tuple[str, ...] = ()
     """Patterns of names: variables that go to these hosts beside those that always do, see `hosts.forwarded`."""
     ship: bool = False
@@ -158,6 +164,8 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
+    if spec.min_hosts and not spec.is_remote:
+        raise UsageError(f"--min_hosts {spec.min_hosts}: for jobs of --hosts, --hostfile or --rehearse; leave it out")
     if spec.server_num < 0:
         raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
     if spec.server_num and (spec.is_remote or spec.is_several):

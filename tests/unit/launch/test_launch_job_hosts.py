@@ -17,6 +17,9 @@ from msrun.planning.hosts.host_entry import HostEntry
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
     "local_worker_num": None,
+    "spares": 0,
+    "min_hosts": None,
+    "max_restarts": 0,
     "ssh": False,
     "device_target": "auto",
     "worker_num": 8,

@@ -17,7 +17,7 @@ OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion
 OPTIONAL_VALUES |= {"--plan": "text", "--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
-HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh")
+HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
 
 MOST_USED = "Most used"

@@ -24,6 +24,9 @@ from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
 
+OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts")
+"""Options that say something of a list of hosts."""
+
 
 @dataclass(frozen=True)
 class JobHosts:
@@ -88,7 +91,7 @@ def _check_losses(options: Mapping[str, Any], count: int) -> int:
         return 0
     if not 0 <= spares < count:
         raise UsageError(
-            f"--spares {spares}: must be 0 to {count - 1}, for one of the {count} hosts has to run the job"
+            f"--spares {spares}: must be 0 to {count - 1}; one of the {count} hosts at least has to run the job"
         )
     if min_hosts is not None and not 1 <= min_hosts <= count - spares:
         raise UsageError(f"--min_hosts {min_hosts}: must be 1 to {count - spares}, the number of hosts of the job")
@@ -97,7 +100,7 @@ def _check_losses(options: Mapping[str, Any], count: int) -> int:
         raise UsageError(f"--{name} {options[name]}: --rank_table_file names every worker of the job; leave one out")
     if options["max_restarts"] < 1:
         raise UsageError(
-            f"--{name} {options[name]}: a job starts again as often as --max_restarts says; give 1 or more"
+            f"--{name} {options[name]}: the job starts again as often as --max_restarts says; give 1 or more"
         )
     return int(min_hosts or count - spares)
 
@@ -131,7 +134,7 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
             f"--master_addr {options['master_addr']}: the hosts of --rehearse meet at {FIRST_ADDRESS}; leave it out"
         )
     if not has_list and not options["ssh"]:
-        name = next(name for name in ("include", "exclude", "python") if options[name] is not None)
+        name = next(name for name in OF_LISTS if options[name] not in (None, 0))
         remedy = "start msrun with that Python" if name == "python" else "leave it out"
         raise UsageError(
             f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}"

@@ -164,8 +164,6 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
-    if spec.min_hosts and not spec.is_remote:
-        raise UsageError(f"--min_hosts {spec.min_hosts}: for jobs of --hosts, --hostfile or --rehearse; leave it out")
     if spec.server_num < 0:
         raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
     if spec.server_num and (spec.is_remote or spec.is_several):

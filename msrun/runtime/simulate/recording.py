@@ -170,9 +170,7 @@ class Recording(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for tensor in made:
             self._add(tensor)
-        if made and not is_view(func):
-            self._compute(func, args, kwargs, result, made)
-        elif made and func._schema.is_mutable:
+        if (made and not is_view(func)) or (made and func._schema.is_mutable):
             self._compute(func, args, kwargs, result, made)
         return result
 
@@ -207,7 +205,9 @@ class Recording(TorchDispatchMode):
         self.kind_of(tensors, MESSAGES)
         given = [leaf for leaf in pytree.tree_leaves(args[_INPUT.get(name, 0)]) if isinstance(leaf, Tensor)]
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in given)
-        ranks = self._ranks(next(dist.ProcessGroup.unbox(leaf) for leaf in args if isinstance(leaf, torch.ScriptObject)))
+        ranks = self._ranks(
+            next(dist.ProcessGroup.unbox(leaf) for leaf in args if isinstance(leaf, torch.ScriptObject))
+        )
         link = self.device.in_host if self._is_inside(ranks) else self.device.between_hosts
         seconds = collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link)
         begin = max(self.clock_s, self._wire_s)

@@ -47,7 +47,9 @@ def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
         rows.append((_ranks(found), *(format_bytes(kinds[kind]) for kind in KINDS), format_bytes(peak), share))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
-        "  ".join(f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}" for column, (cell, width) in enumerate(pairs))
+        "  ".join(
+            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}" for column, (cell, width) in enumerate(pairs)
+        )
         for pairs in (list(zip(row, widths, strict=True)) for row in rows)
     ]
     if len(shown) < len(classes):

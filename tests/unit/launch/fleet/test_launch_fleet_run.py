@@ -122,7 +122,9 @@ class Fleet:
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
     def finish(self) -> JobResult:
-        return self.run.finish()
+        result = self.run.finish()
+        assert result is not None, "it does not go on elsewhere"
+        return result
 
     def close(self) -> None:
         self.logs.close()
@@ -234,6 +236,22 @@ def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet, kind
     result = fleet.finish()
     assert result.failure is not None and result.failure.reason == "h1: the connection broke"
     assert result.exit_code == 3 and len(fleet.noted("fault")) == 1
+
+
+def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -> None:
+    fleet.plan(0, 1)
+    fleet.say(1, "lost", reason="the connection broke")
+    fleet.stop(0)
+    fleet.end(0, failure=encode_record(failure_of(0)))
+    asked: list[dict[int, str]] = []
+    assert fleet.run.finish(lambda lost: asked.append(dict(lost)) or True) is None  # type: ignore[func-returns-value]
+    assert asked == [{1: "h1: the connection broke"}]
+    (event,) = fleet.noted("restarting")
+    assert (event["attempt"], event["global_ranks"]) == (1, [1])
+    assert not (fleet.folder / "failure.json").exists() and fleet.noted("over") == []
+    (fleet.folder / "worker_1.log").write_text("old")
+    fleet.run.set_logs_aside()
+    assert (fleet.folder / "worker_1.attempt_0.log").read_text() == "old"
 
 
 def test_job_is_not_over_before_what_a_broken_agent_has_left_was_fetched(fleet: Fleet) -> None:

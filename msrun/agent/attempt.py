@@ -118,7 +118,7 @@ def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
 
 def worker_specs(host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool) -> list[ProcessSpec]:
     """Return the parameter servers and the workers of a host as processes to start."""
-    env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(attempt)}
+    env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(host.first_attempt + attempt)}
     servers = [
         ProcessSpec(FIRST_SERVER_ID - server.index, server.log_path, SERVER_PROGRAM, use_exec, {**env, **server.env})
         for server in host.servers
@@ -153,7 +153,7 @@ def keep_logs(host: HostPlan, attempt: int) -> ClusterError | None:
     """
     for log in [*(worker.log_path for worker in host.workers), *(server.log_path for server in host.servers)]:
         path = Path(log)
-        kept = path.with_name(contract.attempt_log_name(path.name, attempt))
+        kept = path.with_name(contract.attempt_log_name(path.name, host.first_attempt + attempt))
         try:
             rename_log(log, str(kept))
         except OSError as error:

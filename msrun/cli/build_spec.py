@@ -43,6 +43,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         hang_time_out_s=options["hang_time_out"],
         server_num=options["server_num"],
         max_restarts=options["max_restarts"],
+        min_hosts=options["min_hosts"] or 0,
         start_method=options["start_method"],
         device_target=options["device_target"],
         preload=tuple(options["preload"]),

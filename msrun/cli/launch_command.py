@@ -122,6 +122,7 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     seats: tuple[HostSeat, ...] = ()
     entries: tuple[HostEntry, ...] = ()
+    spares: tuple[HostEntry, ...] = ()
     given = {setting.name for setting in sources.settings}
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         _await_table(options)
@@ -130,6 +131,7 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
 
         job_hosts = read_job_hosts(options, given)
         entries, seats, options = job_hosts.entries, job_hosts.seats, job_hosts.options
+        spares = job_hosts.spares
     elif options["rank_table_file"] is not None:
         from msrun.launch.table_hosts import read_host_list
 
@@ -140,7 +142,11 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     elif options["discover"]:
         options = _discover(options, given, sources)
     spec = replace(
-        build_spec(options, dict(os.environ)), settings=sources.settings, table_hosts=seats, host_entries=entries
+        build_spec(options, dict(os.environ)),
+        settings=sources.settings,
+        table_hosts=seats,
+        host_entries=entries,
+        spares=spares,
     )
     check_spec(spec)
     return spec
@@ -244,7 +250,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     job_id = new_job_id()
     run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if spec.is_remote:
-        from msrun.launch.fleet.fleet_job import run_fleet_job
+        from msrun.launch.fleet.starts import run_fleet_job
 
         run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:

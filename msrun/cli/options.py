@@ -17,7 +17,7 @@ OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion
 OPTIONAL_VALUES |= {"--plan": "text", "--watch": "auto", "--json": "true", "--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
-HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh")
+HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
 
 MOST_USED = "Most used"
@@ -256,6 +256,20 @@ GROUPS: dict[str, list[click.Option]] = {
             default=0,
             show_default=True,
             help="How often to start the whole job again after a failure.",
+        ),
+        option(
+            "spares",
+            "N",
+            type=int,
+            default=0,
+            show_default=True,
+            help="The last N hosts of the list wait, and take the place of lost ones, as often as --max_restarts says.",
+        ),
+        option(
+            "min_hosts",
+            "M",
+            type=int,
+            help="Start again on as few as M hosts when others are lost.  [default: with --spares all but these]",
         ),
         option(
             "hang_time_out",

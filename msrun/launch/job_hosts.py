@@ -24,6 +24,9 @@ from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
 
+OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts")
+"""Options that say something of a list of hosts."""
+
 
 @dataclass(frozen=True)
 class JobHosts:
@@ -35,6 +38,8 @@ class JobHosts:
     """Their ranks and devices where a rank table gives them, or where the only host is this one; else empty."""
     options: dict[str, Any]
     """The options of the command with what the hosts say."""
+    spares: tuple[HostEntry, ...] = ()
+    """Hosts that take the place of lost ones."""
 
 
 def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHosts:
@@ -49,16 +54,21 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     _check_together(options, given)
     table = _read_table(options["rank_table_file"])
     entries = _read_entries(options, table)
-    worker_num = options["worker_num"] if "worker_num" in given else None
-    entries = give_slots(entries, worker_num=worker_num, local_worker_num=options["local_worker_num"])
     if options["python"] is not None:
         entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
+    worker_num, local_worker_num = options["worker_num"] if "worker_num" in given else None, options["local_worker_num"]
+    min_hosts, count = _check_losses(options, len(entries)), len(entries) - options["spares"]
+    spares = entries[count:]
+    entries = give_slots(entries[:count], worker_num=worker_num, local_worker_num=local_worker_num)
+    is_open = not all(entry.slots for entry in spares)
+    share = local_worker_num or (entries[0].slots if is_open else None)
+    spares = give_slots(spares, worker_num=None, local_worker_num=share)
     seats = tuple(host.seat for host in table)
     total = sum(entry.slots for entry in entries)
     if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
         target = "cpu" if options["device_target"] == "auto" else options["device_target"]
         check_rank_table(options["rank_table_file"], total, target)
-    if len(entries) == 1 and _is_ordinary(entries[0]):
+    if len(entries) == 1 and not min_hosts and _is_ordinary(entries[0]):
         told = {**options, "worker_num": total, "local_worker_num": total}
         return JobHosts((), seats or seat_hosts(entries), told)
     if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
@@ -66,7 +76,33 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
             f"--master_addr {options['master_addr']}: the {len(entries)} hosts cannot reach each other by it; give the "
             f"address of {entries[0].name}, on which the scheduler runs, or leave the option out"
         )
-    return JobHosts(entries, seats, {**options, "worker_num": total, "local_worker_num": 0})
+    told = {**options, "worker_num": total, "local_worker_num": 0, "min_hosts": min_hosts}
+    return JobHosts(entries, seats, told, spares)
+
+
+def _check_losses(options: Mapping[str, Any], count: int) -> int:
+    """Return how few of the hosts may run the job; 0 = the job ends when it loses one.
+
+    Args:
+        count: of all hosts, spare ones too.
+    """
+    spares, min_hosts = options["spares"], options["min_hosts"]
+    if not spares and min_hosts is None:
+        return 0
+    if not 0 <= spares < count:
+        raise UsageError(
+            f"--spares {spares}: must be 0 to {count - 1}; one of the {count} hosts at least has to run the job"
+        )
+    if min_hosts is not None and not 1 <= min_hosts <= count - spares:
+        raise UsageError(f"--min_hosts {min_hosts}: must be 1 to {count - spares}, the number of hosts of the job")
+    name = "spares" if spares else "min_hosts"
+    if options["rank_table_file"] is not None:
+        raise UsageError(f"--{name} {options[name]}: --rank_table_file names every worker of the job; leave one out")
+    if options["max_restarts"] < 1:
+        raise UsageError(
+            f"--{name} {options[name]}: the job starts again as often as --max_restarts says; give 1 or more"
+        )
+    return int(min_hosts or count - spares)
 
 
 def _is_ordinary(entry: HostEntry) -> bool:
@@ -98,7 +134,7 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
             f"--master_addr {options['master_addr']}: the hosts of --rehearse meet at {FIRST_ADDRESS}; leave it out"
         )
     if not has_list and not options["ssh"]:
-        name = next(name for name in ("include", "exclude", "python") if options[name] is not None)
+        name = next(name for name in OF_LISTS if options[name] not in (None, 0))
         remedy = "start msrun with that Python" if name == "python" else "leave it out"
         raise UsageError(
             f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}"

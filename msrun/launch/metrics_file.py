@@ -69,8 +69,11 @@ class MetricsFile:
 
     tick_s: float | None = INTERVAL_S
 
-    def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool) -> None:
-        """`are_workers_here`: they run on this host, so that their memory can be seen.
+    def __init__(self, path: Path, plan: LaunchPlan, *, are_workers_here: bool, restarts: int = 0) -> None:
+        """
+        Args:
+            are_workers_here: they run on this host, so that their memory can be seen.
+            restarts: how often the job has started again before, on other hosts.
 
         Raises:
             UsageError: the file cannot be written.
@@ -80,7 +83,7 @@ class MetricsFile:
         self._board = Path(plan.run_dir, PROGRESS_BOARD)
         self._are_workers_here = are_workers_here
         self._began_at = time.time()
-        self._restarts = 0
+        self._restarts = restarts
         self._due = 0.0
         self._membership = Membership(worker.global_rank for worker in plan.workers)
         try:

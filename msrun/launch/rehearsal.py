@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -55,13 +56,14 @@ def share_machine(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[HostEntr
             raise UsageError(
                 f"--env {name}: a rehearsal gives each host devices of its own; set {name} for msrun itself"
             )
-    sizes = [1 + max(entry.device_ids) for entry in spec.host_entries]  # a device that no worker has counts, too
+    hosts = sorted((*spec.host_entries, *spec.spares), key=lambda entry: ipaddress.ip_address(entry.address))
+    sizes = [1 + max(entry.device_ids) for entry in hosts]  # a device that no worker has counts, too
     facts = read_host_facts(environ)
     devices = place_devices(spec.device_target, sum(sizes), facts)
     cpus = _divide_cores(spec, facts, devices)
     login = {name: environ[name] for name in LOGIN if name in environ}
     shares, first = {}, 0
-    for entry, size in zip(spec.host_entries, sizes, strict=True):
+    for entry, size in zip(hosts, sizes, strict=True):
         own = slice(first, first + size)
         visible = {VISIBLE[devices.target]: ",".join(devices.physical[own])} if devices.target in VISIBLE else {}
         shares[entry] = HostShare({**login, **visible}, tuple(sorted({cpu for each in cpus[own] for cpu in each})))

@@ -79,6 +79,7 @@ def build_plan(
         progress=f"{run_dir}/progress",
         trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
         max_restarts=spec.max_restarts,
+        first_attempt=spec.first_attempt,
         device_target=devices.target,
         threads=min(threads),
         group_world_size=len(seating.hosts) if seating else 1,

@@ -55,11 +55,13 @@ def common_environment(
     interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
     has_store: bool = True,
     trace_dir: str = "",
+    first_attempt: int = 0,
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
 
     Args:
         group_world_size: number of hosts.
+        first_attempt: how often the job was started before on other hosts; `max_restarts` is what is left.
         trace_dir: where workers write their parts of a trace; empty = they write none.
         interfaces: variables that choose network interfaces.
         has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
@@ -74,8 +76,8 @@ def common_environment(
             contract.MASTER_ADDR: master_addr,
             contract.MASTER_PORT: str(master_port),
             contract.TORCHELASTIC_RUN_ID: job_id,
-            contract.TORCHELASTIC_RESTART_COUNT: "0",
-            contract.TORCHELASTIC_MAX_RESTARTS: str(max_restarts),
+            contract.TORCHELASTIC_RESTART_COUNT: str(first_attempt),
+            contract.TORCHELASTIC_MAX_RESTARTS: str(first_attempt + max_restarts),
             contract.TORCHELASTIC_USE_AGENT_STORE: str(has_store),
             contract.MS_WORKER_NUM: str(world_size),
             contract.MS_SCHED_HOST: master_addr,

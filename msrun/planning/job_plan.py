@@ -51,10 +51,20 @@ def plan_job(
         rank_table_file=rank_table_path(spec),
         hosts=tuple(hosts),
         settings=spec.settings,
-        notes=tuple(notes),
+        notes=(*notes, *_note_of_spares(spec)),
         fleet=tuple(fleet),
         forwarded=dict(forwarded or {}),
     )
+
+
+def _note_of_spares(spec: LaunchSpec) -> list[str]:
+    if not spec.min_hosts or not spec.is_remote:
+        return []
+    spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
+    count = len(spec.host_entries)
+    return [
+        f"{spares}; {spec.min_hosts} of {count} hosts are enough to start again; restarts left: {spec.max_restarts}"
+    ]
 
 
 def rank_table_path(spec: LaunchSpec) -> str:

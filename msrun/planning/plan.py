@@ -6,6 +6,7 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from msrun import contract
 from msrun.planning.environment import masked
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.masking import mask_words, secret_values
@@ -83,6 +84,11 @@ class HostPlan:
     """The host among several, in words: "node 1 (worker-1, 10.0.0.7)"; empty when it is the only one."""
     agent: AgentPlan | None = None
     """How it is reached; None = this host, without an agent."""
+
+    @property
+    def first_attempt(self) -> int:
+        """The number of the first attempt on these hosts: more than 0 when others were lost before."""
+        return int(self.common_env.get(contract.TORCHELASTIC_RESTART_COUNT, 0))
 
     @property
     def where(self) -> str:

@@ -108,6 +108,12 @@ class LaunchSpec:
     """Where the workers' logs go when it is not log_dir: to the launcher's log directory, which this host shares."""
     host_entries: tuple[HostEntry, ...] = ()
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
+    spares: tuple[HostEntry, ...] = ()
+    """Hosts that take the place of lost ones."""
+    min_hosts: int = 0
+    """How few hosts may run the job when some are lost; 0 = the job ends when it loses one."""
+    first_attempt: int = 0
+    """How often the job was started before, on other hosts."""
     forward_env: tuple[str, ...] = ()
     """Patterns of names: variables that go to these hosts beside those that always do, see `hosts.forwarded`."""
     ship: bool = False

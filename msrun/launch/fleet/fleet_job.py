@@ -1,38 +1,32 @@
-"""Run one job over many hosts from here: reach them, check them, start them together, and bring home what they say."""
+"""One start of a job on many hosts that are ready: what they say, until all have ended, and how that ended."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.logs.rotated_log import rename_log
 from msrun.agent.observer import Observer, Observers
-from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
-from msrun.launch.directory.earlier_job import remove_earlier_job
-from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import JobFailure, write_failure
 from msrun.launch.fleet.crew import Crew
 from msrun.launch.fleet.fleet_plan import assemble_plan
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Muster, Mustered
-from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.home_logs import HomeLogs
+from msrun.launch.fleet.muster import Mustered
 from msrun.launch.fleet.outcome import combine_failures, hide_secrets, read_failure
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.gather import REGISTERED
-from msrun.launch.job import JobResult, new_job_id
+from msrun.launch.job import JobResult
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.rank_table_file import write_rank_table
-from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import all_workers, count_workers
@@ -46,62 +40,8 @@ END_S = 15.0
 """How long past its grace a host may take to end before it is given up."""
 
 
-def run_fleet_job(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    *,
-    quiet: bool = False,
-    is_last: bool = False,
-    job_id: str = "",
-    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-) -> JobResult:
-    """Run a job on the hosts of `spec.host_entries` to its end. Arguments as `launch.job.run_job`.
-
-    Raises:
-        UsageError: the log directory cannot be used, or a host cannot do what is asked.
-        ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere.
-        Interrupted: a signal came before the job began.
-    """
-    job_id = job_id or new_job_id()
-    with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
-        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
-        rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
-        own = own_logs(spec.worker_log_name, _ranks_of_hosts(spec))
-        logs = HomeLogs(spec.log_dir, rotation, own, spec.max_restarts)
-        stack.callback(logs.close)
-        events = EventLog(_clear_directory(spec.log_dir))
-        stack.callback(events.close)
-        opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
-        muster = Muster(spec, caller, job_id, opener, signals, logs, events, lambda text: say(text, quiet=quiet))
-        crew = stack.enter_context(muster)
-        mustered = muster.run()
-        forwarded = forwarded_environment(caller, spec.forward_env)
-        run = FleetRun(spec, job_id, crew, mustered, logs, events, forwarded, quiet=quiet)
-        run.start(lambda: on_directory(job_id, spec.log_dir))
-        return run.finish()
-
-
-def _clear_directory(folder: Path) -> Path:
-    """Remove what an earlier job has left and return where the events go.
-
-    Raises:
-        UsageError: a file of it cannot be removed.
-    """
-    try:
-        remove_earlier_job(folder, ())
-        for name in (contract.FAILURE_JSON, contract.PLAN_JSON):
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {folder}: cannot write {error.filename or folder} ({error.strerror}); "
-            "give a directory that you may write"
-        ) from None
-    return folder / contract.EVENTS_JSONL
-
-
 class FleetRun:
-    """One job from its start on all hosts to its result. Use once."""
+    """A job from its start on all hosts to its result, or to the loss of hosts. Use once."""
 
     def __init__(
         self,
@@ -114,9 +54,15 @@ class FleetRun:
         forwarded: Mapping[str, str],
         *,
         quiet: bool,
+        earlier: Sequence[dict[str, int | float | str]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`forwarded`: variables that the hosts got from here."""
+        """
+        Args:
+            forwarded: variables that the hosts got from here.
+            earlier: the attempts on other hosts, as `JobFailure` has them.
+        """
+        self._earlier = list(earlier)
         self._clock = clock
         self._spec = spec
         self._forwarded = forwarded
@@ -131,6 +77,8 @@ class FleetRun:
         self._target = ""
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
+        self.lost: dict[int, str] = {}
+        """Hosts that have gone without a result, and why."""
         self._ended: set[int] = set()
         """Hosts of which nothing more is to come."""
         self._fault: MsrunError | None = None
@@ -138,8 +86,9 @@ class FleetRun:
         """When hosts that have not heard of a lost one are told to end."""
         self._give_up_at: float | None = None
         self._plan: LaunchPlan | None = None
+        self._started_at = self._clock()
         self._console: Console | None = None
-        self._ranks = _ranks_of_hosts(spec)
+        self._ranks = ranks_of_hosts(spec)
         self._metrics: MetricsFile | None = None
         self._record = FleetRecord(self._ranks, Observers([events, _OnceThereIsAPlan(self)]))
 
@@ -156,6 +105,7 @@ class FleetRun:
         """
         crew, mustered = self._crew, self._mustered
         self._on_directory = on_directory
+        self._started_at = self._clock()
         address, port = mustered.master
         crew.has_begun = True
         for link in crew.links:
@@ -163,10 +113,49 @@ class FleetRun:
             link.send("start", master_addr=address, master_port=port, use_shared=link.node_rank in mustered.shared)
         self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
 
-    def finish(self) -> JobResult:
-        """Wait until every host has ended its part, and return how the job ended."""
+    def finish(self, can_go_on: Callable[[Mapping[int, str]], bool] = lambda _lost: False) -> JobResult | None:
+        """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere.
+
+        Args:
+            can_go_on: asked when hosts were lost, by node rank with reasons: whether the job starts again without them.
+        """
         self._hear(self._is_over)
+        if self.lost and self._crew.interrupt is None and can_go_on(self.lost):
+            self._end_attempt()
+            return None
         return self._conclude()
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        """The plan of the job on these hosts; None as long as not all have said what they will run."""
+        return self._plan
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds since the hosts were told to start."""
+        return round(self._clock() - self._started_at, 3)
+
+    @property
+    def restarts(self) -> int:
+        """How often the job has started again, on other hosts before and on these."""
+        return self._spec.first_attempt + self._record.restarts
+
+    def set_logs_aside(self) -> None:
+        """Rename the logs of an attempt after which the job goes on elsewhere; nothing writes to them any more.
+
+        Raises:
+            ClusterError: one cannot be renamed.
+        """
+        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        names = [Path(worker.log_path).name for host in self._hosts.values() for worker in host.workers]
+        for name in [*names, *traces, contract.SCHEDULER_LOG]:
+            path = self._spec.log_dir / name
+            kept = path.with_name(contract.attempt_log_name(name, self.restarts))
+            try:
+                if path.exists():
+                    rename_log(str(path), str(kept))
+            except OSError as error:
+                raise ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})") from None
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -222,7 +211,9 @@ class FleetRun:
         )
         if self._spec.metrics_file is not None:
             try:
-                self._metrics = MetricsFile(self._spec.metrics_file, plan, are_workers_here=False)
+                self._metrics = MetricsFile(
+                    self._spec.metrics_file, plan, are_workers_here=False, restarts=self._spec.first_attempt
+                )
             except UsageError as error:
                 self._fail(error)
         self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
@@ -237,7 +228,10 @@ class FleetRun:
         if kind == "stopping":
             self._stop_at = None
             self._limit_end()
-        self._record.note(node_rank, kind, message["fields"])
+        fields = message["fields"]
+        if kind == "restarting":
+            fields = {**fields, "attempt": fields["attempt"] + self._spec.first_attempt}
+        self._record.note(node_rank, kind, fields)
 
     def _on_say(self, node_rank: int, message: Message) -> None:
         if message["text"].startswith(REGISTERED):
@@ -269,7 +263,9 @@ class FleetRun:
             return
         self._end_host(node_rank)
         if node_rank not in self._results:
-            self._fail(self._mustered.explain_loss(node_rank, message))
+            loss = self._mustered.explain_loss(node_rank, message)
+            self.lost[node_rank] = str(loss)
+            self._fail(loss)
             self._record.lost(node_rank)
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -305,6 +301,17 @@ class FleetRun:
                 self._fail(ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
                 self._end_host(link.node_rank)
 
+    def _end_attempt(self) -> None:
+        """Say that the job goes on elsewhere."""
+        ranks = sorted(rank for node in self.lost for rank in self._ranks[node])
+        reason = "; ".join(self.lost.values())
+        self._events.note(
+            "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
+        )
+        if self._console is not None:
+            self._console.note("over", {})
+            self._console.finish("")
+
     def _conclude(self) -> JobResult:
         fault = self._crew.interrupt or self._fault
         failure = combine_failures(self._job_id, self._results, fault)
@@ -313,7 +320,8 @@ class FleetRun:
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
-            failure = hide_secrets(failure, plan.secrets)
+            here = [{**one, "attempt": int(one["attempt"]) + self._spec.first_attempt} for one in failure.attempts]
+            failure = hide_secrets(replace(failure, attempts=[*self._earlier, *here]), plan.secrets)
             if problem := write_failure(plan, failure):
                 self._say(problem)
         if self._metrics is not None:
@@ -321,7 +329,7 @@ class FleetRun:
         if self._console is not None:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
-            again = f" after restart {self._record.restarts}" if self._record.restarts else ""
+            again = f" after restart {self.restarts}" if self.restarts else ""
             self._console.finish(
                 "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
             )
@@ -350,7 +358,8 @@ class _OnceThereIsAPlan:
         """Nothing regular to pass on."""
 
 
-def _ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
+def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
+    """Return the global ranks of each node rank."""
     return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
 
 

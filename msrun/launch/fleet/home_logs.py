@@ -65,7 +65,12 @@ class HomeLogs:
     """Called by the threads of many hosts; each log comes from one of them."""
 
     def __init__(
-        self, folder: Path, rotation: LogRotation | None, own: Mapping[int, re.Pattern[str]], max_restarts: int = 0
+        self,
+        folder: Path,
+        rotation: LogRotation | None,
+        own: Mapping[int, re.Pattern[str]],
+        max_restarts: int = 0,
+        first_attempt: int = 0,
     ) -> None:
         """
         Args:
@@ -75,6 +80,7 @@ class HomeLogs:
         self._folder = folder
         self._own = own
         self._max_attempt = max_restarts
+        self._first_attempt = first_attempt
         self._rotation = rotation
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[int, _Log]] = {}
@@ -137,7 +143,9 @@ class HomeLogs:
             if attempt > current and not is_of_job(name):
                 path = self._folder / name
                 log.close()
-                rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, current))))
+                rename_log(
+                    str(path), str(path.with_name(contract.attempt_log_name(name, self._first_attempt + current)))
+                )
                 log = self._open(name)
                 self._logs[name], self._sizes[name] = (attempt, log), 0
             return log

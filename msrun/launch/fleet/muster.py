@@ -116,6 +116,11 @@ class Muster:
         assert mustered is not None, "hosts without a fault, and no address"
         return mustered
 
+    @property
+    def failed_nodes(self) -> set[int]:
+        """The hosts because of which the job cannot start; empty when it is none of them."""
+        return {node for finding in self.findings if finding.status == "fail" for node in finding.nodes}
+
     def look(self) -> Mustered | None:
         """Ask all hosts, and fill `findings`; None when a job could not start.
 

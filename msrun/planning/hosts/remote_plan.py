@@ -99,6 +99,7 @@ def _common(
         rendezvous="",
         progress="",
         max_restarts=spec.max_restarts,
+        first_attempt=spec.first_attempt,
         device_target=spec.device_target,
         threads=1,
         group_world_size=len(spec.host_entries),

@@ -17,6 +17,9 @@ from msrun.planning.hosts.host_entry import HostEntry
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
     "local_worker_num": None,
+    "spares": 0,
+    "min_hosts": None,
+    "max_restarts": 0,
     "ssh": False,
     "device_target": "auto",
     "worker_num": 8,
@@ -133,6 +136,8 @@ REFUSED = [
         "--include h1: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them leave it out",
     ),
     ({"exclude": "h1"}, "--exclude h1: for hosts of"),
+    ({"spares": 1}, "--spares 1: for hosts of"),
+    ({"min_hosts": 1}, "--min_hosts 1: for hosts of"),
     ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
     ({"ssh": True}, "--ssh: no hosts are given"),
     ({"hosts": "h1", "node_rank": 0}, "--node_rank 0: hosts are numbered in the order of their list"),
@@ -228,3 +233,38 @@ def test_rehearsal_that_contradicts_other_options_is_refused(
     given = {name: table if name == "rank_table_file" else value for name, value in options.items()}
     with pytest.raises(UsageError, match=message):
         read(**{"rehearse": "2x2", **given})
+
+
+def test_last_hosts_of_the_list_are_spare() -> None:
+    found = read(hosts="h[1-4]:2", spares=1, max_restarts=2)
+    assert names(found) == [("h1", 2), ("h2", 2), ("h3", 2)]
+    assert [(entry.name, entry.slots) for entry in found.spares] == [("h4", 2)]
+    assert (found.options["worker_num"], found.options["min_hosts"]) == (6, 3)
+    assert read(hosts="h1:2,h2:2", max_restarts=1).options["min_hosts"] == 0, "a lost host ends the job"
+    shared = read(hosts="h1,h2,h3", spares=1, worker_num=4, max_restarts=1, min_hosts=1)
+    assert [entry.slots for entry in (*shared.entries, *shared.spares)] == [2, 2, 2]
+    assert shared.options["min_hosts"] == 1
+
+
+def test_job_on_this_host_with_a_spare_one_has_agents() -> None:
+    assert names(read(hosts="localhost:2,h2:2", spares=1, max_restarts=1)) == [("localhost", 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spares": 2, "max_restarts": 1}, r"--spares 2: must be 0 to 1; one of the 2 hosts"),
+        ({"spares": -1, "max_restarts": 1}, r"--spares -1: must be 0 to 1"),
+        ({"min_hosts": 3, "max_restarts": 1}, r"--min_hosts 3: must be 1 to 2, the number of hosts of the job"),
+        ({"min_hosts": 0, "max_restarts": 1}, r"--min_hosts 0: must be 1 to 2"),
+        ({"spares": 1}, r"--spares 1: the job starts again as often as --max_restarts says; give 1"),
+        (
+            {"min_hosts": 1, "max_restarts": 1, "rank_table_file": Path("table")},
+            r"--min_hosts 1: --rank_table_f",
+        ),
+    ],
+)
+def test_losses_that_cannot_be_borne_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
+    given = {name: table if name == "rank_table_file" else value for name, value in options.items()}
+    with pytest.raises(UsageError, match=message):
+        read(**{"hosts": "node-b:2,node-a:1", **given})

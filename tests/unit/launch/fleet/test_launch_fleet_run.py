@@ -103,7 +103,9 @@ class Fleet:
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
     def finish(self) -> JobResult:
-        return self.run.finish()
+        result = self.run.finish()
+        assert result is not None, "it does not go on elsewhere"
+        return result
 
     def close(self) -> None:
         self.logs.close()
@@ -191,6 +193,21 @@ def test_host_that_is_lost_ends_the_job_on_the_others_after_a_moment(fleet: Flee
     result = fleet.finish()
     assert result.failure is not None and result.failure.reason == "h1: the connection broke"
     assert result.exit_code == 3
+
+
+def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -> None:
+    fleet.plan(0, 1)
+    fleet.say(1, "lost", reason="the connection broke")
+    fleet.end(0, failure=failure_of(0))
+    asked: list[dict[int, str]] = []
+    assert fleet.run.finish(lambda lost: asked.append(dict(lost)) or True) is None  # type: ignore[func-returns-value]
+    assert asked == [{1: "h1: the connection broke"}]
+    (event,) = fleet.noted("restarting")
+    assert (event["attempt"], event["global_ranks"]) == (1, [1])
+    assert not (fleet.folder / "failure.json").exists() and fleet.noted("over") == []
+    (fleet.folder / "worker_1.log").write_text("old")
+    fleet.run.set_logs_aside()
+    assert (fleet.folder / "worker_1.attempt_0.log").read_text() == "old"
 
 
 def test_host_that_ends_by_itself_needs_no_signal(fleet: Fleet) -> None:

@@ -1,0 +1,207 @@
+"""A job over many hosts from here: its start, and those that follow on other hosts when some are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from msrun import contract
+from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.signals import SignalPipe
+from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.console import say
+from msrun.launch.directory.earlier_job import remove_earlier_job
+from msrun.launch.directory.lock import JobLock
+from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.failure import JobFailure, write_failure
+from msrun.launch.fleet.fleet_job import FleetRun, ranks_of_hosts
+from msrun.launch.fleet.home_logs import HomeLogs, own_logs
+from msrun.launch.fleet.muster import Muster
+from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.job import JobResult, new_job_id
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.hosts.host_pool import MAX_FAILURES, HostPool
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.spec import LaunchSpec
+
+NO_ADDRESS = "127.0.0.1"
+"""What --master_addr says when it was not given."""
+
+
+def run_fleet_job(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    is_last: bool = False,
+    job_id: str = "",
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+) -> JobResult:
+    """Run a job on the hosts of `spec.host_entries` to its end. Arguments as `launch.job.run_job`.
+
+    Raises:
+        UsageError: the log directory cannot be used, or a host cannot do what is asked.
+        ClusterError: a host cannot be reached, or does not fit the others; nothing was started anywhere.
+        Interrupted: a signal came before the job began.
+    """
+    job_id = job_id or new_job_id()
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
+        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
+        events = EventLog(_clear_directory(spec.log_dir))
+        stack.callback(events.close)
+        starts = JobStarts(spec, caller, job_id, signals, events, quiet=quiet)
+        result = starts.run(lambda: on_directory(job_id, spec.log_dir))
+        while result is None:
+            result = starts.run(lambda: None)
+        return result
+
+
+class JobStarts:
+    """The starts of one job. `run` until it returns how the job ended."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        caller: Mapping[str, str],
+        job_id: str,
+        signals: SignalPipe,
+        events: EventLog,
+        *,
+        quiet: bool,
+    ) -> None:
+        self._spec = spec
+        self._caller = caller
+        self._job_id = job_id
+        self._signals = signals
+        self._events = events
+        self._quiet = quiet
+        self._pool = HostPool(spec.host_entries, spec.spares, spec.min_hosts)
+        self._restarts = 0
+        self._earlier: list[dict[str, int | float | str]] = []
+        """Attempts that ended with the loss of hosts."""
+        self._plan: LaunchPlan | None = None
+        """Of the last start that got as far."""
+
+    def run(self, on_directory: Callable[[], None]) -> JobResult | None:
+        """Start the job, and return how it ended; None when it is to start again, on other hosts.
+
+        Args:
+            on_directory: called when the log directory holds the plan.
+
+        Raises:
+            As `run_fleet_job`.
+        """
+        spec = self._asked()
+        with contextlib.ExitStack() as stack:
+            rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
+            own = own_logs(spec.worker_log_name, ranks_of_hosts(spec))
+            logs = HomeLogs(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
+            stack.callback(logs.close)
+            agents = f"{self._job_id}r{self._restarts}" if self._restarts else self._job_id  # a lost one keeps its own
+            opener = HostOpener(spec, agents, self._say)
+            muster = Muster(spec, self._caller, agents, opener, self._signals, logs, self._events, self._say)
+            crew = stack.enter_context(muster)
+            try:
+                mustered = muster.run()
+            except (UsageError, ClusterError) as error:
+                if self._restarts and muster.failed_nodes:
+                    return self._start_without(spec, muster.failed_nodes, error)
+                raise
+            forwarded = forwarded_environment(self._caller, spec.forward_env)
+            run = FleetRun(
+                spec,
+                self._job_id,
+                crew,
+                mustered,
+                logs,
+                self._events,
+                forwarded,
+                quiet=self._quiet,
+                earlier=self._earlier,
+            )
+            run.start(on_directory)
+            result = run.finish(lambda lost: self._can_go_on(spec, lost, run.restarts))
+            self._plan = run.plan or self._plan
+        if result is None:
+            run.set_logs_aside()
+            self._earlier.append(
+                {"attempt": run.restarts, "reason": "; ".join(run.lost.values()), "run_time_s": run.run_time_s}
+            )
+            self._restarts = run.restarts + 1
+        return result
+
+    def _asked(self) -> LaunchSpec:
+        """Return what is asked of the hosts of this start."""
+        spec, chosen = self._spec, self._pool.chosen
+        worker_num = sum(entry.slots for entry in chosen)
+        return replace(
+            spec,
+            host_entries=chosen,
+            spares=self._pool.waiting,
+            worker_num=worker_num,
+            tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
+            max_restarts=spec.max_restarts - self._restarts,
+            first_attempt=self._restarts,
+            master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
+        )
+
+    def _can_go_on(self, spec: LaunchSpec, lost: Mapping[int, str], restarts: int) -> bool:
+        """Choose hosts for another start; False when there may be none."""
+        if not spec.min_hosts or restarts >= self._spec.max_restarts or not self._choose(spec, lost):
+            return False
+        self._say("; ".join(lost.values()))
+        self._say_choice(f"restart {restarts + 1} of {self._spec.max_restarts}")
+        return True
+
+    def _start_without(self, spec: LaunchSpec, nodes: set[int], error: MsrunError) -> JobResult | None:
+        """Leave out hosts that cannot take part in another start; the result of the job when there are too few."""
+        if self._choose(spec, nodes):
+            self._say_choice(str(error))
+            return None
+        assert self._plan is not None, "there was a start before"
+        reason = f"{self._earlier[-1]['reason']}; then {error}; fewer than {spec.min_hosts} hosts are left"
+        failure = JobFailure(self._job_id, contract.EXIT_CLUSTER, reason, None, [], [], self._earlier)
+        self._events.note("over", {"reason": reason})
+        if problem := write_failure(self._plan, failure):
+            self._say(problem)
+        return JobResult(self._plan, failure, ())
+
+    def _choose(self, spec: LaunchSpec, lost: Iterable[int]) -> bool:
+        """Choose hosts without those that were lost; False when too few are left."""
+        if self._pool.lose([spec.host_entries[node] for node in lost]):
+            return True
+        self._say(f"not started again: fewer than {spec.min_hosts} hosts are left (--min_hosts){self._left_out()}")
+        return False
+
+    def _say_choice(self, what: str) -> None:
+        names = ", ".join(entry.name for entry in self._pool.chosen)
+        self._say(f"{what}: starting again on {names}{self._left_out()}")
+
+    def _left_out(self) -> str:
+        names = ", ".join(entry.name for entry in self._pool.left_out)
+        return f"; left out, failed {MAX_FAILURES} times: {names}" if names else ""
+
+    def _say(self, text: str) -> None:
+        say(text, quiet=self._quiet)
+
+
+def _clear_directory(folder: Path) -> Path:
+    """Remove what an earlier job has left and return where the events go.
+
+    Raises:
+        UsageError: a file of it cannot be removed.
+    """
+    try:
+        remove_earlier_job(folder, ())
+        for name in (contract.FAILURE_JSON, contract.PLAN_JSON):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {folder}: cannot write {error.filename or folder} ({error.strerror}); "
+            "give a directory that you may write"
+        ) from None
+    return folder / contract.EVENTS_JSONL

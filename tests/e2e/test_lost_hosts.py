@@ -1,0 +1,186 @@
+"""Jobs that lose hosts and go on: on spare hosts, on fewer, from the newest checkpoint; and those that cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import FleetRunner
+from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+from rehearsal import Rehearsals
+from ssh_net import SshNet
+
+LOSS = re.compile(rb"^epoch: (\d+) step: (\d+), loss is (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
+    return Rehearsals(msrun, tmp_path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A program that says which attempt it is in, and goes on when that is wanted."""
+    path = tmp_path / "attempts.py"
+    path.write_text(
+        "import json, os, time\nfrom pathlib import Path\n"
+        "names = ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RESTART_COUNT', 'TORCHELASTIC_MAX_RESTARTS', 'MS_WORKER_NUM')\n"
+        "env = {name: os.environ[name] for name in names}\n"
+        "table = json.loads(Path(os.environ['RANK_TABLE_FILE']).read_text())\n"
+        "env['hosts'] = [server['server_id'] for server in table['server_list']]\n"
+        "attempt, rank = env['TORCHELASTIC_RESTART_COUNT'], env['RANK']\n"
+        "print('attempt', attempt, flush=True)\n"
+        "Path(f'up.{attempt}.{rank}.new').write_text(json.dumps(env))\n"
+        "os.rename(f'up.{attempt}.{rank}.new', f'up_{attempt}_{rank}')\n"
+        "while not Path(f'go_{attempt}').exists():\n    time.sleep(0.01)\n"
+    )
+    return path
+
+
+def records(rehearsals: Rehearsals, job: Running, attempt: int, count: int) -> list[dict[str, Any]]:
+    """Return what the workers of an attempt see, once all of them run."""
+    paths = [rehearsals.cwd / f"up_{attempt}_{rank}" for rank in range(count)]
+    job.wait_for(*paths)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def kill_agent(rehearsals: Rehearsals, attempt: int, node_rank: int) -> None:
+    """Kill the agent of a host of this attempt."""
+    mark = f"r{attempt}" if attempt else ""
+    pattern = f"msrun-spool-{'[0-9a-f]' * 16}{mark}-{node_rank}/agent.pid"
+    (path,) = wait_until(lambda: [*rehearsals.runner.temporary.glob(pattern)], "the agent")
+    os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+
+
+def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script: Path) -> None:
+    """Logs, table, plan and environment are those of the new hosts; what was before is kept."""
+    job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
+    first = records(rehearsals, job, 0, 2)
+    assert {tuple(record["hosts"]) for record in first} == {("127.0.0.2", "127.0.0.3")}
+    kill_agent(rehearsals, 0, 0)
+    second = records(rehearsals, job, 1, 2)
+    assert {tuple(record["hosts"]) for record in second} == {("127.0.0.3", "127.0.0.4")}
+    assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in first + second] == ["3"] * 4
+    (rehearsals.cwd / "go_1").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert "msrun: restart 1 of 3: starting again on host1, host2\n" in ended.stderr
+    assert "all 2 workers on 2 hosts finished successfully after restart 1 in " in ended.stderr
+    assert [host["name"] for host in ended.read_json("plan.json")["hosts"]] == ["host1", "host2"]
+    assert [ended.log(rank) for rank in range(2)] == [b"attempt 1\n"] * 2
+    assert (ended.log_dir / "worker_0.attempt_0.log").read_bytes() == b"attempt 0\n"
+    assert [event["attempt"] for event in ended.events if event["event"] == "restarting"] == [1]
+    status = rehearsals.runner.start("--status", "log_output", cwd=rehearsals.cwd).finish()
+    assert "hosts host1, host2" in status.stdout.decode() and "started again" in status.stdout.decode()
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_host_that_fails_twice_is_left_out_and_the_others_go_on(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=2", script)
+    records(rehearsals, job, 0, 3)
+    kill_agent(rehearsals, 0, 1)
+    again = records(rehearsals, job, 1, 3)
+    assert again[0]["hosts"] == ["127.0.0.2", "127.0.0.4", "127.0.0.3"], "one that was lost comes last"
+    kill_agent(rehearsals, 1, 2)
+    last = records(rehearsals, job, 2, 2)
+    assert [(record["WORLD_SIZE"], record["MS_WORKER_NUM"]) for record in last] == [("2", "2")] * 2
+    assert last[0]["hosts"] == ["127.0.0.2", "127.0.0.4"]
+    (rehearsals.cwd / "go_2").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert "starting again on host0, host2; left out, failed 2 times: host1\n" in ended.stderr
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_job_ends_when_restarts_are_used_up(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
+    for attempt in range(2):
+        records(rehearsals, job, attempt, 2)
+        kill_agent(rehearsals, attempt, 1)
+    ended = job.finish()
+    assert ended.code == 3
+    assert "the agent was ended by SIGKILL" in ended.errors[0]
+    failure = ended.read_json("failure.json")
+    assert [(one["attempt"], "SIGKILL" in one["reason"]) for one in failure["attempts"]] == [(0, True)]
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.mark.slow
+def test_failed_worker_starts_the_job_again_on_the_same_hosts(rehearsals: Rehearsals, workers: Path) -> None:
+    """Spares are for lost hosts alone."""
+    job = rehearsals.run("3x1", "--spares=1", "--max_restarts=1", workers / "attempt.py", "code=7:1")
+    assert job.code == 0, job.stderr
+    assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host1"]
+    assert "after restart 1 in " in job.stderr
+
+
+@pytest.mark.slow
+def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
+    records(rehearsals, job, 0, 2)
+    job.send(signal.SIGTERM)
+    kill_agent(rehearsals, 0, 1)
+    assert job.finish().code == 143
+    assert not (rehearsals.cwd / "up_1_0").exists()
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
+    """Four ranks on two hosts, of which one fails twice: two ranks end the training from the checkpoint of step 8."""
+    program = workers / "runtime" / "losing_hosts.py"
+    alone = rehearsals.runner.run("--worker_num=1", program, "alone", cwd=rehearsals.cwd, deadline_s=150.0)
+    assert alone.code == 0, alone.stderr
+    right = [float(loss) for _, _, loss in LOSS.findall(alone.log(0))]
+    assert len(right) == 16
+    imports = [f"--preload={name}" for name in WORKER_IMPORTS]
+    options = ["--min_hosts=1", "--max_restarts=2", *imports]
+    job = rehearsals.start("2x2", *options, program, "checkpoints", "127.0.0.3").finish(300.0)
+    assert job.code == 0, job.stderr
+    assert job.read_json("plan.json")["world_size"] == 2
+    found = [float(loss) for _, _, loss in LOSS.findall(job.log(0))]
+    assert found == pytest.approx(right[8:], rel=1e-9)
+    rehearsals.runner.prove_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[SshNet]:
+    """Three hosts and one to start from."""
+    with SshNet(3) as hosts:
+        yield hosts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("min_hosts", "code"), [(2, 0), (3, 3)])
+def test_host_whose_cable_is_out_is_tried_again_and_left_out(
+    msrun: JobRunner, net: SshNet, tmp_path: Path, script: Path, min_hosts: int, code: int
+) -> None:
+    fleet = FleetRunner(msrun, net, tmp_path)
+    rehearsals = Rehearsals(msrun, tmp_path)
+    options = [f"--min_hosts={min_hosts}", "--max_restarts=2", "--heartbeat_time_out=5", "--ssh_connect_time_out=3"]
+    job = fleet.start([1, 1, 1], *options, script)
+    records(rehearsals, job, 0, 3)
+    net.cut(1)
+    try:
+        if code == 0:
+            assert len(records(rehearsals, job, 1, 2)[0]["hosts"]) == 2
+            (tmp_path / "go_1").touch()
+        ended = job.finish()
+    finally:
+        net.mend(1)
+    assert ended.code == code, ended.stderr
+    assert "left out, failed 2 times: host1" in ended.stderr
+    if code:
+        reason = ended.read_json("failure.json")["reason"]
+        assert re.search(r"host1: no sign of life for .*; then .*host1.*; fewer than 3 hosts are left", reason)
+        assert reason in ended.errors[0]
+    fleet.prove_nothing_left()

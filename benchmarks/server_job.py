@@ -70,7 +70,7 @@ def read_part(names: Tensor) -> Tensor:
 
 def change_part(names: Tensor, gradient: Tensor) -> None:
     """Step rows of this process' part."""
-    _part.index_add_(0, names, gradient, alpha=-RATE / WORKERS)
+    _part.index_add_(0, names, gradient * (-RATE / WORKERS))  # with `alpha` it takes ten times as long
 
 
 def with_rpc(steps: int, rows: int, width: int, named: int, servers: int) -> list[float]:

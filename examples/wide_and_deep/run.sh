@@ -1,8 +1,8 @@
 #!/bin/bash
 # bash run.sh [DATA_PATH] [WAY]
 #   DATA_PATH: folder with train.txt and test.txt in Criteo's format, or "" for made-up clicks.
-#   WAY: device (everything on the rank's device), host (the tables of categories on the host), or server (on two
-#   parameter servers).
+#   WAY: device (everything on the rank's device), host (the tables of categories on the host), lookup (each
+#   rank has a part of them), or server (on two parameter servers).
 set -e
 [ -n "$1" ] && export DATA_PATH="$(realpath "$1")"
 cd "$(dirname "$0")"

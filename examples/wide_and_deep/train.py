@@ -1,4 +1,4 @@
-"""Wide & Deep: will a user click? The tables of categories lie on the device, on the host beside it, or on servers.
+"""Wide & Deep: will a user click? The tables of categories lie on the device, on the host, shared out, or on servers.
 
 Start with `bash run.sh [DATA_PATH] [WAY]`. DATA_PATH holds train.txt and test.txt in Criteo's format; without it the
 program trains on made-up clicks. The network is that of Cheng et al. 2016: a linear part over all columns ("wide"),
@@ -17,6 +17,7 @@ from msrun.runtime import (
     AUC,
     AutoParallel,
     Callback,
+    EmbeddingLookup,
     LossMonitor,
     Model,
     WithLoss,
@@ -24,6 +25,7 @@ from msrun.runtime import (
     get_rank,
     init,
     no_init_parameters,
+    optim,
     release,
     set_param_ps,
     set_ps_context,
@@ -34,6 +36,7 @@ from msrun.runtime.data import CriteoDataset, write_clicks
 WAYS = {
     "device": "everything on the rank's device",
     "host": "the tables, and what looks rows up in them, on the host",
+    "lookup": "each rank has a part of the tables on its host, and trains the rows that batches name",
     "server": "the tables, and their optimizer, on parameter servers (msrun --server_num)",
 }
 
@@ -55,13 +58,26 @@ def create_dataset(usage):
     return dataset.batch(BATCH_SIZE // get_group_size())
 
 
+def create_table(width, std):
+    """Return the rows of all values of all categories; zeros where `std` is 0."""
+    rows = CATEGORIES * HASH_SIZE
+
+    def fill(table):
+        nn.init.normal_(table, std=std) if std else nn.init.zeros_(table)
+
+    if way == "lookup":
+        return EmbeddingLookup(rows, width, fill, target="CPU", slice_mode="table_row_slice")
+    table = nn.Embedding(rows, width)
+    fill(table.weight)
+    return table
+
+
 class Wide(nn.Module):
     """A weight for every integer, and one for every value of every category."""
 
     def __init__(self):
         super().__init__()
-        self.weights = nn.Embedding(CATEGORIES * HASH_SIZE, 1)
-        nn.init.zeros_(self.weights.weight)
+        self.weights = create_table(1, std=0.0)
 
     def forward(self, ids):
         return self.weights(ids).sum(1)
@@ -72,8 +88,7 @@ class WideAndDeep(nn.Module):
         super().__init__()
         self.wide = Wide()
         self.linear = nn.Linear(INTEGERS, 1)
-        self.embedding = nn.Embedding(CATEGORIES * HASH_SIZE, width)
-        nn.init.normal_(self.embedding.weight, std=0.05)
+        self.embedding = create_table(width, std=0.05)
         self.deep = nn.Sequential(
             nn.Linear(INTEGERS + CATEGORIES * width, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
         )
@@ -93,7 +108,7 @@ class PrintMetrics(Callback):
 
 with no_init_parameters():
     net = WideAndDeep()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    optimizer = (optim.LazyAdam if way == "lookup" else torch.optim.Adam)(net.parameters(), lr=1e-3)
 
 if way == "host":
     set_target(net.wide, "cpu")

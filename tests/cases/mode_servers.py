@@ -62,6 +62,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.3),
     "momentum": lambda parameters: optim.Momentum(parameters, 0.1, 0.9, weight_decay=0.01),
     "adam": lambda parameters: optim.Adam(parameters, lr=0.02),
+    "mindspore adam": lambda parameters: optim.Adam(parameters, lr=0.02, eps=1e-2, use_eps_hat=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
     "ftrl": lambda parameters: optim.FTRL(parameters, lr=0.1, l1=1e-3),
     "lazy": lambda parameters: optim.LazyAdam(parameters, lr=0.02),
@@ -230,6 +231,8 @@ def refused() -> Result:
     tied.head = nn.Linear(6, ROWS).double()
     tied.head.weight = tied.table.weight
     set_param_ps(tied.table)
+    shared = Network()
+    set_param_ps(shared.wide)
     wrong: dict[str, Callable[[], Any]] = {
         "semi_auto": lambda: AutoParallel(network)(*one),
         "hsdp": lambda: AutoParallel(network, "data_parallel").hsdp(threshold=1)(*one),
@@ -238,6 +241,7 @@ def refused() -> Result:
         "clip": with_gradient(lambda: clip_grad_norm_(parameters, 1.0)),
         "Lamb": with_gradient(lambda: optim.Lamb(parameters).step()),
         "LARS": with_gradient(lambda: optim.LARS(optim.SGD(parameters)).step()),
+        "DDP": lambda: nn.parallel.DistributedDataParallel(shared)(*one),
         "closure": with_gradient(lambda: optim.SGD(parameters).step(lambda: network(*one))),
         "max_norm": lambda: set_param_ps(nn.Embedding(4, 2, max_norm=1.0)),
         "integers": lambda: set_param_ps(nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)),

@@ -57,10 +57,10 @@ def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
     return done.log(0).decode()
 
 
-def run_alone(msrun: JobRunner, folder: Path, **env: str) -> str:
+def run_alone(msrun: JobRunner, folder: Path, *words: str, **env: str) -> str:
     """Run an example's program as one plain process and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "train.py"],
+        [sys.executable, "train.py", *words],
         cwd=folder,
         env=msrun.environ({"OMP_NUM_THREADS": "1", **env}),
         capture_output=True,
@@ -220,16 +220,15 @@ AUC_LINE = re.compile(r"^epoch: (\d+), test: auc (\d)(\.\d+)$", re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["device", "host", "server"])
-def test_wide_and_deep_learns_with_its_tables_on_the_device_on_the_host_and_on_servers(
-    msrun: JobRunner, examples: Path, way: str
-) -> None:
+@pytest.mark.parametrize("way", ["device", "host", "lookup", "server"])
+def test_wide_and_deep_learns_wherever_its_tables_are(msrun: JobRunner, examples: Path, way: str) -> None:
     folder = examples / "wide_and_deep"
     text = run_example(msrun, folder, "", way, EPOCHS="2")
     aucs = [float(whole + rest) for _, whole, rest in AUC_LINE.findall(text)]
-    assert 0.75 < aucs[0] < aucs[1]
+    assert (0.7 if way == "lookup" else 0.75) < aucs[0] < aucs[1]  # LazyAdam leaves moments of other rows as they are
     assert ("borders between host (3 operators) and device" in text) is (way == "host")
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="2"))
+    words = ["--way=lookup"] if way == "lookup" else []  # LazyAdam is not Adam
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, *words, EPOCHS="2"))
     np.testing.assert_allclose(losses(MONITOR_LINE, text), alone, rtol=1e-4)
 
 

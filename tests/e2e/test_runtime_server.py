@@ -103,6 +103,7 @@ ANSWERS = {
     "clip": "StrategyError: the norm of the gradient of Embedding.weight of shape (41, 6), which is on the parameter",
     "Lamb": "ParallelError: Lamb cannot step parameters on servers: use Momentum, SGD, Adam, AdamW, LazyAdam, FTRL",
     "LARS": "StrategyError: LARS of Embedding.weight of shape (41, 6), which is on the parameter servers",
+    "DDP": "StrategyError: DistributedDataParallel around Linear with wide.weight on parameter servers, which average",
     "closure": "ParallelError: optimizer.step(closure) with parameters on servers",
     "max_norm": "StrategyError: Embedding(max_norm=...) cannot be on parameter servers",
     "integers": "StrategyError: set_param_ps: a parameter of shape (3,) and torch.int64: only floating-point values",

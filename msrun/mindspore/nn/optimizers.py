@@ -52,7 +52,7 @@ class Momentum(optim.Momentum):
 
 
 class Adam(optim.Adam):
-    """Adam with bias correction.
+    """Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas.
 
     Raises:
         UsageError: a `loss_scale` other than 1.
@@ -69,7 +69,9 @@ class Adam(optim.Adam):
         loss_scale: float = 1.0,
     ) -> None:
         _check_scale("Adam", loss_scale)
-        super().__init__(params, lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            params, lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, use_eps_hat=True
+        )
 
 
 class AdamWeightDecay(optim.AdamWeightDecay):

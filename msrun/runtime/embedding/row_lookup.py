@@ -116,6 +116,9 @@ class _Part:
         self._part, self._lookup, self._ways = part, lookup, ways
         self._requests: Requests | None = None
 
+    def number(self, rows: Tensor) -> Tensor:
+        return rows
+
     def fetch(self, rows: Tensor) -> Tensor:
         rows = rows.to(self._part.device)
         if self._ways.group is None:

@@ -23,12 +23,31 @@ def row_gradient(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
         rows: (n,) numbers of rows, in any order.
         values: (n, ...) of each.
     """
-    unique, place = torch.unique(rows, return_inverse=True)
-    if unique.numel() < rows.numel():
-        values = values.new_zeros(unique.shape[0], *values.shape[1:]).index_add_(0, place, values)
-    elif not torch.equal(unique, rows):
-        values = torch.empty_like(values).index_copy_(0, place, values)
-    return torch.sparse_coo_tensor(unique.unsqueeze(0), values, tuple(shape), is_coalesced=True, check_invariants=False)
+    rows, values = summed_rows(rows, values)
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, tuple(shape), is_coalesced=True, check_invariants=False)
+
+
+def summed_rows(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows ascending, each once, and the sums of their values."""
+    if _is_ascending(rows):
+        return rows, values
+    rows, place = torch.unique(rows, return_inverse=True)
+    return rows, values.new_zeros(rows.shape[0], *values.shape[1:]).index_add_(0, place, values.contiguous())
+
+
+def coalesced(gradient: Tensor) -> Tensor:
+    """Return a sparse gradient whose rows are ascending, each once.
+
+    That of one backward pass is so already, but autograd forgets it when it puts it into `.grad`.
+    """
+    rows = gradient._indices()
+    if gradient.is_coalesced() or len(rows) != 1 or not _is_ascending(rows[0]):
+        return gradient.coalesce()
+    return torch.sparse_coo_tensor(rows, gradient._values(), gradient.shape, is_coalesced=True, check_invariants=False)
+
+
+def _is_ascending(rows: Tensor) -> bool:
+    return bool((rows[1:] > rows[:-1]).all())
 
 
 def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
@@ -36,7 +55,7 @@ def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
 
     The numbers of rows travel first, and are waited for: messages have the size of the largest one.
     """
-    gradient = gradient.coalesce()
+    gradient = coalesced(gradient)
     rows, values = gradient.indices()[0], gradient.values()
     counts = start_gather(rows.new_tensor([rows.shape[0]]), group).wait().tolist()
     most = max(counts)

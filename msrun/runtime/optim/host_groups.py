@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.optim.host_gradients import held_gradient
 from msrun.runtime.optim.host_weights import (
     HOST,
@@ -213,4 +214,4 @@ def _changed_rows(optimizer: Optimizer, stepped: Tensor) -> Tensor | None:
     """Return the rows that a step has changed, where it changes those of a sparse gradient alone."""
     gradient = stepped.grad
     is_lazy = isinstance(optimizer, torch.optim.SparseAdam) or getattr(optimizer, "changes_named_rows", False)
-    return gradient.coalesce().indices()[0] if gradient is not None and gradient.is_sparse and is_lazy else None
+    return coalesced(gradient).indices()[0] if gradient is not None and gradient.is_sparse and is_lazy else None

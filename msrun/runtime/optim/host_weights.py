@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.parallel.parameters.part import Part, become_part
 
 MASTER = "master_weight"
@@ -170,7 +171,7 @@ class Fetched:
             if gradient.device == HOST and not gradient.is_sparse:
                 self._values.append(make(gradient).copy_(gradient))
             elif gradient.is_sparse:
-                self._values.append(gradient.to(HOST, wide_type(gradient), copy=True).coalesce())
+                self._values.append(coalesced(gradient.to(HOST, wide_type(gradient), copy=True)))
             else:
                 self._values.append(_empty(gradient, gradient.dtype).copy_(gradient, non_blocking=True))
                 self._event = self._event or torch.Event(gradient.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.execute.plain_tensors import plain_tensors
+from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.optim.base import Optimizer
 
 ROWS_BYTES = 1 << 16
@@ -54,7 +55,7 @@ class PerParameter(Optimizer):
         if not gradient.is_sparse:
             self.change(parameter, self._decayed(gradient, parameter, group), tables, state, group)
             return
-        gradient = gradient.coalesce()
+        gradient = coalesced(gradient)
         count = max(1, ROWS_BYTES * len(gradient.values()) // max(1, gradient.values().nbytes))
         for rows, values in zip(gradient.indices()[0].split(count), gradient.values().split(count), strict=True):
             weight, some = parameter.index_select(0, rows), {key: t.index_select(0, rows) for key, t in tables.items()}

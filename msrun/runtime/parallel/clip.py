@@ -22,6 +22,7 @@ from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
@@ -173,7 +174,7 @@ def _whole_sums(gradient: Any) -> Tensor:
     """Return this rank's elements; of a DTensor with partial sums the sums first."""
     if not isinstance(gradient, DTensor):
         local = plain(gradient)
-        return local.coalesce().values() if local.is_sparse else local
+        return coalesced(local).values() if local.is_sparse else local
     if any(isinstance(place, Partial) for place in gradient.placements):
         raise StrategyError(
             "a gradient is a DTensor of partial sums: redistribute it, gradient.redistribute(placements=...), first"

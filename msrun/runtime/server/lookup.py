@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.embedding.row_source import look_up
-from msrun.runtime.execute.row_gradients import row_gradient
+from msrun.runtime.server.pieces import named_rows, number_rows
 from msrun.runtime.server.remote import RemoteParameter
 
 
@@ -49,15 +49,21 @@ class _Servers:
     def __init__(self, weight: Tensor, remote: RemoteParameter, padding_idx: int | None) -> None:
         self._weight, self._remote, self._padding = weight, remote, padding_idx
 
-    def fetch(self, rows: Tensor) -> Tensor:
-        rows = rows.to("cpu")
-        if rows.numel() and not 0 <= int(rows[0]) <= int(rows[-1]) < self._remote.shape[0]:
-            raise IndexError(f"row {int(rows[0])} to {int(rows[-1])} of an embedding with {self._remote.shape[0]} rows")
-        return self._remote.pull(rows)
+    def number(self, rows: Tensor) -> Tensor:
+        if rows.numel():
+            low, high = (int(row) for row in torch.aminmax(rows))
+            if not 0 <= low <= high < self._remote.shape[0]:
+                raise IndexError(f"row {low} to {high} of an embedding with {self._remote.shape[0]} rows")
+        return number_rows(self._remote.pieces, rows)
 
-    def give_back(self, rows: Tensor, gradients: Tensor) -> Tensor:
+    def fetch(self, numbers: Tensor) -> Tensor:
+        return self._remote.pull(numbers.to("cpu"))
+
+    def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
+        rows = named_rows(self._remote.pieces, numbers)
         if self._padding is not None:  # as of torch's embedding, the padding row has no gradient, not one of zeros
             keep = rows != self._padding
             rows, gradients = rows[keep], gradients[keep]
         device = self._weight.device
-        return row_gradient(rows.to(device), gradients.to(device), self._weight.shape)
+        shape = self._weight.shape  # not in the order of the rows, but in that in which they are sent
+        return torch.sparse_coo_tensor(rows[None].to(device), gradients.to(device), shape, check_invariants=False)

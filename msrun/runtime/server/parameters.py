@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError, UsageError
 from msrun.runtime import world
@@ -97,6 +99,29 @@ def _add_owned(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]]) -> 
         replace_forward(table, remote)
     for module, own_name in owners:
         _tell_state_dicts(module, own_name, remote)
+        module.register_forward_pre_hook(_refuse_ddp)
+
+
+_seen: WeakSet[DistributedDataParallel] = WeakSet()
+"""That leave parameters on servers alone: msrun's own."""
+
+
+def _refuse_ddp(module: nn.Module, _: Any) -> None:
+    """Refuse to run inside a DDP that would average what the servers average.
+
+    Raises:
+        StrategyError: it would.
+    """
+    ddp = DistributedDataParallel._active_ddp_module  # a test looks after this name
+    if ddp is None or ddp in _seen:
+        return
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore and find_remote(parameter) is not None:
+            raise StrategyError(
+                f"DistributedDataParallel around {type(module).__name__} with {name} on parameter servers, which "
+                'average its gradients: use AutoParallel(net, "data_parallel")'
+            )
+    _seen.add(ddp)
 
 
 def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> RemoteParameter | None:

@@ -7,6 +7,7 @@ stay whole, each on the next server.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,14 +44,6 @@ class Piece:
         """Return its rows of a whole tensor with at least one dimension; a view."""
         return whole[self.start : self.stop : self.step]
 
-    def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for whole row numbers which of them it has, as positions in `rows`, and their numbers in it."""
-        has = (rows >= self.start) & (rows < self.stop)
-        if self.step > 1:
-            has &= (rows - self.start) % self.step == 0
-        places = has.nonzero().flatten()
-        return places, (rows[places] - self.start) // self.step
-
     def overlap(self, begin: int, end: int) -> range:
         """Return its own row numbers of those in `range(begin, end)` of the whole."""
         first = max(0, -((self.start - begin) // self.step))
@@ -73,3 +66,24 @@ def cut_rows(shape: Sequence[int], dtype: torch.dtype, servers: int, first_serve
     return tuple(
         Piece((first_server + number) % servers, number, bounds[number], bounds[number + 1]) for number in range(count)
     )
+
+
+def number_rows(pieces: Sequence[Piece], rows: Tensor) -> Tensor:
+    """Return numbers that order rows of the whole by piece, and within it: what is sent to one server is a slice."""
+    step = pieces[0].step
+    return rows if step == 1 else rows % step * len(pieces[0].rows) + rows // step
+
+
+def named_rows(pieces: Sequence[Piece], numbers: Tensor) -> Tensor:
+    """Return the rows of the whole that have these numbers."""
+    step, size = pieces[0].step, len(pieces[0].rows)
+    return numbers if step == 1 else numbers % size * step + numbers // size
+
+
+def split_numbers(pieces: Sequence[Piece], numbers: Tensor) -> list[tuple[Piece, slice, Tensor]]:
+    """Return for each piece which of ascending numbers are its own, and its own row numbers of them."""
+    first, step = pieces[0], pieces[0].step
+    starts = [piece.start if step == 1 else number * len(first.rows) for number, piece in enumerate(pieces)]
+    edges = [0, *torch.searchsorted(numbers, numbers.new_tensor(starts[1:])).tolist(), len(numbers)]
+    parts = [slice(begin, end) for begin, end in itertools.pairwise(edges)]
+    return [(piece, part, numbers[part] - start) for piece, part, start in zip(pieces, parts, starts, strict=True)]

@@ -16,7 +16,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import Message
-from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece
+from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece, split_numbers
 
 _remotes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers = itertools.count()
@@ -141,19 +141,19 @@ class RemoteParameter:
             fields = {"shard": self.key(piece), "numbers": plain, "names": list(small)}
             ask({piece.server: Message("numbers", fields, list(small.values()))})
 
-    def pull(self, rows: Tensor) -> Tensor:
-        """Return the values of rows, each named once."""
-        found = torch.empty((rows.numel(), *self.row_shape), dtype=self.dtype)
+    def pull(self, numbers: Tensor) -> Tensor:
+        """Return the values of rows, by their numbers of `number_rows`, ascending."""
+        found = torch.empty((numbers.numel(), *self.row_shape), dtype=self.dtype)
         limit = self._rows_per_message(found)
-        for some, part in zip(rows.split(limit), found.split(limit), strict=True):
-            wanted = {piece.server: (piece, *piece.find(some)) for piece in self.pieces}
+        for some, values in zip(numbers.split(limit), found.split(limit), strict=True):
+            wanted = {piece.server: (piece, part, own) for piece, part, own in split_numbers(self.pieces, some)}
             requests = {
                 server: Message("rows", {"shard": self.key(piece)}, [own])
-                for server, (piece, places, own) in wanted.items()
-                if places.numel()
+                for server, (piece, _, own) in wanted.items()
+                if own.numel()
             }
             for server, reply in ask(requests).items():
-                part[wanted[server][1]] = reply.tensors[0]
+                values[wanted[server][1]] = reply.tensors[0]
         return found
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from msrun.errors import ParallelError
-from msrun.runtime.server.optimizers import build_optimizer, steps_rows_alone
+from msrun.runtime.execute.row_gradients import row_gradient
+from msrun.runtime.server.optimizers import build_optimizer, step_rows, steps_rows_alone
 from msrun.runtime.server.pieces import VALUE
 
 
@@ -108,23 +109,27 @@ class Shard:
         if not gradients:
             return
         optimizer.param_groups[0].update(group)
-        self.values.grad = self._mean(gradients, len(by_rank), rows_alone=steps_rows_alone(optimizer))
+        of_rows = [(gradient.rows, gradient.values) for gradient in gradients if gradient.rows is not None]
+        if len(of_rows) == len(gradients) and steps_rows_alone(optimizer):
+            for rows, values in of_rows:
+                step_rows(optimizer, rows, values, share=1 / len(by_rank))
+            return
+        if len(of_rows) == len(gradients) and all(gradient.is_sparse for gradient in gradients):
+            rows, values = (torch.cat(parts) for parts in zip(*of_rows, strict=True))
+            self.values.grad = row_gradient(rows, values.div_(len(by_rank)), self.values.shape)
+        else:
+            self.values.grad = self._dense_mean(gradients, len(by_rank))
         optimizer.step()
         self.values.grad = None
 
-    def _mean(self, gradients: list[Gradient], workers: int, *, rows_alone: bool) -> Tensor:
-        of_rows = [gradient for gradient in gradients if gradient.rows is not None]
-        if len(of_rows) == len(gradients) and (rows_alone or all(gradient.is_sparse for gradient in gradients)):
-            rows = torch.cat([gradient.rows for gradient in of_rows if gradient.rows is not None])
-            values = torch.cat([gradient.values for gradient in of_rows]).div_(workers)
-            return torch.sparse_coo_tensor(rows[None], values, self.values.shape, check_invariants=False)
+    def _dense_mean(self, gradients: list[Gradient], workers: int) -> Tensor:
         total = torch.zeros_like(self.values, requires_grad=False)
         for gradient in gradients:
             if gradient.rows is None:
                 total += gradient.values
             else:
                 total.index_add_(0, gradient.rows, gradient.values)
-        return total / workers
+        return total.div_(workers)
 
     def is_ready(self, rank: int, *, staleness: int | None = None) -> bool:
         """Return whether a worker may read: the values are there, with all steps that it may not lack."""

@@ -18,12 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
+from msrun.runtime.execute.row_gradients import summed_rows
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import MAX_BODY_BYTES, Message
 from msrun.runtime.server.lookup import empty_like_nan
 from msrun.runtime.server.optimizers import describe_group, name_optimizer
-from msrun.runtime.server.pieces import Piece
+from msrun.runtime.server.pieces import Piece, number_rows, split_numbers
 from msrun.runtime.server.remote import RemoteParameter, find_remote, find_remotes
 
 _BATCH_BYTES = MAX_BODY_BYTES // 2
@@ -142,11 +143,10 @@ def _cut_gradient(gradient: Tensor | None, remote: RemoteParameter) -> Iterator[
     if gradient is None:
         yield from ((piece, [], "none") for piece in remote.pieces)
     elif gradient.is_sparse:
-        gradient = gradient.coalesce().to("cpu")
-        rows, values = gradient.indices()[0], gradient.values()
-        for piece in remote.pieces:
-            places, own = piece.find(rows)
-            yield piece, [own, values[places]], "sparse" if remote.is_sparse else "rows"
+        numbers = number_rows(remote.pieces, gradient._indices()[0].to("cpu"))
+        numbers, values = summed_rows(numbers, gradient._values().to("cpu"))
+        for piece, part, own in split_numbers(remote.pieces, numbers):
+            yield piece, [own, values[part]], "sparse" if remote.is_sparse else "rows"
     else:
         gradient = remote.rows_of(gradient)
         yield from ((piece, [piece.of(gradient)], "dense") for piece in remote.pieces)

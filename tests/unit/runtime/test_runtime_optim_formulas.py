@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
+from msrun.mindspore import nn as mindspore_nn
 from msrun.runtime import optim
 
 STEPS = 5
@@ -52,6 +53,14 @@ def lazy_adam(w: np.ndarray, grads: list[np.ndarray], *, nesterov: bool = False)
     return w
 
 
+def adam(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    m = v = np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        w = w - 0.1 / (1 - 0.8**t) * m / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
+    return w
+
+
 def ftrl(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     n, z = np.full_like(w, 0.1), np.zeros_like(w)
     for g in grads:
@@ -75,6 +84,10 @@ ADAM: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
 CASES: dict[str, tuple[Callable[[Any], Any], Formula]] = {
     "AdamWeightDecay": (lambda p: optim.AdamWeightDecay(p, **ADAM, weight_decay=0.05), adam_weight_decay),
     "Lamb": (lambda p: optim.Lamb(p, **ADAM, weight_decay=0.05), lamb),
+    "Adam": (lambda p: optim.Adam(p, **ADAM), adam),
+    "Adam of MindSpore": (lambda p: optim.Adam(p, **ADAM, use_eps_hat=True), lazy_adam),
+    "Adam of MindSpore on the host": (lambda p: optim.Adam(p, **ADAM, use_eps_hat=True, target="CPU"), lazy_adam),
+    "nn.Adam": (lambda p: mindspore_nn.Adam(p, 0.1, 0.8, 0.9, 1e-3), lazy_adam),
     "LazyAdam": (lambda p: optim.LazyAdam(p, **ADAM), lazy_adam),
     "LazyAdam ahead": (
         lambda p: optim.LazyAdam(p, **ADAM, use_nesterov=True),
@@ -101,6 +114,24 @@ def test_steps_follow_the_formula(make: Callable[[Any], Any], formula: Formula, 
             optimizer.step()
             optimizer.zero_grad()
     np.testing.assert_allclose(weight.detach().numpy(), formula(start(), gradients()), rtol=1e-10)
+
+
+def test_mindspores_epsilon_goes_on_after_a_restart_and_refuses_a_group_of_different_ages() -> None:
+    one, two = (nn.Parameter(torch.from_numpy(start())) for _ in range(2))
+    optimizer = optim.Adam([one], **ADAM, use_eps_hat=True)
+    for number, gradient in enumerate(map(torch.from_numpy, gradients())):
+        if number == 2:
+            saved = optimizer.state_dict()
+            optimizer = optim.Adam([one], **ADAM)
+            optimizer.load_state_dict(saved)
+        optimizer([gradient])
+    np.testing.assert_allclose(one.detach().numpy(), lazy_adam(start(), gradients()), rtol=1e-10)
+    optimizer = optim.Adam([one, two], **ADAM, use_eps_hat=True)
+    one.grad = torch.ones_like(one)
+    optimizer.step()
+    two.grad = torch.ones_like(two)
+    with pytest.raises(StrategyError, match="have taken 0 to 1 steps: give those that have no gradient"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name", ["LazyAdam", "LazyAdam ahead", "FTRL"])

@@ -15,6 +15,7 @@ from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.parallel.parameters.part import Part, as_part, describe
 from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.progress import waiting_in
@@ -340,7 +341,7 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
 def _elements(tensor: Tensor) -> Tensor:
     """Return this rank's elements; of a sparse gradient those of its rows, as the others are 0."""
     local = plain(tensor)
-    return local.coalesce().values() if local.is_sparse else local
+    return coalesced(local).values() if local.is_sparse else local
 
 
 def _full(norm: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.runtime.server import pieces
-from msrun.runtime.server.pieces import Piece, cut_rows, cut_table
+from msrun.runtime.server.pieces import Piece, cut_rows, cut_table, named_rows, number_rows, split_numbers
 
 SHAPES = st.lists(st.integers(1, 200), max_size=3)
 
@@ -46,12 +46,13 @@ def test_rows_are_found_by_their_numbers_in_the_whole(rows: int, servers: int, d
         cut_table(rows, servers),
         tuple(Piece(0, n, *bounds) for n, bounds in enumerate([(0, rows // 2), (rows // 2, rows)])),
     ):
+        numbers = number_rows(cut, names).sort().values
+        assert torch.equal(named_rows(cut, numbers).sort().values, names.sort().values)
         found, inside = torch.zeros_like(names), []
-        for piece in cut:
+        for piece, part, own_numbers in split_numbers(cut, numbers):
             own = piece.of(whole)
             assert len(own) == len(piece.rows)
-            places, numbers = piece.find(names)
-            found[places] = own[numbers]
+            found[part] = own[own_numbers]
             inside += [piece.rows[number] for number in piece.overlap(begin, end)]
-        assert torch.equal(found, names * 10)
+        assert torch.equal(found, named_rows(cut, numbers) * 10)
         assert sorted(inside) == list(range(begin, end))

@@ -5,7 +5,8 @@
 
 DATA_PATH is a folder with CIFAR-10's files, "" is scikit-learn's handwritten digits in their format. MODE is
 data_parallel (default), semi_auto, hybrid or auto, which searches strategies. EPOCHS, IMAGE_SIZE (224) and SAMPLES
-make it smaller: IMAGE_SIZE=32 SAMPLES=256 takes a minute on a laptop. One process, `python resnet50_distributed_training.py`, trains too.
+make it smaller: IMAGE_SIZE=32 SAMPLES=256 takes a minute on a laptop. One process,
+`python resnet50_distributed_training.py`, trains too.
 """
 
 import os

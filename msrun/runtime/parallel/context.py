@@ -252,6 +252,10 @@ def _is_mode(_word: str, value: Any) -> None:
     check_mode(value)
 
 
+def _is_search_mode(word: str, value: Any) -> None:
+    check_search_mode(word, value)
+
+
 def _is_compat(_word: str, value: Any) -> None:
     check_compat(value)
 
@@ -321,7 +325,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "strategy_ckpt_load_file": _is_path,
     "group_ckpt_save_file": _is_path,
     "sharding_propagation": _is_switch,
-    **dict.fromkeys(_SEARCH_NAMES, check_search_mode),
+    **dict.fromkeys(_SEARCH_NAMES, _is_search_mode),
 }
 _PIPELINE = "say it with pipeline_stages, pipeline_scheduler, ..., or to AutoParallel"
 _FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"

@@ -10,11 +10,12 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import TensorSpec, Work, backward_work, forward_work
@@ -87,11 +88,15 @@ class LocalWorks:
         self.mesh = mesh
         self._known: dict[tuple[Any, ...], LocalWork] = {}
         self._signatures: dict[fx.Node, str] = {}
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def signature(self, node: fx.Node) -> str:
         """Return text that is equal for calls of one operator with equal arguments, shapes and types."""
         if node not in self._signatures:
-            described: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: _Described(n.meta.get("val")))
+            described = pytree.tree_map(
+                lambda value: _Described(value.meta.get("val")) if isinstance(value, fx.Node) else value,
+                (node.args, node.kwargs),
+            )
             self._signatures[node] = f"{node.target} {described}"
         return self._signatures[node]
 
@@ -136,7 +141,7 @@ class LocalWorks:
         build.scatter = scatter
         first = rule.lower(call, form, build, inputs, split)
         results = list(build.packed.get(first, {0: first}).values())
-        run = _Run(self.mesh, graph)
+        run = _Run(self.mesh, graph, self._mode)
         given = self._inputs(call, form, split, scatter)
         run.run(dict(zip(inputs, given, strict=True)), differentiable)
         return run.found(inputs, results)
@@ -189,8 +194,9 @@ def split_of_result(form: Form, split: LabelSplit, scatter: tuple[int, Axes] | N
 class _Run:
     """Runs the local graph of one operator on fake tensors."""
 
-    def __init__(self, mesh: Mesh, graph: fx.Graph) -> None:
+    def __init__(self, mesh: Mesh, graph: fx.Graph, mode: FakeTensorMode) -> None:
         self._mesh = mesh
+        self._mode = mode
         self._graph = graph
         self._values: dict[fx.Node, Any] = {}
         self._saved: list[Tensor] = []
@@ -201,7 +207,7 @@ class _Run:
             return tensor
 
         saving = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), saving:
+        with self._mode, torch.enable_grad(), saving:
             for (node, spec), is_needed in zip(given.items(), differentiable, strict=True):
                 self._values[node] = torch.empty(spec.shape, dtype=spec.dtype, requires_grad=is_needed)
             others = fake_given()
@@ -257,9 +263,7 @@ class _Run:
         )
 
     def _collective(self, node: fx.Node) -> LocalCollective:
-        collective, source = node.kwargs["collective"], node.args[0]
-        assert isinstance(collective, Collective)
-        assert isinstance(source, fx.Node)
+        collective, source = cast(Collective, node.kwargs["collective"]), cast(fx.Node, node.args[0])
         return LocalCollective(collective, _spec(self._values[source]), node in self._reached)
 
 

@@ -134,7 +134,7 @@ class ProblemBuilder:
         fixed = strategy_of(node)
         is_unary = rule.follows and len(call.tensors) == 1
         if fixed is None and (is_unary or follows_region(node) or not form.sizes):
-            self._follow(node, call, rule, form, (owned or values or [None])[0])
+            self._follow(node, call, rule, form, next(iter(owned or values), None))
             return
         key = (self._costs.works.signature(node), tuple(value.name for value in values))
         has_parameters = len(values) < len(call.tensors)

@@ -3,7 +3,7 @@ to the dimension that is cheapest there, or to none.
 
 After MindSpore's double recursion (Wang et al., "Efficient and systematic partitioning of large and deep neural
 networks for parallelization", Euro-Par 2021): operators in order, each decided once a level, time linear in their
-number.
+number. Afterwards the plan is improved window by window.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SEARCH_MODES: Mapping[str, Callable[[Problem, Mesh], Choice]] = {
 """How a problem is solved. "auto" tries all but the last."""
 AUTO = "auto"
 _AUTO_TRIES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
-_MEMORY_WEIGHTS = (1 / 64, 1 / 8, 1.0, 8.0, 64.0, 512.0)
+_MEMORY_WEIGHTS = (1 / 16, 1.0, 16.0, 256.0)
 """Prices of memory, beside the first plan's seconds per byte, at which smaller plans are looked for: whatever the limit
 is, so that more memory never leads to a slower plan."""
 MB = 2**20

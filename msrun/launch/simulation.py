@@ -36,12 +36,14 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
         for name in (contract.SIMULATION_JSON, contract.SIMULATION_HTML, contract.SIMULATION_TRACE):
             (simulation.log_dir / name).unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"--log_dir {simulation.log_dir}: cannot be written ({error.strerror}); give another") from None
+        raise UsageError(
+            f"--log_dir {simulation.log_dir}: cannot be written ({error.strerror}); give another"
+        ) from None
     process = subprocess.Popen(
         simulation.program.argv(),
         cwd=simulation.working_directory,
         env=simulation.environment(caller),
-        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - this process has one thread
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
     with _passing_on(process):
         status = process.wait()
@@ -49,12 +51,14 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
         return contract.EXIT_SIGNAL_BASE - status if status < 0 else status
     if not report.exists():
         raise WorkerFailed(
-            f"the script ended {_BEFORE[simulation.level == _COMPUTES]}, so there is nothing to report: call init(), and "
-            "train with msrun.runtime.AutoParallel",
+            f"the script ended {_BEFORE[simulation.level == _COMPUTES]}, so there is nothing to report: call init(), "
+            "and train with msrun.runtime.AutoParallel",
             contract.EXIT_USAGE,
         )
     if not quiet:
-        pages = [name for name in (contract.SIMULATION_HTML, contract.SIMULATION_TRACE) if (report.parent / name).exists()]
+        pages = [
+            name for name in (contract.SIMULATION_HTML, contract.SIMULATION_TRACE) if (report.parent / name).exists()
+        ]
         say_lines(f"msrun: wrote {report}{''.join(f', {name}' for name in pages)}")
     return contract.EXIT_OK
 

@@ -27,8 +27,8 @@ from msrun.runtime.parallel.compilation.captured_call import CapturedCall, Param
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
-from msrun.runtime.parallel.dry_run import look_at_dry_run
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
+from msrun.runtime.parallel.dry_run import look_at_dry_run
 from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import GradientsInBackward, GradientTaker
 from msrun.runtime.parallel.host_operators import moved_at_borders

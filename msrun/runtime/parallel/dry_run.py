@@ -11,6 +11,7 @@ from msrun.runtime.capture.target import Target
 if TYPE_CHECKING:
     from msrun.runtime.parallel.auto_parallel import AutoParallel
 
+
 def look_at_dry_run(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """In a dry run, report what this call would do and end the process; at level 3 after some steps."""
     if world.simulation_level() is not None:

@@ -133,9 +133,7 @@ def _time(sketches: Sequence[Sketch], classes: Sequence[RankClass], device: Devi
     rows = time_actions(call.schedule, lambda a: actions[a.stage, a.kind], _seconds_between_stages(sketches, device))
     seconds = max(row[-1].end + record.rest_s for row, record in zip(rows, records, strict=True))
     busy_s = sum(cell.end - cell.begin for row in rows for cell in row) + sum(record.rest_s for record in records)
-    return StepTime(
-        seconds, longest.compute_s, messages_s, waits_s, max(0.0, 1 - busy_s / (len(rows) * seconds)), rows
-    )
+    return StepTime(seconds, longest.compute_s, messages_s, waits_s, max(0.0, 1 - busy_s / (len(rows) * seconds)), rows)
 
 
 def _seconds_between_stages(sketches: Sequence[Sketch], device: DeviceProfile) -> float:

@@ -61,7 +61,9 @@ def _memory(job: SimulatedJob) -> str:
         for (kind, nbytes), colour in zip(memory_of(found.record).items(), COLOURS, strict=True):
             width = _WIDTH * nbytes / most
             tip = f"<title>{kind}: {format_bytes(nbytes)}</title>"
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR - 4}" fill="{colour}">{tip}</rect>')
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR - 4}" fill="{colour}">{tip}</rect>'
+            )
             x += width
         parts.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{format_bytes(found.record.peak_bytes)}</text>')
     limit = _LEFT + _WIDTH * job.device.memory_bytes / most
@@ -134,7 +136,8 @@ def _matrix(traffic: HostTraffic) -> str:
     most = traffic.nbytes.max()
     for label, row in zip(labels, traffic.nbytes.tolist(), strict=True):
         cells = [
-            f'<td style="background:rgba(225,87,89,{0.7 * value / most:.2f})">{format_bytes(value)}</td>' for value in row
+            f'<td style="background:rgba(225,87,89,{0.7 * value / most:.2f})">{format_bytes(value)}</td>'
+            for value in row
         ]
         rows += [f"<tr><th>{label}</th>", *cells, "</tr>"]
     text = "Messages go round rings of their ranks, all-to-alls straight to each rank."

@@ -67,9 +67,7 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
         _end(replace(steps.report, measured=measured, notes=(*steps.report.notes, NOT_THE_JOBS)))
 
 
-def _look(
-    parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int
-) -> Report:
+def _look(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int) -> Report:
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
     device = find_profile(os.environ.get(contract.MSRUN_SIM_DEVICE, "cpu"))
@@ -92,5 +90,6 @@ def _end(report: Report) -> NoReturn:
     if folder:
         write_report(report, Path(folder))
     sys.stderr.flush()
-    print(render_table(report), flush=True)
+    sys.stdout.write(f"{render_table(report)}\n")
+    sys.stdout.flush()
     raise SystemExit(0)

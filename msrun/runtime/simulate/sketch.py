@@ -37,7 +37,9 @@ from msrun.runtime.sharding.layout import Mesh, build_mesh
 class SketchedStorage(ParameterStorage):
     """Decides how parameters are stored, and puts fake parts beside the user's own, which stay as they are."""
 
-    def __init__(self, root: nn.Module, mesh: Mesh, rank: int, settings: ParallelSettings, mode: FakeTensorMode) -> None:
+    def __init__(
+        self, root: nn.Module, mesh: Mesh, rank: int, settings: ParallelSettings, mode: FakeTensorMode
+    ) -> None:
         super().__init__(root, mesh, rank, settings.hsdp)
         self._mode = mode
 
@@ -129,9 +131,7 @@ def _with_traffic(sketch: Sketch, division: Division, traffic: Sequence[Totals])
     return replace(sketch, plan=replace(sketch.plan, world_size=world.get_group_size(), pipeline=pipeline))
 
 
-def _compilation(
-    target: Target, settings: ParallelSettings, rank: int, size: int, mode: FakeTensorMode
-) -> Compilation:
+def _compilation(target: Target, settings: ParallelSettings, rank: int, size: int, mode: FakeTensorMode) -> Compilation:
     mesh = build_mesh(size, rank // size * size)
     return Compilation(target, settings, mesh, rank, SketchedStorage(target.root, mesh, rank, settings, mode))
 

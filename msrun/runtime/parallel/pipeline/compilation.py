@@ -35,7 +35,6 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stage_assignment import StageAssignment, assign_stages
 from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
 from msrun.runtime.schedule.regions import RecomputeSpec
-from msrun.runtime.sharding.layout import Mesh
 
 
 @dataclass(frozen=True)

@@ -198,9 +198,7 @@ def _check(name: str, family: _Family, ranks: int, chunks: int, micro_size: int)
         )
 
 
-def time_actions(
-    schedule: Schedule, cost: Callable[[Action], float], delay: float = 0
-) -> tuple[tuple[Cell, ...], ...]:
+def time_actions(schedule: Schedule, cost: Callable[[Action], float], delay: float = 0) -> tuple[tuple[Cell, ...], ...]:
     """Let every rank do its actions in order, each as soon as what it reads is there; return a row for each rank.
 
     Args:

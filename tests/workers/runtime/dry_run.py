@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, get_rank, init, recompute, shard
 from msrun.runtime.execute.pending import traffic
@@ -33,8 +33,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) -> the same."""
         q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 2, 3 * WIDTH // 2).transpose(1, 2).chunk(3, -1)
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return x + self.down(F.gelu(self.up(x)))
+        x = x + scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return x + self.down(gelu(self.up(x)))
 
 
 class Network(nn.Module):
@@ -56,7 +56,7 @@ class Network(nn.Module):
 
 def loss_of(result: Tensor, target: Tensor) -> Tensor:
     """Return the mean loss."""
-    return F.cross_entropy(result, target.flatten())
+    return cross_entropy(result, target.flatten())
 
 
 def main() -> None:

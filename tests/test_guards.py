@@ -39,7 +39,7 @@ ALLOWED = {
 IN_WORKERS = ("runtime", "mindspore")
 """Rooms of msrun that run inside a worker, and import torch."""
 
-RUNTIME_ORDER = ("sharding", "capture", "cost", "partition", "schedule", "execute", "parallel", "checkpoint")
+RUNTIME_ORDER = ("sharding", "capture", "cost", "partition", "search", "schedule", "execute", "parallel", "checkpoint")
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
 
 STRANGERS = {

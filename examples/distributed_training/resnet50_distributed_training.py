@@ -4,8 +4,9 @@
     bash run_msrun.sh DATA_PATH RANK_SIZE    # the same under msrun
 
 DATA_PATH is a folder with CIFAR-10's files, "" is scikit-learn's handwritten digits in their format. MODE is
-data_parallel (default), semi_auto or hybrid. EPOCHS, IMAGE_SIZE (224) and SAMPLES make it smaller: IMAGE_SIZE=32
-SAMPLES=256 takes a minute on a laptop. One process, `python resnet50_distributed_training.py`, trains too.
+data_parallel (default), semi_auto, hybrid or auto, which searches strategies. EPOCHS, IMAGE_SIZE (224) and SAMPLES
+make it smaller: IMAGE_SIZE=32 SAMPLES=256 takes a minute on a laptop. One process,
+`python resnet50_distributed_training.py`, trains too.
 """
 
 import os
@@ -28,6 +29,7 @@ MODES = {
     "data_parallel": ParallelMode.DATA_PARALLEL,
     "semi_auto": ParallelMode.SEMI_AUTO_PARALLEL,
     "hybrid": ParallelMode.HYBRID_PARALLEL,
+    "auto": ParallelMode.AUTO_PARALLEL,
 }
 
 

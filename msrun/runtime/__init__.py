@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
     from msrun.runtime.checkpoint.transform import transform_checkpoint_by_rank as transform_checkpoint_by_rank
     from msrun.runtime.checkpoint.transform import transform_checkpoints as transform_checkpoints
+    from msrun.runtime.cost.devices import DeviceProfile as DeviceProfile
     from msrun.runtime.embedding.lookup import EmbeddingLookup as EmbeddingLookup
     from msrun.runtime.groups import (
         create_group as create_group,

@@ -15,6 +15,7 @@ HOMES = {
     ),
     "parallel.auto_parallel": "AutoParallel",
     "parallel.plan": "ParallelPlan",
+    "cost.devices": "DeviceProfile",
     "parallel.verification.report": "VerificationReport",
     "parallel.batch.micro_batch": "MicroBatchInterleaved",
     "parallel.batch.accumulation": "GradAccumulation",

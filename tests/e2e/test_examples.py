@@ -281,7 +281,7 @@ def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRun
     env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL}
     found = {}
     scripts = {"accumulation": {"SCRIPT": "resnet50_distributed_training_grad_accu.py", "MINI_STEPS": "2"}}
-    modes = {mode: {"MODE": mode} for mode in ("data_parallel", "hybrid", "semi_auto")}
+    modes = {mode: {"MODE": mode} for mode in ("data_parallel", "hybrid", "semi_auto", "auto")}
     for name, words in (modes | scripts).items():
         job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env={**env, **words}, command=("bash",))
         done = job.finish(DEADLINE_S)
@@ -298,6 +298,7 @@ def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRun
     )
     alone = losses(MONITOR_LINE, done.stdout)
     assert found["semi_auto"][0] == pytest.approx(alone[0], rel=1e-5)
+    assert found["auto"][0] == pytest.approx(alone[0], rel=1e-5)
     assert found["hybrid"][0] == pytest.approx(found["data_parallel"][0], rel=1e-5)
     assert len(found["accumulation"]) == 1, "two batches are one step"
 

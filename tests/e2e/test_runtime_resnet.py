@@ -27,9 +27,10 @@ def losses(
     return found
 
 
-def test_semi_auto_has_the_batch_statistics_of_the_whole_batch(losses: dict[str, list[float]]) -> None:
+@pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel"])
+def test_captured_modes_have_the_batch_statistics_of_the_whole_batch(losses: dict[str, list[float]], mode: str) -> None:
     assert len(losses["alone"]) == STEPS
-    assert losses["semi_auto_parallel"] == pytest.approx(losses["alone"], rel=1e-9)
+    assert losses[mode] == pytest.approx(losses["alone"], rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel"])

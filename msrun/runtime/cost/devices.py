@@ -110,13 +110,9 @@ class DeviceProfile:
             raise StrategyError(f"device profile: {type(error).__name__}: {error}; its fields are {known}") from None
 
 
-def _nvlink(bytes_per_s: float, network_bytes_per_s: float) -> dict[str, Link]:
-    """Return links with NCCL's latencies."""
-    start = 6.6e-6
-    return {
-        "in_host": Link(0.6e-6, bytes_per_s, start),
-        "between_hosts": Link(2.7e-6, network_bytes_per_s, start),
-    }
+def _links(bytes_per_s: float, network_bytes_per_s: float) -> tuple[Link, Link]:
+    """Return links in a host and between hosts with NCCL's latencies."""
+    return Link(0.6e-6, bytes_per_s, 6.6e-6), Link(2.7e-6, network_bytes_per_s, 6.6e-6)
 
 
 _PCIE_4, _PCIE_5 = Link(10e-6, 32 * GB), Link(10e-6, 64 * GB)
@@ -130,8 +126,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
             1.2e12,
             32 * 2**30,
             7e-6,
-            **_nvlink(90 * GB, 12.5 * GB),
-            to_host=_PCIE_4,
+            *_links(90 * GB, 12.5 * GB),
+            _PCIE_4,
         ),
         DeviceProfile(
             "ascend910b",
@@ -139,8 +135,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
             1.6e12,
             64 * 2**30,
             7e-6,
-            **_nvlink(196 * GB, 25 * GB),
-            to_host=_PCIE_5,
+            *_links(196 * GB, 25 * GB),
+            _PCIE_5,
         ),
         DeviceProfile(
             "a100",
@@ -148,8 +144,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
             2.039e12,
             80 * 2**30,
             7e-6,
-            **_nvlink(300 * GB, 25 * GB),
-            to_host=_PCIE_4,
+            *_links(300 * GB, 25 * GB),
+            _PCIE_4,
         ),
         DeviceProfile(
             "h100",
@@ -157,8 +153,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
             3.35e12,
             80 * 2**30,
             7e-6,
-            **_nvlink(450 * GB, 50 * GB),
-            to_host=_PCIE_5,
+            *_links(450 * GB, 50 * GB),
+            _PCIE_5,
         ),
         DeviceProfile(
             "h200",
@@ -166,8 +162,8 @@ PROFILES: Mapping[str, DeviceProfile] = {
             4.8e12,
             141 * GB,
             7e-6,
-            **_nvlink(450 * GB, 50 * GB),
-            to_host=_PCIE_5,
+            *_links(450 * GB, 50 * GB),
+            _PCIE_5,
         ),
         DeviceProfile(
             "cpu",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.sharding.operators.attention import attend_part
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -143,5 +144,5 @@ _PRODUCTS: Mapping[Any, Callable[[Sequence[Shape]], int]] = {
     aten.conv3d.padding: _of_convolution,
     aten.convolution.default: _of_convolution,
 }
-_ATTENTION = {aten.scaled_dot_product_attention.default}
+_ATTENTION = {aten.scaled_dot_product_attention.default, attend_part}
 _LOOKUPS = {aten.embedding.default, aten.embedding_bag.default, aten.embedding_bag.padding_idx}

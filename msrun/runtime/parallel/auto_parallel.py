@@ -45,7 +45,7 @@ from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
-from msrun.runtime.parallel.strategy_file import write_layout_files
+from msrun.runtime.parallel.strategy_file import write_layout_files, write_operator_strategies
 from msrun.runtime.parallel.verification.entry import is_verifying, runs_alone, verify, verify_first_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
@@ -72,6 +72,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
             "data_parallel": every rank runs the network as it is, without capture: torch's DDP, with hsdp its FSDP2.
             "hybrid_parallel": the same around parts cut by hand (`layerwise_parallel`, `all_reduce`, ...).
             "stand_alone": every rank trains for itself, nothing is exchanged.
+            "dynamic_programming", "recursive_programming", "sharding_propagation", "exact" or "auto": semi_auto whose
+            strategies are searched for, see `search`; "auto_parallel" is recursive_programming.
             None: what `set_auto_parallel_context` says, else "semi_auto".
         compat: "torch", the default: losses of copies, and without capture gradients of ranks, are averaged;
             "mindspore": they are added up.
@@ -301,6 +303,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         self._captured.insert(0, call)
         self._write_layouts(target.root)
         if world.get_rank() == 0:
+            if self.settings.strategies_to is not None and len(self._captured) == 1:
+                write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
             if (count := len(self._captured)) in (8, 64, 512):
                 log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -27,5 +28,10 @@ def compile_call(
     """
     wrappers = compilation.find_wrappers()
     if compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
+        if compilation.settings.search is not None:
+            raise StrategyError(
+                f"parallel_mode={compilation.settings.search.mode!r} with a pipeline: strategies of its stages are not "
+                'searched for; use parallel_mode="semi_auto" with it, or no pipeline'
+            )
         return compile_pipeline(compilation, wrappers, args, kwargs)
     return compilation.compile(wrappers, args, kwargs)

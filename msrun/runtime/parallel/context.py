@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,8 +21,11 @@ from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import choose_schedule
 from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings, check_search_mode
 from msrun.runtime.parallel.settings import ParallelSettings, check_mode
 
+_SEARCH_NAMES = ("search_mode", "auto_parallel_search_mode")
+"""One word and its alias."""
 _chosen: ContextVar[Mapping[str, Any]] = ContextVar("auto_parallel_context", default=MappingProxyType({}))
 
 
@@ -44,7 +47,9 @@ def set_auto_parallel_context(**words: Any) -> None:
             parameter_broadcast, dataset_strategy, full_batch, enable_parallel_optimizer, parallel_optimizer_config
             (gradient_accumulation_shard, parallel_optimizer_threshold, optimizer_weight_shard_size, optimizer_level),
             optimizer_weight_shard_size, force_fp32_communication, strategy_ckpt_save_file, group_ckpt_save_file (paths
-            of files that are written at the first call of every AutoParallel), strategy_ckpt_load_file (how checkpoints
+            of files that are written at the first call of every AutoParallel), search_mode or its alias
+            auto_parallel_search_mode and sharding_propagation (how AUTO_PARALLEL searches; recursive_programming by
+            default), strategy_ckpt_load_file (how checkpoints
             given to `load_distributed_checkpoint` were cut); and our own `compat`, "torch" or "mindspore".
 
     Raises:
@@ -95,14 +100,22 @@ def default_settings(parallel_mode: str | None, compat: Compat | None) -> Parall
     """
     chosen = _chosen.get()
     _check_place(chosen)
-    mode = check_mode(parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto"))
-    settings = ParallelSettings(mode, compat or chosen.get("compat", "torch"))
+    word = parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto")
+    settings = ParallelSettings(word, compat or chosen.get("compat", "torch"), search=_search(word, chosen))
     changes = _changes(chosen)
     for setter, values in changes.items():
         settings.check_setter(setter, values)
-    return ParallelSettings(
-        settings.parallel_mode, settings.compat, **{key: v for values in changes.values() for key, v in values.items()}
-    )
+    return replace(settings, **{key: v for values in changes.values() for key, v in values.items()})
+
+
+def _search(word: str, chosen: Mapping[str, Any]) -> SearchSettings | None:
+    """Return how AUTO_PARALLEL searches: as the context says, else by recursive programming."""
+    given = {name: chosen[name] for name in _SEARCH_NAMES if name in chosen}
+    if chosen.get("sharding_propagation"):
+        given["sharding_propagation"] = "sharding_propagation"
+    if len(set(given.values())) > 1:
+        raise StrategyError(f"{' and '.join(f'{name}={mode!r}' for name, mode in given.items())}: set one of them")
+    return SearchSettings(next(iter(given.values()))) if given and word == ParallelMode.AUTO_PARALLEL else None
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,9 @@ def _defaults() -> dict[str, Any]:
         "strategy_ckpt_save_file": "",
         "strategy_ckpt_load_file": "",
         "group_ckpt_save_file": "",
+        "search_mode": _chosen.get().get("auto_parallel_search_mode", RECURSIVE),
+        "auto_parallel_search_mode": _chosen.get().get("search_mode", RECURSIVE),
+        "sharding_propagation": False,
         **{word: accepted for word, (accepted, _) in _REFUSED.items()},
     }
 
@@ -234,6 +250,10 @@ def _is_shard_size(word: str, value: Any) -> None:
 
 def _is_mode(_word: str, value: Any) -> None:
     check_mode(value)
+
+
+def _is_search_mode(word: str, value: Any) -> None:
+    check_search_mode(word, value)
 
 
 def _is_compat(_word: str, value: Any) -> None:
@@ -304,15 +324,13 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "strategy_ckpt_save_file": _is_path,
     "strategy_ckpt_load_file": _is_path,
     "group_ckpt_save_file": _is_path,
+    "sharding_propagation": _is_switch,
+    **dict.fromkeys(_SEARCH_NAMES, _is_search_mode),
 }
-_SEARCH = "strategies are not searched for: set them with shard"
 _PIPELINE = "say it with pipeline_stages, pipeline_scheduler, ..., or to AutoParallel"
 _FUSION = "say it with set_comm_fusion(module, id), or to AutoParallel"
 _STRATEGY_FILE = "say it with strategy_ckpt_save_file and strategy_ckpt_load_file"
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "search_mode": ("recursive_programming", _SEARCH),
-    "auto_parallel_search_mode": ("recursive_programming", _SEARCH),
-    "sharding_propagation": (False, _SEARCH),
     "pipeline_config": ({}, _PIPELINE),
     "auto_pipeline": (False, _PIPELINE),
     "grad_accumulation_step": (1, "the context accumulates nothing: say it to the network's wrapper"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from msrun.errors import StrategyError
+from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.host_search import DeviceLimit
+from msrun.runtime.parallel.operator_strategies import check_path
 from msrun.runtime.parallel.overlap import parse_transformer_opt
 from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.recompute_search import check_limit
+from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings, profile_of
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
 
 
@@ -134,6 +138,44 @@ class FluentSettings:
                 the one that makes them get None.
         """
         return self._set("pipeline", pipeline=PipelineSpec(stages, scheduler, interleave, output_broadcast))
+
+    def search(
+        self,
+        device: str | os.PathLike[str] | DeviceProfile | None = None,
+        *,
+        memory_limit_mb: float | None = None,
+        optimizer_states: int = 2,
+    ) -> Self:
+        """Say what a search of strategies reckons with; of the modes that search.
+
+        Args:
+            device: a named profile (ascend910a, ascend910b, a100, h100, h200, cpu), a `DeviceProfile`, or the JSON file
+                of one. None: cpu, a100 or ascend910b, as this process computes.
+            memory_limit_mb: what a step may take of a device; None: what the profile has.
+            optimizer_states: tensors of a weight's size that the optimizer keeps for it: Adam 2, momentum 1, SGD 0.
+
+        Raises:
+            StrategyError: an unknown device, a value out of its range, or a mode that does not search.
+        """
+        if self.settings.search is None:
+            raise StrategyError(
+                f"search() with parallel_mode={self.settings.parallel_mode!r}, which searches nothing: use one of "
+                f"{', '.join(SEARCH_WORDS)}"
+            )
+        settings = SearchSettings(self.settings.search.mode, profile_of(device), memory_limit_mb, optimizer_states)
+        return self._set("search", search=settings)
+
+    def save_operator_strategy_file(self, path: str | os.PathLike[str]) -> Self:
+        """Write how every operator is cut to a JSON file at the first call; see `ParallelPlan.strategies`."""
+        return self._set("save_operator_strategy_file", strategies_to=check_path(path))
+
+    def load_operator_strategy_file(self, path: str | os.PathLike[str]) -> Self:
+        """Cut every operator as a JSON file says, instead of searching.
+
+        Raises:
+            StrategyError: at the first call, a file of another network or number of ranks.
+        """
+        return self._set("load_operator_strategy_file", strategies_from=check_path(path))
 
     def strict(self, value: bool = True) -> Self:
         """Refuse, at capture, every redistribution that was not asked for with out_strategy or dataset_strategy.

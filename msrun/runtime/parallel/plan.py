@@ -13,6 +13,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.border_plan import BorderPlan, build_border_plans
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.placement import find_stages
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
@@ -25,6 +26,7 @@ from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
+from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import OperatorPlan
 from msrun.runtime.schedule.segments import render_segments
 from msrun.runtime.sharding.layout import Mesh
@@ -101,6 +103,8 @@ class ParallelPlan:
     traffic: Totals | None = None
     """All messages of one training step on this rank, all copies together; None when they could not be told."""
     pipeline: PipelinePlan | None = None
+    price: PriceSummary | None = None
+    """What the search of strategies reckons a step to take; None when nothing was searched."""
     borders: tuple[BorderPlan, ...] = ()
     """Values that are copied between host and device, of one part of the batch."""
 
@@ -140,6 +144,10 @@ class ParallelPlan:
     def global_bytes(self) -> int:
         """Bytes of all parameters of the network."""
         return sum(parameter.global_bytes for parameter in self.parameters)
+
+    def strategies(self) -> dict[str, Any]:
+        """Return how every operator with a choice is cut, as plain values; see `save_operator_strategy_file`."""
+        return operator_strategies(self.mesh, self.operators)
 
     def summary(self) -> str:
         """Return the first log line."""
@@ -243,11 +251,13 @@ def build_parallel_plan(
     mesh: Mesh,
     rank: int,
     layouts: Sequence[Layout] = (),
+    price: PriceSummary | None = None,
 ) -> ParallelPlan:
     """Put every decision about one captured call together.
 
     Args:
         layouts: those that the user gave; parameters are described in their names where they can be.
+        price: of searched strategies.
     """
     step = (
         predict_traffic(compiled, rank)
@@ -257,7 +267,7 @@ def build_parallel_plan(
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
-        mode=settings.parallel_mode,
+        mode=settings.mode_text,
         world_size=mesh.size,
         mesh=mesh.shape,
         copies=compiled.copies,
@@ -274,6 +284,7 @@ def build_parallel_plan(
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,
+        price=price,
         borders=build_border_plans(compiled.program, step.borders) if step.borders else (),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
@@ -13,13 +14,13 @@ from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings
 from msrun.runtime.sharding.named_layout import Layout
 
 MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
 REPLICA_MODES = ("data_parallel", "hybrid_parallel")
 """Modes that run the network as it is, without capture, on every rank's own part of the batch."""
 _OLD_NAMES = {"semi_auto_parallel": "semi_auto"}
-_SEARCHES = ("auto", "auto_parallel", "sharding_propagation", "recursive_programming", "dynamic_programming")
 _PRECISION_SETTERS = ("mixed_precision",)
 _REPLICA_SETTERS = (
     "enable_gradients_mean",
@@ -62,8 +63,16 @@ class ParallelSettings:
     """Gradients of linear layers' weights are computed while those of their inputs travel."""
     is_strict: bool = False
     """Refuse traffic between layouts that the user did not ask for."""
+    search: SearchSettings | None = None
+    """How strategies are searched for; None: they are not."""
+    strategies_from: Path | None = None
+    """File of operator strategies that are taken as they are."""
+    strategies_to: Path | None = None
+    """File that gets the operator strategies of the first call."""
 
     def __post_init__(self) -> None:
+        if self.parallel_mode in SEARCH_WORDS and self.search is None:
+            object.__setattr__(self, "search", SearchSettings(SEARCH_WORDS[self.parallel_mode]))
         object.__setattr__(self, "parallel_mode", check_mode(self.parallel_mode))
         check_compat(self.compat)
         scale = self.precision.loss_scale if self.precision else None
@@ -113,6 +122,11 @@ class ParallelSettings:
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
 
     @property
+    def mode_text(self) -> str:
+        """The mode as a plan names it."""
+        return self.parallel_mode if self.search is None else self.search.mode
+
+    @property
     def limits(self) -> list[str]:
         """Setters of limits that are met at capture."""
         limits = {'recompute("auto")': self.activation_limit_bytes, "device_memory_limit": self.device_limit}
@@ -140,17 +154,15 @@ class ParallelSettings:
 def check_mode(word: str) -> str:
     """Return the mode that a word means; MindSpore's old names mean what they meant.
 
+    A word for a search means semi_auto, whose strategies are then searched for.
+
     Raises:
-        StrategyError: an unknown word, or a mode that decides the strategies itself.
+        StrategyError: an unknown word.
     """
-    if word in _SEARCHES:
-        raise StrategyError(
-            f'parallel_mode={word!r}: strategies are not searched for; use parallel_mode="semi_auto", which runs '
-            "operators without a strategy data-parallel, and set the others with shard"
-        )
-    mode = _OLD_NAMES.get(word, word)
+    mode = "semi_auto" if word in SEARCH_WORDS else _OLD_NAMES.get(word, word)
     if mode not in MODES:
+        known = [*MODES, *SEARCH_WORDS]
         raise StrategyError(
-            f"parallel_mode={word!r}{near_miss(str(word), MODES)}: must be {', '.join(MODES[:-1])} or {MODES[-1]}"
+            f"parallel_mode={word!r}{near_miss(str(word), known)}: must be {', '.join(known[:-1])} or {known[-1]}"
         )
     return mode

@@ -51,6 +51,15 @@ def _replace(path: Path, text: str) -> None:
         raise CheckpointError(f"strategy file {path} was not written: {error.strerror}; give another path") from None
 
 
+def write_operator_strategies(path: str | os.PathLike[str], strategies: Mapping[str, Any]) -> None:
+    """Write how operators are cut, in one rename.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    _replace(Path(path), json.dumps(strategies, indent=1))
+
+
 def read_strategy(path: str | os.PathLike[str]) -> Strategy:
     """Return what a strategy file says.
 

@@ -14,7 +14,7 @@ from typing import assert_never
 import torch
 
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import Mesh
+from msrun.runtime.sharding.layout import Axes, Mesh
 
 Shape = Sequence[int]
 
@@ -138,6 +138,39 @@ def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, m
             assert_never(collective.kind)
     gradient = result_shape(collective, shape, mesh)
     return Message(operation, math.prod(gradient) * dtype.itemsize, mesh.extent(collective.axes))
+
+
+def gathers_of_parameter(nbytes: int, shard_axes: Axes, mesh: Mesh) -> Message:
+    """Return what gathers parameters before their use.
+
+    Args:
+        nbytes: of the parts that this rank stores.
+        shard_axes: axes by which optimizer parallel cuts them.
+    """
+    return Message("all_gather", nbytes, mesh.extent(shard_axes))
+
+
+def sums_of_gradient(nbytes: int, shard_axes: Axes, partial_axes: Axes, mesh: Mesh) -> list[tuple[Message, Axes]]:
+    """Return what sums the gradients of parameters and cuts them to the parts at rest, with the axes of each message.
+
+    Args:
+        nbytes: of the gradients of the parts that this rank stores.
+        partial_axes: axes along which the gradients are partial sums.
+    """
+    if not shard_axes:
+        return [(Message("all_reduce", nbytes, mesh.extent(partial_axes)), partial_axes)] if partial_axes else []
+    same = tuple(axis for axis in shard_axes if axis not in partial_axes)
+    summed = tuple(axis for axis in shard_axes if axis in partial_axes)
+    rest = tuple(axis for axis in partial_axes if axis not in shard_axes)
+    if shard_axes != same + summed:
+        size = nbytes * mesh.extent(shard_axes)
+        return [(Message("all_reduce", size, mesh.extent((*summed, *rest))), (*summed, *rest))]
+    sums = []
+    if summed:
+        sums.append((Message("reduce_scatter", nbytes * mesh.extent(summed), mesh.extent(summed)), summed))
+    if rest:
+        sums.append((Message("all_reduce", nbytes, mesh.extent(rest)), rest))
+    return sums
 
 
 def _halo(

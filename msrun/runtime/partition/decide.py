@@ -21,13 +21,14 @@ from msrun.runtime.capture.assignment import WantedLayout, follows_region, strat
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use
+from msrun.runtime.partition.local_work import split_of_result
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
 from msrun.runtime.partition.strictness import refuse_redistributions
 from msrun.runtime.partition.wanted import layout_of_result
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
-from msrun.runtime.sharding.operators.rule import Form, LabelSplit, Rule, operator_call, summed_axes
+from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes
 from msrun.runtime.sharding.strategies import OperatorStrategy, choose_split
 
 
@@ -39,6 +40,8 @@ class Constraints:
     """How the user's tensors arrive."""
     strategies: Mapping[str, OperatorStrategy] = field(default_factory=dict)
     """module path -> strategy, for operators without one of their own"""
+    splits: Mapping[str, LabelSplit] = field(default_factory=dict)
+    """captured operator -> the axes that cut its labels, as a search or a file has them"""
     output_batch_axes: Axes = ()
     """Axes that cut dimension 0 of results that are not scalars; () gives them whole."""
     differentiable_inputs: frozenset[int] = frozenset()
@@ -210,7 +213,11 @@ class _Walk:
         strategy = strategy_of(node) or (self._given.strategies.get(path) if takes_strategy else None)
         layouts = [self._layout_of(tensor) for tensor in call.tensors]
         follows = follows_region(node)
-        split, origin = choose_split(call, rule, form, self._mesh, strategy, layouts, follows=follows)
+        searched = self._given.splits.get(node.name)
+        if searched is not None:
+            split, origin = searched, "user" if strategy is not None else "searched"
+        else:
+            split, origin = choose_split(call, rule, form, self._mesh, strategy, layouts, follows=follows)
         if node.name in self._known.draws:
             dim, axes = self._known.draws[node.name]
             split = {str(form.output[dim]): axes}
@@ -280,13 +287,3 @@ class _Walk:
         if not is_whole and shape and shape[0] % self._mesh.extent(axes) == 0:
             wanted = TensorLayout((axes, *((),) * (len(shape) - 1)))
         return self._input(value, wanted, (), by="results", reader="the results", asked=True)
-
-
-def split_of_result(form: Form, split: LabelSplit, scatter: tuple[int, Axes] | None) -> LabelSplit:
-    """Return the split with the axes by which a sum is left cut added to its dimension of the output."""
-    if scatter is None:
-        return split
-    dim, axes = scatter
-    label = form.output[dim]
-    assert label is not None
-    return {**split, label: (*split.get(label, ()), *axes)}

@@ -47,7 +47,7 @@ class OperatorDecision:
     split: LabelSplit = field(default_factory=dict)
     """The axes that cut each label of its form."""
     origin: str = ""
-    """user, follows, data parallel, or no rule."""
+    """user, searched, follows, data parallel, or no rule."""
     scatter: tuple[int, Axes] | None = None
     """Dimension and axes that its sums are left cut by, instead of whole: all readers cut them so."""
 

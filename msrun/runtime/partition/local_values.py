@@ -58,7 +58,7 @@ def infer_local_values(
         values |= {node: given[node.name] for node in program.graph.nodes if node.name in given}
         for node in program.graph.nodes:
             if node.op == "call_function":
-                values[node] = _run(node, values, program.mesh)
+                values[node] = run_on_fakes(node, values, program.mesh)
     owners = {_storage(values[use.node]): use.node.name for use in program.parameters.values()}
     return {
         node: LocalValue(tuple(value.shape), value.dtype, value.requires_grad, owners.get(_storage(value)))
@@ -95,7 +95,8 @@ def _empty(node: fx.Node, layout: TensorLayout, mesh: Mesh, *, requires_grad: bo
     return torch.empty(shape, dtype=given.dtype, device=given.device, requires_grad=requires_grad)
 
 
-def _run(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
+def run_on_fakes(node: fx.Node, values: Mapping[fx.Node, Any], mesh: Mesh) -> Any:
+    """Return what one local operator or collective makes of fake tensors."""
     filled: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
     args, kwargs = filled
     if node.target is apply_collective:

@@ -137,9 +137,8 @@ class _Lowering:
         self._build.scatter = None
         self._values[node.name] = result
         self._held[node.name, decision.layouts[0]] = result
-        layouts = (form.layout_of_input(i, decision.split, self._mesh) for i in range(len(form.inputs)))
-        strategy = tuple(layout.numbers(self._mesh) for layout in layouts)
-        self._record(call, decision, strategy, before)
+        layouts = [form.layout_of_input(i, decision.split, self._mesh) for i in range(len(form.inputs))]
+        self._record(call, decision, layouts, before)
         if rule is REPLICATED and call.tensors:
             self._note_replicated(str(node.target))
 
@@ -195,7 +194,7 @@ class _Lowering:
         return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]
 
     def _record(
-        self, call: OperatorCall, decision: OperatorDecision, strategy: tuple[tuple[int, ...], ...], before: int
+        self, call: OperatorCall, decision: OperatorDecision, layouts: Sequence[TensorLayout], before: int
     ) -> None:
         added = self._collectives_since(before)
         self._program.collectives.append(added)
@@ -204,7 +203,8 @@ class _Lowering:
                 name=call.node.name,
                 operator=call.operator.removesuffix(".default"),
                 module_path=call.module_path,
-                strategy=strategy,
+                strategy=tuple(layout.numbers(self._mesh) for layout in layouts),
+                axes=tuple(layout.split for layout in layouts),
                 origin=decision.origin,
                 collectives=_texts(added),
                 repeats=self._mesh.size // math.prod(self._mesh.extent(axes) for axes in decision.split.values()),

@@ -29,6 +29,6 @@ def partition(
         StrategyError: an illegal strategy, or with `is_strict` a redistribution.
     """
     constraints = Constraints(
-        input_layouts, strategies, output_batch_axes, differentiable_inputs, stored or {}, is_strict
+        input_layouts, strategies, {}, output_batch_axes, differentiable_inputs, stored or {}, is_strict
     )
     return lower(captured, decide(captured, mesh, constraints))

@@ -48,7 +48,7 @@ class OperatorPlan:
     strategy: tuple[tuple[int, ...], ...]
     """MindSpore's tuples: parts per dimension, per input."""
     origin: str
-    """user, follows, data parallel, or no rule."""
+    """user, searched, follows, data parallel, or no rule."""
     collectives: tuple[str, ...]
     """What was inserted for it."""
     traffic: tuple[CollectiveTraffic, ...] = ()
@@ -57,6 +57,8 @@ class OperatorPlan:
     """Ranks that compute the same: its strategy cuts it into fewer parts than there are ranks."""
     on_host: bool = False
     """Whether it runs on the host beside the device."""
+    axes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """The mesh axes that cut each dimension, per input."""
 
 
 @dataclass

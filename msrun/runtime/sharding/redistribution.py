@@ -89,11 +89,16 @@ class Move:
 @lru_cache(maxsize=4096)
 def plan_redistribution(move: Move) -> tuple[Step, ...]:
     """Return the cheapest chain of moves: fewest bytes per rank, then fewest moves."""
-    direct = _shortest(move, lambda layout: _direct_steps(layout, move.target), limit=None)
+    direct = plan_directly(move)
     pieces = _pieces(move)
     if not direct or len(pieces) > MAX_PIECES:
         return direct
     return _shortest(move, lambda layout: _every_step(layout, pieces), limit=move.total_elements(direct))
+
+
+def plan_directly(move: Move) -> tuple[Step, ...]:
+    """Return the cheapest chain of moves whose every cut is one that the target has; sooner found than the cheapest."""
+    return _shortest(move, lambda layout: _direct_steps(layout, move.target), limit=None)
 
 
 def _shortest(move: Move, next_steps: Callable[[TensorLayout], Iterator[Step]], limit: int | None) -> tuple[Step, ...]:

@@ -42,7 +42,11 @@ def clean_context() -> Iterator[None]:
         ({"global_rank": -1}, "must be a whole number from 0 to 4095"),
         ({"gradients_mean": 1}, "must be True or False"),
         ({"parallel_mode": "data-parallel"}, r"did you mean data_parallel\?"),
-        ({"parallel_mode": ParallelMode.AUTO_PARALLEL}, "strategies are not searched for"),
+        (
+            {"search_mode": "genetic"},
+            "search_mode='genetic': must be one of dynamic_programming",
+        ),
+        ({"auto_parallel_search_mode": None}, "auto_parallel_search_mode=None: must be one of"),
         ({"dataset_strategy": "full"}, r"dataset_strategy\('full'\)"),
         ({"full_batch": "yes"}, "must be True or False"),
         ({"compat": "numpy"}, "must be torch"),
@@ -71,6 +75,24 @@ def test_values_that_are_as_things_are_pass() -> None:
     set_auto_parallel_context(pipeline_stages=1, search_mode="recursive_programming", loss_repeated_mean=True)
     assert get_auto_parallel_context("pipeline_stages") == 1
     assert get_auto_parallel_context("strategy_ckpt_save_file") == ""
+
+
+def test_the_way_to_search_is_that_of_the_context_and_recursive_by_default() -> None:
+    def mode() -> str:
+        search = AutoParallel(nn.Linear(2, 2)).settings.search
+        assert search is not None
+        return search.mode
+
+    set_auto_parallel_context(parallel_mode=ParallelMode.AUTO_PARALLEL)
+    assert mode() == get_auto_parallel_context("search_mode") == "recursive_programming"
+    set_auto_parallel_context(auto_parallel_search_mode="dynamic_programming")
+    assert mode() == get_auto_parallel_context("search_mode") == "dynamic_programming"
+    set_auto_parallel_context(search_mode="sharding_propagation")
+    with pytest.raises(StrategyError, match="set one of them"):
+        AutoParallel(nn.Linear(2, 2))
+    reset_auto_parallel_context()
+    set_auto_parallel_context(parallel_mode=ParallelMode.AUTO_PARALLEL, sharding_propagation=True)
+    assert mode() == "sharding_propagation"
 
 
 def test_stages_and_fusion_reach_auto_parallel() -> None:

@@ -28,12 +28,34 @@ def test_old_names_of_modes_keep_their_meaning(word: str, mode: str) -> None:
     assert AutoParallel(nn.Linear(2, 2), word).settings.parallel_mode == mode
 
 
-@pytest.mark.parametrize("word", ["auto", "auto_parallel", "recursive_programming", "sharding_propagation"])
-def test_modes_that_search_are_refused_with_the_way_to_go(word: str) -> None:
-    with pytest.raises(
-        StrategyError, match=f'{word!r}: strategies are not searched for; use parallel_mode="semi_auto"'
-    ):
-        AutoParallel(nn.Linear(2, 2), word)
+@pytest.mark.parametrize(
+    ("word", "mode"),
+    [
+        ("auto", "auto"),
+        ("auto_parallel", "recursive_programming"),
+        ("sharding_propagation", "sharding_propagation"),
+        ("dynamic_programming", "dynamic_programming"),
+    ],
+)
+def test_modes_that_search_are_semi_auto_with_a_search(word: str, mode: str) -> None:
+    settings = AutoParallel(nn.Linear(2, 2), word).search("h100", memory_limit_mb=100).settings
+    assert settings.parallel_mode == "semi_auto"
+    assert settings.search is not None and settings.search.mode == settings.mode_text == mode
+    assert settings.search.spec().limit_bytes == 100 * 2**20
+
+
+def test_search_is_refused_without_a_mode_that_searches_and_out_of_range() -> None:
+    with pytest.raises(StrategyError, match=r"search\(\) with parallel_mode='semi_auto', which searches nothing"):
+        AutoParallel(nn.Linear(2, 2)).search("h100")
+    searching = AutoParallel(nn.Linear(2, 2), "auto")
+    with pytest.raises(StrategyError, match=r"device 'h1000'.*must be one of"):
+        searching.search("h1000")
+    with pytest.raises(StrategyError, match="memory_limit_mb=0"):
+        searching.search(memory_limit_mb=0)
+    with pytest.raises(StrategyError, match="optimizer_states=-1"):
+        searching.search(optimizer_states=-1)
+    with pytest.raises(StrategyError, match=r"must end in \.json"):
+        searching.save_operator_strategy_file("plan.txt")
 
 
 @pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel", "stand_alone"])

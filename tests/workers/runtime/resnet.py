@@ -76,7 +76,7 @@ def train_alone(parts):
 
 
 torch.set_num_threads(1)
-results = {mode: train(mode) for mode in ("semi_auto_parallel", "data_parallel", "hybrid_parallel")}
+results = {mode: train(mode) for mode in ("semi_auto_parallel", "auto_parallel", "data_parallel", "hybrid_parallel")}
 dist.barrier()
 if get_rank() == 0:
     results["alone"] = train_alone(1)

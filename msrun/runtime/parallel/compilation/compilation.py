@@ -6,8 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -35,9 +34,12 @@ from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.strategy_search import choose_strategies
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.wanted import entry_layout
 from msrun.runtime.schedule.regions import RecomputeSpec
@@ -59,6 +61,8 @@ class Compilation:
     storage: ParameterStorage
     layouts: list[Layout] = field(default_factory=list)
     """Named layouts that the user gave, in order: their names are those of the plan."""
+    price: PriceSummary | None = None
+    """Of the strategies that were searched for last."""
 
     def find_wrappers(self) -> list[DividedBatch]:
         """Return the wrappers of the network that divide its batch, outermost first. All ranks call it together."""
@@ -106,7 +110,12 @@ class Compilation:
         build = self._builder(captured, program, parts)
         limit = self.settings.activation_limit_bytes
         if limit is not None:
-            recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            try:
+                recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
+            except StrategyError as error:
+                if self.settings.search is None:
+                    raise
+                raise StrategyError(f"no searched strategy fits into the device: {error}") from None
             program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
         if self.settings.overlaps_weights:
@@ -117,7 +126,13 @@ class Compilation:
         if parts.micro_batches > 1 and len(program.outputs) > 1:
             program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
         plan = build_parallel_plan(
-            compiled, self.storage, settings=self.settings, mesh=self.mesh, rank=self.rank, layouts=self.layouts
+            compiled,
+            self.storage,
+            settings=self.settings,
+            mesh=self.mesh,
+            rank=self.rank,
+            layouts=self.layouts,
+            price=self.price,
         )
         return captured, compiled, plan
 
@@ -164,19 +179,24 @@ class Compilation:
         refuse_lost_rows(captured.graph, parts.total)
         self._settle_mesh(layout for region in captured.regions for layout in region.strategy.layouts)
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
-        lower = precision.torch_dtype if precision else None
-        apply_autocast(captured.graph, captured.parameters, world.device().type, lower)
-        divide = partial(
-            partition,
-            captured,
-            self.mesh,
+        half = precision.torch_dtype if precision else None
+        apply_autocast(captured.graph, captured.parameters, world.device().type, half)
+        constraints = Constraints(
             input_layouts=layouts,
-            strategies={},
             output_batch_axes=self.mesh.axes if self.settings.dataset_strategy == "data_parallel" else (),
             differentiable_inputs=frozenset(i for i, tensor in enumerate(tensors) if tensor.requires_grad),
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
+        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root)
+        self.settings, self.price = chosen.settings, chosen.price
+        self.storage.use_hsdp(chosen.settings.hsdp)
+
+        def divide() -> LocalProgram:
+            program = lower(captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)))
+            program.notes += chosen.notes
+            return program
+
         is_beside = world.device().type != "cpu"
         host_inputs = [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
         return captured, self._place(captured, divide, host_inputs, parts)

@@ -14,7 +14,14 @@ from torch import fx
 
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, backward_message, forward_message
+from msrun.runtime.partition.collective_messages import (
+    CollectiveTraffic,
+    Message,
+    backward_message,
+    forward_message,
+    gathers_of_parameter,
+    sums_of_gradient,
+)
 from msrun.runtime.partition.local_values import LocalValue, gradient_reaches, infer_local_values
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.collective import Collective
@@ -58,25 +65,14 @@ def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
     item = (group.dtype or group.members[0].parameter.dtype).itemsize
     size = item * sum(member.part.numel() for member in group.members)
     times = 2 * micro_batches if group.regathers else 1
-    return [Message("all_gather", size, group.mesh.extent(group.shard_axes))] * times
+    return [gathers_of_parameter(size, group.shard_axes, group.mesh)] * times
 
 
 def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
     """Return what summing the gradients of one group moves in a step."""
     if not group.members[0].parameter.requires_grad or group.may_be_rows:
         return []
-    mesh, shards = group.mesh, group.mesh.extent(group.shard_axes)
     item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize
     size = item * sum(member.part.numel() for member in group.members)
-    if not group.shard_axes:
-        return [Message("all_reduce", size, mesh.extent(group.partial_axes))] if group.partial_axes else []
-    times = micro_batches if group.scatters_each else 1
-    same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
-    summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
-    rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
-    if group.shard_axes != same + summed:
-        return [Message("all_reduce", size * shards, mesh.extent(summed + rest))] * times
-    sums = [Message("reduce_scatter", size * mesh.extent(summed), mesh.extent(summed))] if summed else []
-    if rest:
-        sums.append(Message("all_reduce", size, mesh.extent(rest)))
-    return sums * times
+    times = micro_batches if group.shard_axes and group.scatters_each else 1
+    return [message for message, _ in sums_of_gradient(size, group.shard_axes, group.partial_axes, group.mesh)] * times

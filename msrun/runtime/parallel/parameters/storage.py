@@ -100,6 +100,10 @@ class ParameterStorage:
         """Return how every parameter is stored, or would be for this program."""
         return self.stored if self._is_complete else self._decide_all(program)
 
+    def use_hsdp(self, hsdp: HsdpSpec | None) -> None:
+        """Store parameters that are not stored yet as this optimizer parallel says."""
+        self._hsdp = hsdp
+
     def use_mesh(self, mesh: Mesh, layouts: Sequence[Layout]) -> Mesh:
         """Store on this mesh, or on the one on which parameters of the network are stored already; returns it.
 

@@ -1,0 +1,132 @@
+"""Search of strategies: how long it takes, how that grows with the operators, and how good its plans are in real steps.
+
+    python benchmarks/search.py                    both parts
+    python benchmarks/search.py --parts time --layers 6,12,24
+
+    time   a transformer of elementary operators, over 1,000 of them at 24 layers, on 8, 64 and 1,024 devices: seconds
+           of one core, and a line through the times of several depths
+    real   networks on 4 ranks of this machine: steps with the searched strategies beside every uniform plan that is
+           legal (data parallel, tensor parallel, both, and optimizer parallel), in turns in one job
+
+Graphs are captured on the meta device: only shapes count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from figures import add_json_option, kept, record
+from launch import DEADLINE_S, HERE, environment
+from search_networks import Transformer
+
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.cost.devices import find_profile
+from msrun.runtime.partition.decide import Constraints
+from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.search.search import SearchSpec, search
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+
+JOB = str(HERE / "search_job.py")
+PARTS = ("time", "real")
+DEVICES = (8, 64, 1024)
+MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
+MOST_S, SLOWER = 10.0, 1.05
+"""Aims: seconds of a search at 24 layers, and the most that the searched plan may take of the fastest one."""
+RANKS = 4
+
+
+def graph_of(layers: int, batch: int) -> CapturedGraph:
+    """Return the graph of a transformer."""
+    with torch.device("meta"):
+        network = Transformer(layers, width=1024, heads=16, vocabulary=32768)
+        text = torch.zeros(batch, 512, dtype=torch.int64)
+    shape = tuple(text.shape)
+    return capture(find_target(network), [text, text], {}, input_shapes=[shape, shape], parameter_shapes={})
+
+
+def _step_of(_decisions: Decisions, *, shards_all: bool) -> StepSpec:  # noqa: ARG001
+    return StepSpec()
+
+
+def measure_time(layers: list[int], device: str) -> None:
+    """Print and keep the seconds of searches."""
+    for devices in DEVICES:
+        for mode in MODES:
+            times, counts = [], []
+            for depth in layers:
+                graph = graph_of(depth, batch=max(devices, 64))
+                mesh = build_mesh(devices)
+                given = Constraints([TensorLayout((mesh.axes, ()))] * 2)
+                operators = sum(node.op == "call_function" for node in graph.graph.nodes)
+                begin = time.process_time()
+                found = search(graph, mesh, given, SearchSpec(mode, find_profile(device)), _step_of)
+                seconds = time.process_time() - begin
+                times.append(seconds)
+                counts.append(operators)
+                gain = found.data_parallel.seconds / found.plan.price.seconds
+                is_met = seconds <= MOST_S
+                print(
+                    f"{mode:<22}{devices:>6} devices {depth:>3} layers {operators:>6} operators {seconds:7.2f} s of "
+                    f"one core; {gain:.2f}x faster than data parallel{'' if is_met else '   MISSED'}"
+                )
+                record(
+                    mode, devices=devices, layers=depth, operators=operators, cpu_s=seconds, gain=gain, is_met=is_met
+                )
+            if len(times) > 2:
+                slope, start = np.polyfit(counts, times, 1)
+                off = float(np.abs(np.polyval((slope, start), counts) / times - 1).max())
+                print(f"{'':<22}a line: {start:.2f} s + {slope * 1e3:.2f} ms an operator, at most {off:.0%} off")
+                record(f"{mode} line", devices=devices, start_s=start, s_per_operator=slope, off=off)
+
+
+def measure_real(rounds: int) -> None:
+    """Print and keep the step times of searched and uniform plans."""
+    for network in ("mlp", "transformer", "conv"):
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder, "result.json")
+            command = [sys.executable, "-m", "msrun", "--worker_num", str(RANKS), "--log_dir", folder]
+            command += [JOB, network, str(rounds), str(result)]
+            done = subprocess.run(
+                command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S * 4
+            )
+            if done.returncode:
+                print(done.stderr, file=sys.stderr)
+                raise SystemExit(done.returncode)
+            found = json.loads(result.read_text())
+        best = min(found, key=lambda name: found[name]["median_s"])
+        for name, each in found.items():
+            print(f"{network:<12}{name:<14}{each['median_s'] * 1e3:9.2f} ms a step")
+        ratio = found["searched"]["median_s"] / found[best]["median_s"]
+        is_met = ratio <= SLOWER
+        print(f"{network:<12}searched takes {ratio:.2f} times the fastest ({best}): {'met' if is_met else 'MISSED'}")
+        record(f"real {network}", plans=found, fastest=best, ratio=ratio, is_met=is_met, ranks=RANKS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--layers", default="6,12,24", help="depths of the transformer")
+    parser.add_argument("--device", default="h100", help="profile of a device")
+    parser.add_argument("--rounds", type=int, default=12, help="steps of each plan")
+    add_json_option(parser)
+    options = parser.parse_args()
+    with kept(options.json):
+        if "time" in options.parts.split(","):
+            measure_time([int(depth) for depth in options.layers.split(",")], options.device)
+        if "real" in options.parts.split(","):
+            measure_real(options.rounds)
+
+
+if __name__ == "__main__":
+    main()

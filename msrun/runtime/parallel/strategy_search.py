@@ -1,0 +1,90 @@
+"""Strategies of a captured call that are searched for, or read from a file: what `decide` is to take as given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.parallel.operator_strategies import read_operator_strategies, splits_from
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.partition.decide import Constraints
+from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.price import PriceSummary, StepSpec
+from msrun.runtime.search.search import search
+from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.sharding.operators.rule import LabelSplit
+
+_EVERYTHING = HsdpSpec(threshold=0)
+
+
+@dataclass(frozen=True)
+class ChosenStrategies:
+    """What was chosen before anything is decided."""
+
+    settings: ParallelSettings
+    """With optimizer parallel or recomputation where a step would not fit without."""
+    splits: Mapping[str, LabelSplit] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    price: PriceSummary | None = None
+    """Of searched strategies."""
+
+
+def choose_strategies(
+    captured: CapturedGraph, mesh: Mesh, constraints: Constraints, settings: ParallelSettings, root: nn.Module
+) -> ChosenStrategies:
+    """Return the strategies of a file, of a search, or none.
+
+    Raises:
+        StrategyError: a file of another network or mesh, an illegal strategy, or nothing fits into the device.
+    """
+    if settings.strategies_from is not None:
+        given = read_operator_strategies(settings.strategies_from)
+        return ChosenStrategies(settings, splits_from(given, captured, mesh, str(settings.strategies_from)))
+    if settings.search is None:
+        return ChosenStrategies(settings)
+    parameters, spec = dict(root.named_parameters()), settings.search.spec()
+
+    def step_of(decisions: Decisions, *, shards_all: bool) -> StepSpec:
+        hsdp = settings.hsdp or (_EVERYTHING if shards_all else None)
+        return StepSpec(
+            shard_axes=_shard_axes(captured, decisions, hsdp, parameters),
+            regathers=hsdp is not None and hsdp.optimizer_level == "level3",
+            optimizer_states=spec.optimizer_states,
+            sums_wide=settings.gradient_fp32_sync,
+        )
+
+    found = search(captured, mesh, constraints, spec, step_of)
+    if found.shards_optimizer and settings.hsdp is None:
+        settings = replace(settings, hsdp=_EVERYTHING)
+    if found.activation_limit_bytes is not None:
+        given_limit = settings.activation_limit_bytes
+        limit = found.activation_limit_bytes if given_limit is None else min(given_limit, found.activation_limit_bytes)
+        settings = replace(settings, activation_limit_bytes=limit)
+    return ChosenStrategies(settings, found.plan.splits, tuple(found.notes), found.plan.price.summary)
+
+
+def _shard_axes(
+    captured: CapturedGraph, decisions: Decisions, hsdp: HsdpSpec | None, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Axes]:
+    if hsdp is None:
+        return {}
+    found = {}
+    for node in captured.graph.nodes:
+        name = captured.parameters.get(node.name)
+        if name is None or name in found:
+            continue
+        value, use = node.meta["val"], decisions.parameters[name]
+        found[name], _ = choose_shard_axes(
+            hsdp,
+            decisions.mesh,
+            use.layout,
+            tuple(value.shape),
+            value.element_size(),
+            opted_out=getattr(parameters.get(name), "parallel_optimizer", True) is False,
+            partial_axes=use.partial_axes,
+        )
+    return found

@@ -1,0 +1,382 @@
+"""The price of decisions: seconds and bytes of one training step of one rank, told without lowering them.
+
+Compute follows the roofline, messages the alpha-beta model (see `msrun.runtime.cost`); nothing overlaps, so the seconds
+are an upper bound of what the same figures give when messages travel while operators compute. Bytes of parameters,
+optimizer state and messages are exact; what is kept between the passes is counted from what every operator saves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, fx
+
+from msrun.runtime.capture.assignment import wanted_layout
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.cost.collectives import message_seconds
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.partition.collective_messages import Message, Totals, gathers_of_parameter, sums_of_gradient
+from msrun.runtime.partition.decide import is_whole_operator
+from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
+from msrun.runtime.partition.gradient_flow import GradientFlow
+from msrun.runtime.partition.held_values import HeldValues
+from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
+from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
+from msrun.runtime.sharding.operators.rule import operator_call
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What of a step the decisions do not say."""
+
+    shard_axes: Mapping[str, Axes] = field(default_factory=dict)
+    """parameter -> axes by which optimizer parallel cuts its dimension 0 further"""
+    regathers: bool = False
+    """Cut parameters are gathered again for the backward pass: level3."""
+    optimizer_states: int = 2
+    """Tensors of a parameter's size that the optimizer keeps for it: 2 of Adam, 1 of SGD with momentum."""
+    sums_wide: bool = True
+    """Gradients of 16 bits travel in float32."""
+
+    def summed_bytes(self, nbytes: int, dtype: torch.dtype) -> int:
+        """Return the bytes in which gradients of so many bytes travel."""
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        return 2 * nbytes if is_half and self.sums_wide else nbytes
+
+
+@dataclass(frozen=True)
+class PricedMessage:
+    """One message and how long it takes."""
+
+    message: Message
+    axes: Axes
+    seconds: float
+
+
+@dataclass
+class OperatorPrice:
+    """One operator, with the collectives that bring its inputs and those of its own."""
+
+    name: str
+    """Of its captured node; "results" and "buffers" for what leaves the graph."""
+    module_path: str = ""
+    forward_s: float = 0.0
+    """Computing."""
+    backward_s: float = 0.0
+    forward_messages: list[PricedMessage] = field(default_factory=list)
+    backward_messages: list[PricedMessage] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        messages = (*self.forward_messages, *self.backward_messages)
+        return self.forward_s + self.backward_s + sum(each.seconds for each in messages)
+
+
+@dataclass(frozen=True)
+class PriceSummary:
+    """A price in a few numbers, for plans."""
+
+    seconds: float
+    """One training step, with nothing overlapped."""
+    compute_s: float
+    communication_s: float
+    update_s: float
+    parameter_bytes: int
+    """At rest."""
+    gathered_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    traffic_bytes: dict[str, int]
+    """Operation -> bytes of its inputs on one rank."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the device must hold at the peak."""
+        own = self.parameter_bytes + self.gathered_bytes + self.gradient_bytes + self.optimizer_bytes
+        return own + self.activation_bytes
+
+    @property
+    def memory_text(self) -> str:
+        """What of the memory is which, in MB."""
+        kinds = {
+            "parameters": self.parameter_bytes + self.gathered_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+        }
+        return ", ".join(f"{name} {size / 2**20:.1f}" for name, size in kinds.items())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds * 1e3:.3f} ms a step: computing {self.compute_s * 1e3:.3f}, messages "
+            f"{self.communication_s * 1e3:.3f}, update {self.update_s * 1e3:.3f}; "
+            f"{self.memory_bytes / 2**20:.1f} MB: {self.memory_text}"
+        )
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds and bytes of one training step on one rank."""
+
+    operators: tuple[OperatorPrice, ...]
+    gathers: tuple[PricedMessage, ...]
+    """Of parameters that are stored cut."""
+    sums: tuple[PricedMessage, ...]
+    """Of gradients of parameters."""
+    update_s: float
+    """The optimizer's step: it reads and writes parameters, gradients and state."""
+    parameter_bytes: int
+    """At rest."""
+    gathered_bytes: int
+    """Parameters that are stored cut, while operators read them."""
+    gradient_bytes: int
+    """As operators make them, before they are cut."""
+    optimizer_bytes: int
+    activation_bytes: int
+    """Kept from the forward to the backward pass."""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def compute_s(self) -> tuple[float, float]:
+        """Forward and backward."""
+        return sum(each.forward_s for each in self.operators), sum(each.backward_s for each in self.operators)
+
+    @cached_property
+    def communication_s(self) -> tuple[float, float]:
+        """Forward, with gathers of parameters; and backward, with sums of gradients."""
+        forward = [m for each in self.operators for m in each.forward_messages]
+        backward = [m for each in self.operators for m in each.backward_messages]
+        return sum(m.seconds for m in (*forward, *self.gathers)), sum(m.seconds for m in (*backward, *self.sums))
+
+    @property
+    def seconds(self) -> float:
+        """The step, with nothing overlapped."""
+        return sum(self.compute_s) + sum(self.communication_s) + self.update_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the device must hold at the peak."""
+        own = self.parameter_bytes + self.gathered_bytes + self.gradient_bytes + self.optimizer_bytes
+        return own + self.activation_bytes
+
+    @property
+    def traffic(self) -> Totals:
+        """Every message of the step; parameters that run-time fuses into one message are counted one by one."""
+        own = [m for each in self.operators for m in (*each.forward_messages, *each.backward_messages)]
+        return Totals.of(each.message for each in (*own, *self.gathers, *self.sums))
+
+    @property
+    def summary(self) -> PriceSummary:
+        """The price in a few numbers."""
+        return PriceSummary(
+            self.seconds,
+            sum(self.compute_s),
+            sum(self.communication_s),
+            self.update_s,
+            self.parameter_bytes,
+            self.gathered_bytes,
+            self.gradient_bytes,
+            self.optimizer_bytes,
+            self.activation_bytes,
+            self.traffic.bytes,
+        )
+
+
+def price(
+    captured: CapturedGraph,
+    decisions: Decisions,
+    device: DeviceProfile,
+    step: StepSpec | None = None,
+    *,
+    rank: int | None = None,
+    works: LocalWorks | None = None,
+    flow: GradientFlow | None = None,
+) -> Price:
+    """Return the price of one training step of one part of the batch.
+
+    Args:
+        rank: only parts of halos differ between ranks; None: the mesh's first.
+        works, flow: of the same graph and mesh, to be used again.
+    """
+    works = works or LocalWorks(decisions.mesh)
+    flow = flow or GradientFlow(captured, works, decisions.differentiable_inputs)
+    rank = decisions.mesh.first_rank if rank is None else rank
+    return _Pricing(captured, decisions, device, step or StepSpec(), rank, works, flow).run()
+
+
+class _Pricing:
+    """One walk over the captured graph."""
+
+    def __init__(
+        self,
+        captured: CapturedGraph,
+        decisions: Decisions,
+        device: DeviceProfile,
+        step: StepSpec,
+        rank: int,
+        works: LocalWorks,
+        flow: GradientFlow,
+    ) -> None:
+        self._captured = captured
+        self._decisions = decisions
+        self._mesh: Mesh = decisions.mesh
+        self._device = device
+        self._step = step
+        self._rank = rank
+        self._works = works
+        self._flow = flow
+        self._held = HeldValues(decisions.mesh)
+        self._prices: list[OperatorPrice] = []
+        self._moved: list[tuple[OperatorPrice, LocalCollective]] = []
+        self._rows: set[str] = set()
+        """Placeholders of parameters whose gradient has rows alone."""
+        self._started: set[tuple[str, Axes]] = set()
+        """Kinds of messages of parameters."""
+        self._notes: dict[str, None] = {}
+
+    def run(self) -> Price:
+        for node in self._captured.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "call_function":
+                self._operator(node, self._decisions.operators[node.name])
+        results = self._begin("results", "")
+        for read, value in zip(self._decisions.outputs, self._captured.outputs, strict=True):
+            if isinstance(read, Read):
+                self._read(read, results, has_gradient=value in self._flow.reached)
+        buffers = self._begin("buffers", "")
+        for read in self._decisions.buffer_updates.values():
+            self._read(read, buffers, has_gradient=False)
+        for entry in self._held.crossed:
+            self._add_messages(entry.owner, LocalCollective(entry.collective, entry.value, entry.has_gradient))
+        for owner, collective in self._moved:
+            self._add_messages(owner, collective)
+        return self._with_parameters()
+
+    # -- operators ----------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> None:
+        value = node.meta["val"]
+        if node.name in self._captured.parameters:
+            name = self._captured.parameters[node.name]
+            if self._decisions.placeholders[node.name] == node.name:
+                self._held.add_given(node.name, self._decisions.parameters[name].layout, value)
+        elif node.name in self._captured.inputs:
+            layout = self._decisions.input_layouts[self._captured.inputs.index(node.name)]
+            self._held.add_given(node.name, layout, value)
+        else:
+            self._held.add_given(node.name, TensorLayout.replicated(value.dim()), value)
+
+    def _begin(self, name: str, path: str) -> OperatorPrice:
+        self._prices.append(OperatorPrice(name, path))
+        return self._prices[-1]
+
+    def _operator(self, node: fx.Node, decision: OperatorDecision) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            assert isinstance(source, fx.Node)
+            assert isinstance(index, int)
+            self._held.take_item(source.name, index, node.name, decision.layouts[0])
+            return
+        call = operator_call(node)
+        own = self._begin(node.name, call.module_path)
+        is_reached = node in self._flow.reached
+        tensors = [source for source in call.tensors if isinstance(source.meta.get("val"), Tensor)]
+        if wanted_layout(node) is not None:
+            (found,) = (self._read(read, own, has_gradient=is_reached) for read in decision.reads)
+            self._held.name_as(found, node.name, decision.layouts[0])
+            return
+        rule = find_rule(node.target)
+        is_whole = is_whole_operator(node, rule)
+        rule = REPLICATED if rule is None or is_whole else rule
+        form = rule.form(call)
+        sources = list(dict.fromkeys(tensors)) if is_whole else tensors
+        needed = [is_reached and source in self._flow.differentiable for source in sources]
+        inputs = [self._read(read, own, has_gradient=need) for read, need in zip(decision.reads, needed, strict=True)]
+        if is_whole:
+            self._notes[f"{node.target} has several results and no rule: what it computes is not priced"] = None
+            self._held.add_results(node.name, decision.layouts, node.meta.get("val"), inputs, LocalWork())
+            return
+        work = self._works.of(call, rule, form, decision.split, differentiable=needed, scatter=decision.scatter)
+        if not work.is_known:
+            self._notes[f"{node.target} needs values: its own messages and what it keeps are not priced"] = None
+        own.forward_s, own.backward_s = work.compute_seconds(self._device)
+        self._moved += [(own, collective) for collective in work.collectives]
+        self._rows |= {decision.reads[index].source for index in work.row_inputs}
+        self._held.add_results(node.name, decision.layouts, node.meta.get("val"), inputs, work)
+
+    def _read(self, read: Read, owner: OperatorPrice, *, has_gradient: bool) -> int:
+        return self._held.read(read, owner, has_gradient=has_gradient)
+
+    def _add_messages(self, owner: OperatorPrice, collective: LocalCollective) -> None:
+        axes = collective.collective.axes
+        for message, found in zip(
+            collective.messages(self._mesh, self._rank), (owner.forward_messages, owner.backward_messages), strict=True
+        ):
+            if message is not None:
+                found.append(self._priced(message, axes))
+
+    def _priced(self, message: Message, axes: Axes) -> PricedMessage:
+        seconds = message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
+        return PricedMessage(message, axes, seconds)
+
+    def _fused(self, message: Message, axes: Axes) -> PricedMessage:
+        """Return a message that travels with others of its kind: the first one takes what a start takes."""
+        priced, key = self._priced(message, axes), (message.operation, axes)
+        if key in self._started:
+            empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+            priced = PricedMessage(message, axes, max(0.0, priced.seconds - empty))
+        self._started.add(key)
+        return priced
+
+    # -- parameters ---------------------------------------------------------------------------------------------
+
+    def _with_parameters(self) -> Price:
+        gathers: list[PricedMessage] = []
+        sums: list[PricedMessage] = []
+        stored_bytes = gathered_bytes = gradient_bytes = optimizer_bytes = 0
+        by_name: dict[str, list[fx.Node]] = {}
+        for node in self._captured.graph.nodes:
+            if node.op == "placeholder" and node.name in self._captured.parameters:
+                by_name.setdefault(self._captured.parameters[node.name], []).append(node)
+        for name, nodes in by_name.items():
+            value, use = nodes[0].meta["val"], self._decisions.parameters[name]
+            shards = self._step.shard_axes.get(name, ())
+            used = TensorSpec(use.layout.local_shape(self._mesh, value.shape), value.dtype).nbytes
+            stored = used // self._mesh.extent(shards)
+            stored_bytes += stored
+            if shards:
+                gathered_bytes += used
+                times = 2 if self._step.regathers else 1
+                gathers += [self._fused(gathers_of_parameter(stored, shards, self._mesh), shards) for _ in range(times)]
+            if not value.requires_grad:
+                continue
+            optimizer_bytes += self._step.optimizer_states * stored
+            if not any(node in self._flow.reached for node in nodes):
+                continue
+            gradient_bytes += used
+            if nodes[0].name not in self._rows:
+                size = self._step.summed_bytes(stored, value.dtype)
+                for message, axes in sums_of_gradient(size, shards, use.partial_axes, self._mesh):
+                    sums.append(self._fused(message, axes))
+        state = stored_bytes + gradient_bytes + optimizer_bytes
+        return Price(
+            tuple(self._prices),
+            tuple(gathers),
+            tuple(sums),
+            (state + stored_bytes + optimizer_bytes) / self._device.memory_bandwidth,
+            stored_bytes,
+            gathered_bytes,
+            gradient_bytes,
+            optimizer_bytes,
+            self._held.kept_bytes(),
+            tuple(self._notes),
+        )

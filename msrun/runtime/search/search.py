@@ -1,0 +1,192 @@
+"""The search of strategies: a plan of one call of a network that fits into the device and takes the least time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from msrun.errors import StrategyError, near_miss
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.gradient_flow import GradientFlow
+from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.price import Price, StepSpec, price
+from msrun.runtime.search.build_problem import build_problem
+from msrun.runtime.search.dynamic import solve_dynamic
+from msrun.runtime.search.exact import solve_exactly
+from msrun.runtime.search.problem import Choice, Problem
+from msrun.runtime.search.propagation import solve_propagation
+from msrun.runtime.search.recursive import solve_recursive
+from msrun.runtime.sharding.layout import Mesh
+from msrun.runtime.sharding.operators.rule import LabelSplit
+
+Splits = Mapping[str, LabelSplit]
+SEARCH_MODES: Mapping[str, Callable[[Problem, Mesh], Choice]] = {
+    "dynamic_programming": lambda problem, _: solve_dynamic(problem),
+    "recursive_programming": solve_recursive,
+    "sharding_propagation": lambda problem, _: solve_propagation(problem),
+    "exact": lambda problem, _: solve_exactly(problem),
+}
+"""How a problem is solved. "auto" tries all but the last."""
+AUTO = "auto"
+_AUTO_TRIES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
+_MEMORY_WEIGHTS = (1 / 16, 1.0, 16.0, 256.0)
+"""Prices of memory, beside the first plan's seconds per byte, at which smaller plans are looked for: whatever the limit
+is, so that more memory never leads to a slower plan."""
+MB = 2**20
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """What is searched for.
+
+    Raises:
+        StrategyError: an unknown mode, or a number out of its range.
+    """
+
+    mode: str
+    device: DeviceProfile
+    memory_bytes: int | None = None
+    """What a device may hold; None: what it has."""
+    optimizer_states: int = 2
+    """Tensors of a parameter's size that the optimizer keeps for it."""
+
+    def __post_init__(self) -> None:
+        if self.mode != AUTO and self.mode not in SEARCH_MODES:
+            known = [*SEARCH_MODES, AUTO]
+            raise StrategyError(f"search mode {self.mode!r}{near_miss(self.mode, known)}: one of {', '.join(known)}")
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a step may take of a device."""
+        return self.device.memory_bytes if self.memory_bytes is None else self.memory_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions and what they cost."""
+
+    splits: Splits
+    decisions: Decisions
+    price: Price
+    name: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found."""
+
+    plan: Plan
+    data_parallel: Price
+    """Of the plan that nobody would have to search for."""
+    shards_optimizer: bool = False
+    """Whether parameters must be stored cut by optimizer parallel, though the user did not ask for it."""
+    activation_limit_bytes: int | None = None
+    """What recomputation must bring the activations under; None: nothing needs to be recomputed."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the plan's explanation says of the search."""
+        saved = self.data_parallel.seconds / self.plan.price.seconds
+        lines = [
+            f"searched ({self.plan.name}): {self.plan.price.summary}",
+            f"data parallel instead: {self.data_parallel.summary}; {saved:.2f} times the searched plan's time",
+        ]
+        if self.shards_optimizer:
+            lines.append("searched: parameters and optimizer state are stored cut (hsdp level1), or they would not fit")
+        if self.activation_limit_bytes is not None:
+            limit = f"{self.activation_limit_bytes / MB:.1f} MB"
+            lines.append(f"searched: modules are recomputed until activations fit into {limit}")
+        return [*lines, *self.plan.price.notes]
+
+
+class StepOf(Protocol):
+    """Tells what of a step decisions do not say."""
+
+    def __call__(self, decisions: Decisions, *, shards_all: bool) -> StepSpec:
+        """With the user's optimizer parallel, or with that of every parameter."""
+        ...
+
+
+def search(captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf) -> Found:
+    """Return the fastest plan that fits into a device; the same on every rank that asks the same.
+
+    What does not fit is cut more; then optimizer parallel stores parameters cut; then modules are recomputed.
+
+    Raises:
+        StrategyError: an illegal strategy, or nothing fits: says how much is missing, and of what.
+    """
+    return _Search(captured, mesh, constraints, spec, step_of).run()
+
+
+class _Search:
+    def __init__(
+        self, captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
+    ) -> None:
+        self._captured = captured
+        self._mesh = mesh
+        self._given = constraints
+        self._spec = spec
+        self._step_of = step_of
+        self._works = LocalWorks(mesh)
+        self._flow = GradientFlow(captured, self._works, constraints.differentiable_inputs)
+        self._limit = spec.limit_bytes
+
+    def run(self) -> Found:
+        plain = self._plan({}, "data parallel", shards_all=False)
+        step = self._step_of(plain.decisions, shards_all=False)
+        problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
+        modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
+        tried = [plain]
+        for shards_all in (False, True):
+            plans = [each for mode in modes for each in self._solve(problem, mode, shards_all=shards_all)]
+            plans.append(self._plan({}, "data parallel", shards_all=shards_all))
+            fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
+            if fitting:
+                best = min(fitting, key=lambda each: each.price.seconds)
+                return Found(best, plain.price, shards_all and bool(best.price.gathered_bytes))
+            tried += plans
+        least = min(tried[1:], key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
+        room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
+        if room > 0:
+            return Found(least, plain.price, bool(least.price.gathered_bytes), room)
+        raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
+
+    def _solve(self, problem: Problem, mode: str, *, shards_all: bool) -> list[Plan]:
+        """Return plans of one way to search: the fastest one as choices are priced one by one, and smaller ones."""
+        solve = SEARCH_MODES[mode]
+
+        first = solve(problem, self._mesh)
+        unit = problem.seconds(first) / max(1.0, problem.memory(first))
+        weighed = (problem.weighing_memory(unit * weight) for weight in _MEMORY_WEIGHTS)
+        choices = dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)]))
+        return [self._plan(problem.splits(choice), mode, shards_all=shards_all) for choice in choices]
+
+    def _plan(self, splits: Splits, name: str, *, shards_all: bool) -> Plan:
+        decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
+        step = self._step_of(decisions, shards_all=shards_all)
+        cost = price(self._captured, decisions, self._spec.device, step, works=self._works, flow=self._flow)
+        return Plan(splits, decisions, cost, name)
+
+    def _does_not_fit(self, least: Plan) -> StrategyError:
+        cost, limit = least.price, self._limit
+        sizes = {
+            name: value.numel() * value.element_size()
+            for node in self._captured.graph.nodes
+            if (name := self._captured.parameters.get(node.name)) and (value := node.meta["val"]) is not None
+        }
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        need, missing = cost.memory_bytes, cost.memory_bytes - limit
+        kinds = cost.summary.memory_text
+        return StrategyError(
+            f"no strategy fits into {_size(limit)} of the device: the smallest step found needs {_size(need)}, "
+            f"{_size(missing)} too much ({kinds}); the largest parameters are {', '.join(largest)}: give "
+            "more ranks or memory, a smaller batch, or an optimizer with less state"
+        )
+
+
+def _size(size: float) -> str:
+    return f"{size / MB:.1f} MB" if size >= MB else f"{size / 1024:.1f} KB"

@@ -1,0 +1,145 @@
+"""What one split of one operator costs, and what it costs to bring a value from one layout to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msrun.runtime.cost.collectives import message_seconds
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.partition.collective_messages import Message, sums_of_gradient
+from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
+from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.search.problem import Costs
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import Axes, TensorLayout
+from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall
+from msrun.runtime.sharding.redistribution import Move, Step, plan_directly
+
+
+@dataclass(frozen=True)
+class MovedValue:
+    """A value on its way to a reader."""
+
+    shape: tuple[int, ...]
+    """Global shape."""
+    dtype: torch.dtype
+    has_gradient: bool
+    """Whether a gradient comes back."""
+
+
+class SplitCosts:
+    """Prices choices on one mesh; equal questions are answered once."""
+
+    def __init__(self, device: DeviceProfile, step: StepSpec, works: LocalWorks) -> None:
+        self.works = works
+        self._mesh = works.mesh
+        self._device = device
+        self._step = step
+        self._brought: dict[tuple[Any, ...], float] = {}
+        self._chains: dict[tuple[TensorLayout, TensorLayout, bool], tuple[Step, ...]] = {}
+        self._tables: dict[tuple[Any, ...], Costs] = {}
+
+    def of_work(self, work: LocalWork) -> float:
+        """Return the seconds of an operator with its own messages, forward and backward."""
+        return sum(work.compute_seconds(self._device)) + sum(map(self._of_collective, work.collectives))
+
+    def kept_bytes(self, call: OperatorCall, form: Form, split: LabelSplit, work: LocalWork) -> float:
+        """Return what an operator keeps for the backward pass beside its inputs, which their makers keep."""
+        results = [call.node.meta["val"]] if isinstance(call.node.meta["val"], Tensor) else call.node.meta["val"]
+        rows = (form.output, *form.others)
+        made = [
+            TensorSpec(form.layout(labels, split).local_shape(self._mesh, value.shape), value.dtype).nbytes
+            for labels, value in zip(rows, results, strict=False)
+            if isinstance(value, Tensor)
+        ]
+        is_read_back = bool(work.backward) and not work.aliases
+        return work.saved_bytes + (sum(made) if is_read_back else 0)
+
+    def of_parameter(
+        self, value: Tensor, layout: TensorLayout, partial_axes: Axes, *, is_trained: bool
+    ) -> tuple[float, float]:
+        """Return seconds and bytes of a parameter that an operator reads in this layout.
+
+        Its gradient travels with others, so that only its bytes count.
+        """
+        size = TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype).nbytes
+        if not is_trained:
+            return 0.0, float(size)
+        states = self._step.optimizer_states
+        update = size * (3 + 2 * states) / self._device.memory_bandwidth
+        messages = sums_of_gradient(self._step.summed_bytes(size, value.dtype), (), partial_axes, self._mesh)
+        return update + sum(self._marginal(message, axes) for message, axes in messages), size * (2.0 + states)
+
+    def table(
+        self, value: MovedValue, held: Sequence[TensorLayout], wanted: Sequence[TensorLayout], entered: Sequence[Axes]
+    ) -> Costs:
+        """Return the seconds from every held layout to every wanted one; [held, wanted]."""
+        key = (value, tuple(held), tuple(wanted), tuple(entered))
+        if key not in self._tables:
+            pairs = list(zip(wanted, entered, strict=True))
+            rows = {layout: number for number, layout in enumerate(dict.fromkeys(held))}
+            columns = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+            small = np.array([[self.to_bring(value, layout, *pair) for pair in columns] for layout in rows])
+            self._tables[key] = small[np.ix_([rows[layout] for layout in held], [columns[pair] for pair in pairs])]
+        return self._tables[key]
+
+    def to_bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
+        """Return the seconds to bring a value from one layout to another, and its gradient back.
+
+        Args:
+            entered: axes along which the reader leaves partial sums of the gradient.
+        """
+        entered = entered if value.has_gradient else ()
+        if held == wanted and not entered:
+            return 0.0
+        key = (value, held, wanted, entered)
+        if key not in self._brought:
+            self._brought[key] = self._bring(value, held, wanted, entered)
+        return self._brought[key]
+
+    def _bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
+        seconds, layout = 0.0, held
+        for step in self._chain(Move(self._mesh, held, wanted, value.shape, value.has_gradient)):
+            after = step.after(layout)
+            collective = Collective(step.kind, step.axes, step.dim, step.from_dim)
+            if step.kind == "gather" and entered and set(step.axes) <= set(entered) and after == wanted:
+                entered = tuple(axis for axis in entered if axis not in step.axes)
+                collective = Collective("gather_enter", step.axes, step.dim)  # the way back is one reduce-scatter
+            seconds += self._crossing(value, collective, layout)
+            layout = after
+        return seconds + (self._crossing(value, Collective("enter", entered), layout) if entered else 0.0)
+
+    def _chain(self, move: Move) -> tuple[Step, ...]:
+        """Return the moves of a redistribution: those of another shape, where its layouts cut this one evenly too."""
+        key = (move.source, move.target, move.is_differentiable)
+        layout, known = move.source, self._chains.get(key)
+        for step in known or ():
+            layout = step.after(layout)
+            if not layout.fits(self._mesh, move.shape):
+                known = None
+                break
+        if known is None:
+            known = self._chains[key] = plan_directly(move)
+        return known
+
+    def _crossing(self, value: MovedValue, collective: Collective, layout: TensorLayout) -> float:
+        spec = TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype)
+        return self._of_collective(LocalCollective(collective, spec, value.has_gradient))
+
+    def _of_collective(self, crossing: LocalCollective) -> float:
+        found = crossing.messages(self._mesh, self._mesh.first_rank)
+        return sum(self._seconds(message, crossing.collective.axes) for message in found if message is not None)
+
+    def _seconds(self, message: Message, axes: Axes) -> float:
+        return message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
+
+    def _marginal(self, message: Message, axes: Axes) -> float:
+        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+        return max(0.0, self._seconds(message, axes) - empty)

@@ -1,0 +1,132 @@
+"""Prices of decisions beside the local program that lowering makes of them: the same messages, the same memory."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformer_scenarios
+from law_graphs import MODULES, graph_of
+
+from msrun.errors import StrategyError
+from msrun.runtime import shard
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.parallel.compilation.build_call import activations_of
+from msrun.runtime.parallel.compilation.prediction import local_values
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.plan_traffic import operator_traffic
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.price import Price, StepSpec, price
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.strategies import OperatorStrategy
+
+CASES = [
+    pytest.param(case, id=case.name, marks=() if index % 8 == 0 else pytest.mark.slow)
+    for module in MODULES
+    for index, case in enumerate([*importlib.import_module(module).BINARY, *importlib.import_module(module).UNARY])
+]
+MESH, DEVICE, RANK = build_mesh(4), PROFILES["h100"], 1
+
+
+def lowered_messages(graph: CapturedGraph, decisions: Decisions) -> Counter[str]:
+    program = lower(graph, decisions)
+    moved = operator_traffic(program, local_values(program), RANK)
+    return Counter(str(message) for of_one in moved for each in of_one for message in each.messages)
+
+
+def priced_messages(found: Price) -> Counter[str]:
+    moved = [each for operator in found.operators for each in (*operator.forward_messages, *operator.backward_messages)]
+    return Counter(str(each.message) for each in moved)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_messages_of_every_operator_are_those_of_the_lowered_program(case: Any) -> None:
+    graph = graph_of(case, torch.float32)
+    given = [index for index in range(len(case.shapes)) if index not in case.parameters]
+    cut = [TensorLayout((MESH.axes, *((),) * (len(case.shapes[i]) - 1))) if case.shapes[i] else None for i in given]
+    whole = [TensorLayout.replicated(len(case.shapes[index])) for index in given]
+    layouts = [
+        layout if layout is not None and layout.fits(MESH, case.shapes[index]) else plain
+        for index, layout, plain in zip(given, cut, whole, strict=True)
+    ]
+    needed = frozenset(number for number, index in enumerate(given) if case.is_differentiable(index))
+    strategies: list[Any] = case.legal(4)[:8] if case in importlib.import_module("operator_cases").BINARY else [None]
+    for strategy in strategies:
+        chosen = {"op": OperatorStrategy(strategy)} if strategy else {}
+        decisions = decide(graph, MESH, Constraints(layouts, chosen, differentiable_inputs=needed))
+        found = price(graph, decisions, DEVICE, rank=RANK)
+        if not found.notes:
+            assert priced_messages(found) == lowered_messages(graph, decisions), strategy
+
+
+def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torch.nn.Module]:
+    torch.manual_seed(0)
+    network = transformer_scenarios.Gpt(0.1, "layer")
+    if model > 1:
+        for name, strategy in transformer_scenarios._megatron(data, model).items():
+            shard(network.get_submodule(name), strategy)
+    text = torch.zeros(transformer_scenarios.BATCH, transformer_scenarios.TOKENS, dtype=torch.int64)
+    shape = tuple(text.shape)
+    graph = capture(
+        find_target(network),
+        [text, text],
+        {},
+        input_shapes=[shape, shape],
+        parameter_shapes={},
+        strategies=strategies_of(network),
+    )
+    return graph, Constraints([TensorLayout((MESH.axes, ()))] * 2), network
+
+
+@pytest.mark.parametrize(("data", "model"), [(4, 1), (2, 2), (1, 4)])
+def test_a_transformers_messages_are_exact_and_its_activations_within_a_tenth(data: int, model: int) -> None:
+    graph, given, network = transformer(data, model)
+    decisions = decide(graph, MESH, given)
+    found = price(graph, decisions, DEVICE, rank=RANK)
+    assert priced_messages(found) == lowered_messages(graph, decisions)
+    program = lower(graph, decisions)
+    kept = activations_of(graph, program, {}, dict(network.named_buffers()), 1).kept_bytes
+    assert found.activation_bytes == pytest.approx(kept, rel=0.1)
+    stored = [use.layout.local_shape(MESH, use.shape) for use in program.parameters.values()]
+    assert found.parameter_bytes == 4 * sum(torch.Size(shape).numel() for shape in stored)
+    assert found.optimizer_bytes == 2 * found.parameter_bytes
+    assert found.gradient_bytes == found.parameter_bytes
+
+
+def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice() -> None:
+    graph, given, _ = transformer(4, 1)
+    decisions = decide(graph, MESH, given)
+    weight = "blocks.0.up.weight"
+    whole = price(graph, decisions, DEVICE)
+    cut = price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}))
+    size = 4 * 16 * 64
+    assert whole.parameter_bytes - cut.parameter_bytes == size * 3 // 4
+    assert whole.optimizer_bytes - cut.optimizer_bytes == 2 * size * 3 // 4
+    assert cut.gathered_bytes == size
+    assert [str(each.message) for each in cut.gathers] == [f"all_gather of {size // 4} B by 4 ranks"]
+    assert f"reduce_scatter of {size} B by 4 ranks" in [str(each.message) for each in cut.sums]
+    assert len(price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}, regathers=True)).gathers) == 2
+
+
+def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_device() -> None:
+    graph, given, _ = transformer(2, 2)
+    decisions = decide(graph, MESH, given)
+    slow = replace(DEVICE, memory_bandwidth=DEVICE.memory_bandwidth / 100)
+    first, second = price(graph, decisions, DEVICE), price(graph, decisions, slow)
+    assert second.update_s == pytest.approx(100 * first.update_s)
+    assert second.traffic == first.traffic and second.memory_bytes == first.memory_bytes
+
+
+def test_strategies_that_cannot_be_are_refused_before_they_are_priced() -> None:
+    graph, given, _ = transformer(4, 1)
+    with pytest.raises(StrategyError):
+        decide(graph, MESH, replace(given, strategies={"blocks.0.up": OperatorStrategy(((3, 1, 1), (1, 1)))}))

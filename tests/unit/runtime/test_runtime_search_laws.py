@@ -1,0 +1,276 @@
+"""Searches of strategies: beside every plan that there is, within memory, and never worse for better devices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import searched_training
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from msrun.errors import StrategyError
+from msrun.runtime import WithLoss, shard
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.decide import Constraints
+from msrun.runtime.partition.gradient_flow import GradientFlow
+from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.search.build_problem import build_problem
+from msrun.runtime.search.dynamic import solve_dynamic
+from msrun.runtime.search.exact import solve_exactly
+from msrun.runtime.search.problem import Problem, Variable
+from msrun.runtime.search.propagation import solve_propagation
+from msrun.runtime.search.recursive import solve_recursive
+from msrun.runtime.search.search import Found, SearchSpec, search
+from msrun.runtime.search.windows import improve
+from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+
+H100 = PROFILES["h100"]
+SLOW_LINKS = replace(H100, name="slow links", in_host=replace(H100.in_host, bytes_per_s=1e9))
+
+
+class Attention(nn.Module):
+    """Three projections of one value, attention, and one more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (8, 8)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Wide(nn.Module):
+    """A large hidden layer: Megatron's pair of cuts moves far less than sums of its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 4096), nn.Linear(4096, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def _mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (searched_training.Mlp, (16, 16)),
+    "wide": (Wide, (32, 256)),
+    "attention": (Attention, (8, 16, 64)),
+    "convolutions": (searched_training.Convolutions, (8, 3, 8, 8)),
+}
+
+
+class _Loss(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _mean_square(self.network(x))
+
+
+def captured(network: nn.Module, shape: tuple[int, ...]) -> CapturedGraph:
+    model, x = _Loss(network), torch.ones(shape)
+    return capture(
+        find_target(model), [x], {}, input_shapes=[shape], parameter_shapes={}, strategies=strategies_of(model)
+    )
+
+
+@functools.cache
+def graph_of(name: str) -> CapturedGraph:
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    return captured(make(), shape)
+
+
+def constraints_of(graph: CapturedGraph, mesh: Mesh) -> Constraints:
+    dims = next(node for node in graph.graph.nodes if node.name == graph.inputs[0]).meta["val"].dim()
+    return Constraints([TensorLayout((mesh.axes, *((),) * (dims - 1)))])
+
+
+def problem_of(graph: CapturedGraph, ranks: int, device: DeviceProfile = H100) -> Problem:
+    mesh = build_mesh(ranks)
+    works = LocalWorks(mesh)
+    return build_problem(graph, constraints_of(graph, mesh), device, StepSpec(), works, GradientFlow(graph, works))
+
+
+def searched(graph: CapturedGraph, ranks: int, spec: SearchSpec) -> Found:
+    mesh = build_mesh(ranks)
+    return search(graph, mesh, constraints_of(graph, mesh), spec, lambda _, *, shards_all: StepSpec())
+
+
+def cheapest_of_all(problem: Problem) -> float:
+    """Return the cost of the best of all plans, every one of them looked at."""
+    sizes = [len(variable.splits) for variable in problem.variables]
+    assert math.prod(sizes) < 5_000_000
+    total = np.full(sizes, problem.constant)
+    for index, variable in enumerate(problem.variables):
+        total += variable.seconds.reshape([-1 if i == index else 1 for i in range(len(sizes))])
+    for (i, j), costs in problem.edges.items():
+        total += costs.reshape([sizes[k] if k in (i, j) else 1 for k in range(len(sizes))])
+    return float(total.min())
+
+
+CASES = [("mlp", 2), ("mlp", 4), ("mlp", 8), ("wide", 2), ("wide", 4), ("wide", 8), ("attention", 2), ("attention", 4)]
+CASES += [("convolutions", 2)]
+
+
+@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
+    name: str, ranks: int, device: DeviceProfile
+) -> None:
+    problem = problem_of(graph_of(name), ranks, device)
+    best = cheapest_of_all(problem)
+    assert problem.seconds(solve_dynamic(problem)) == pytest.approx(best, rel=1e-12)
+    assert problem.seconds(solve_exactly(problem)) == pytest.approx(best, rel=1e-9)
+    for how, choice in (
+        ("recursive_programming", solve_recursive(problem, build_mesh(ranks))),
+        ("sharding_propagation", solve_propagation(problem)),
+    ):
+        gap = problem.seconds(choice) / best - 1
+        print(f"{name} on {ranks} devices, {device.name}: {how} is {gap:.2%} above the optimum")
+        assert gap + 1e-12 >= 0
+        assert gap <= 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_dynamic_programming_solves_any_graph_of_choices(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 7))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    sizes = [data.draw(st.integers(1, 4)) for _ in range(count)]
+    variables = [
+        Variable([str(i)], [{}] * size, generator.random(size), np.zeros(size)) for i, size in enumerate(sizes)
+    ]
+    problem = Problem(variables)
+    for i, j in data.draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)))):
+        if i != j:
+            problem.add_edge(i, j, generator.random((sizes[i], sizes[j])))
+    best = cheapest_of_all(problem)
+    found = solve_dynamic(problem)
+    assert problem.seconds(found) == pytest.approx(best)
+    narrow = solve_dynamic(problem, most_entries=8)
+    assert problem.seconds(narrow) >= best - 1e-12
+    assert problem.seconds(improve(problem, narrow)) <= problem.seconds(narrow) + 1e-12
+
+
+def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_parallel() -> None:
+    found = searched(graph_of("wide"), 8, SearchSpec("dynamic_programming", SLOW_LINKS))
+    up, down = found.plan.splits["linear"], found.plan.splits["linear_1"]
+    assert set(up) == {"n"} and set(down) == {"k"} and up["n"] == down["k"]
+    assert found.plan.price.seconds < found.data_parallel.seconds / 2
+
+
+@pytest.mark.parametrize("mode", ["dynamic_programming", "auto"])
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(mode: str) -> None:
+    graph, free = graph_of("wide"), SearchSpec(mode, H100)
+    need = searched(graph, 4, free).plan.price.memory_bytes
+    before = math.inf
+    refused = 0
+    for limit in (need // 50, need // 4, need // 3, need // 2, int(need * 0.8), need, 2 * need):
+        try:
+            found = searched(graph, 4, replace(free, memory_bytes=limit))
+        except StrategyError as error:
+            assert "no strategy fits into" in str(error) and "the largest parameters are" in str(error)
+            assert before == math.inf
+            refused += 1
+            continue
+        if found.activation_limit_bytes is None:
+            assert found.plan.price.memory_bytes <= limit
+            assert found.plan.price.seconds <= before
+            before = found.plan.price.seconds
+    assert refused and before < math.inf
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide", "attention"])
+def test_more_bandwidth_never_takes_longer(name: str) -> None:
+    before = math.inf
+    for factor in (0.01, 0.1, 1.0, 10.0):
+        link = replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor)
+        problem = problem_of(graph_of(name), 4, replace(H100, in_host=link))
+        seconds = problem.seconds(solve_dynamic(problem))
+        assert seconds <= before * (1 + 1e-12)
+        before = seconds
+
+
+def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() -> None:
+    """A table that every operator reads whole: only its storage can be cut."""
+    graph, mesh = graph_of("wide"), build_mesh(4)
+    given = constraints_of(graph, mesh)
+    whole = {name: TensorLayout.replicated(len(shape)) for name, shape in _parameter_shapes(graph).items()}
+    given = replace(given, stored=whole)
+
+    def step_of(_: object, *, shards_all: bool) -> StepSpec:
+        weights = {name: mesh.axes for name, shape in _parameter_shapes(graph).items() if shape[0] % 4 == 0}
+        return StepSpec(shard_axes=weights if shards_all else {}, optimizer_states=8)
+
+    spec = SearchSpec("dynamic_programming", H100)
+    free = search(graph, mesh, given, spec, step_of)
+    assert not free.shards_optimizer
+    found = search(graph, mesh, given, replace(spec, memory_bytes=free.plan.price.memory_bytes // 2), step_of)
+    assert found.shards_optimizer
+    assert found.plan.price.memory_bytes <= free.plan.price.memory_bytes // 2
+    assert any("hsdp level1" in note for note in found.notes)
+
+
+def _parameter_shapes(graph: CapturedGraph) -> dict[str, tuple[int, ...]]:
+    nodes = [node for node in graph.graph.nodes if node.name in graph.parameters]
+    return {graph.parameters[node.name]: tuple(node.meta["val"].shape) for node in nodes}
+
+
+def test_a_users_strategy_is_one_of_the_constraints() -> None:
+    network = Wide()
+    shard(network.up, ((2, 1), (2, 1)))
+    problem = problem_of(captured(network, (32, 256)), 4)
+    fixed = [variable for variable in problem.variables if variable.is_fixed]
+    assert [variable.nodes for variable in fixed] == [["linear"]]
+    assert {tuple(sorted(split)) for split in fixed[0].splits} == {("b0", "n")}
+
+
+def test_layers_that_look_alike_are_priced_once() -> None:
+    network = nn.Sequential(*(Wide() for _ in range(6)))
+    mesh = build_mesh(2)
+    works = LocalWorks(mesh)
+    graph = captured(network, (32, 256))
+    build_problem(graph, constraints_of(graph, mesh), H100, StepSpec(), works, GradientFlow(graph, works))
+    many = len(works._known)
+    works = LocalWorks(mesh)
+    graph = captured(nn.Sequential(Wide(), Wide()), (32, 256))
+    build_problem(graph, constraints_of(graph, mesh), H100, StepSpec(), works, GradientFlow(graph, works))
+    assert many == len(works._known)
+
+
+def test_an_unknown_way_to_search_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"search mode 'dynamic'.*one of dynamic_programming"):
+        SearchSpec("dynamic", H100)
+
+
+def test_the_network_of_the_end_to_end_cases_is_searched_alike_with_its_loss() -> None:
+    network, batch = searched_training.build("mlp")
+    assert isinstance(network, WithLoss)
+    graph = capture(
+        find_target(network), batch, {}, input_shapes=[tuple(each.shape) for each in batch], parameter_shapes={}
+    )
+    mesh = build_mesh(4)
+    given = Constraints([TensorLayout.replicated(each.dim()) for each in batch])
+    spec = SearchSpec("auto", PROFILES["cpu"])
+    first = search(graph, mesh, given, spec, lambda _, *, shards_all: StepSpec())
+    again = search(graph, mesh, given, spec, lambda _, *, shards_all: StepSpec())
+    assert first.plan.splits == again.plan.splits
+    assert first.plan.price.seconds <= first.data_parallel.seconds

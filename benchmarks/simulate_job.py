@@ -78,20 +78,20 @@ def main() -> None:
     if contract.MSRUN_SIM_LEVEL not in os.environ:
         calibrate(profile)
 
-    def step() -> float:
-        begin = time.perf_counter()
+    def step() -> tuple[float, float]:
+        begin = time.perf_counter(), time.process_time()
         loss = parallel(batch, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         float(loss.detach())
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin[0], time.process_time() - begin[1]
 
     step(), step()
     traffic.reset()
     step()
     moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
-    seconds = statistics.median(step() for _ in range(STEPS))
+    seconds, processor_s = (statistics.median(found) for found in zip(*(step() for _ in range(STEPS)), strict=True))
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         step()
     parameters = sum(plain(value).nbytes for value in net.parameters())
@@ -102,6 +102,7 @@ def main() -> None:
         "peak_bytes": parameters + state + peak_of(watched),
         "traffic": moved,
         "step_s": seconds,
+        "processor_s": processor_s,
     }
     Path(f"{result}.{get_rank()}").write_text(json.dumps(figures))
 

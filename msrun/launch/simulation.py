@@ -51,8 +51,8 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
         return contract.EXIT_SIGNAL_BASE - status if status < 0 else status
     if not report.exists():
         raise WorkerFailed(
-            f"the script ended {_BEFORE[simulation.level == _COMPUTES]}, so there is nothing to report: call init(), and "
-            "train with msrun.runtime.AutoParallel",
+            f"the script ended {_BEFORE[simulation.level == _COMPUTES]}, so there is nothing to report: call init(), "
+            "and train with msrun.runtime.AutoParallel",
             contract.EXIT_USAGE,
         )
     if not quiet:

@@ -2,8 +2,8 @@
 
     from msrun.runtime import init, AutoParallel, MicroBatchInterleaved, Model, LossMonitor, no_init_parameters
 
-`msrun.runtime.optim` and `.data` hold optimizers and datasets; `.nn`, `.parallel`, `.simulate` and `.train` the names of this one
-that are defined there.
+`msrun.runtime.optim` and `.data` hold optimizers and datasets; `.nn`, `.parallel`, `.simulate` and `.train` the names
+of this one that are defined there.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _FINDERS = (find_simulated, find_msrun, find_torchrun, find_worker, find_mpirun,
 def find_world(environ: Mapping[str, str]) -> WorldSpec:
     """Find this process's place from its environment; opens nothing but the rank table.
 
-    Order: a dry run; msrun's variables; torchrun's; MS_ROLE by hand, which in MindSpore too comes before what follows; mpirun's
-    (OMPI_*); Slurm's; RANK_TABLE_FILE with RANK_ID; none of them = one process.
+    Order: a dry run; msrun's variables; torchrun's; MS_ROLE by hand, which in MindSpore too comes before what follows;
+    mpirun's (OMPI_*); Slurm's; RANK_TABLE_FILE with RANK_ID; none of them = one process.
 
     Raises:
         WorldError: variables that contradict each other, are not numbers, or of which one is missing.

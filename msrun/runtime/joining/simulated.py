@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported, not declared
 
 from msrun import contract
 from msrun.errors import WorldError
@@ -49,4 +50,4 @@ def join_fake_world(spec: WorldSpec) -> None:
     Its groups cost nothing to make, whatever their size (torch 2.11 to 2.13).
     """
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # it registers torch's backend "fake"
-    dist.init_process_group("fake", store=dist.HashStore(), rank=spec.global_rank, world_size=spec.world_size)
+    dist.init_process_group("fake", store=HashStore(), rank=spec.global_rank, world_size=spec.world_size)

@@ -12,11 +12,13 @@ from torch import nn
 
 from msrun.errors import ParallelError
 from msrun.runtime.capture.target import Target
+from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.recomputation import recomputed, recomputed_in
+from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
 from msrun.runtime.simulate.units import format_bytes, format_seconds
@@ -94,7 +96,8 @@ def try_changes(
     kwargs: Mapping[str, Any],
     own_rank: int,
 ) -> Changes:
-    """Look at the same step with other settings: more optimizer parallel, recomputed blocks, micro batches.
+    """Look at the same step with other settings: searched strategies, such as tensor parallel, more optimizer
+    parallel, recomputed blocks, micro batches.
 
     First each alone; then those that save memory together, the strongest of each kind.
     """
@@ -104,7 +107,7 @@ def try_changes(
         _micro_batches(target, args, kwargs),
     ]
     tried, refused = [], []
-    singles = [(each,) for kind in kinds for each in kind]
+    singles = [(each,) for kind in (_searched(settings, job.device), *kinds) for each in kind]
     strongest = [kind[-1] for kind in kinds if kind]
     together = [tuple(strongest[:count]) for count in range(2, len(strongest) + 1)]
     for tries in [*singles, *together]:
@@ -125,6 +128,16 @@ def try_changes(
 def _change(words: tuple[str, ...], job: SimulatedJob) -> Change:
     assert job.step is not None
     return Change(words, job.peak_bytes, job.step.seconds, job.fits)
+
+
+def _searched(settings: ParallelSettings, device: DeviceProfile) -> list[_Try]:
+    """Return the strategies that a search finds for the device, where the user has asked for none."""
+
+    @contextmanager
+    def change(target: Target, before: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
+        yield target, replace(before, search=SearchSettings(RECURSIVE, device))
+
+    return [_Try(f'AutoParallel(net, "{RECURSIVE}")', change)] if settings.search is None else []
 
 
 def _levels(settings: ParallelSettings) -> list[_Try]:

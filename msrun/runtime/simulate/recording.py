@@ -60,8 +60,8 @@ class Span:
     phase: str
     nbytes: int = 0
     """Of a message, on this rank."""
-    ranks: tuple[int, ...] | range = ()
-    """That exchange the message."""
+    ranks: tuple[int, ...] = ()
+    """That exchange the message; of one between two stages, all of the line."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Recording(TorchDispatchMode):
         self._sent: list[float] = []
         """when the messages of the newest collectives arrive, until somebody holds them"""
         self._arrivals: weakref.WeakKeyDictionary[Pending, float] = weakref.WeakKeyDictionary()
-        self._groups: dict[str, tuple[int, ...] | range] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Recording(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for tensor in made:
             self._add(tensor)
-        if (made and not is_view(func)) or (made and func._schema.is_mutable):
+        if made and (func._schema.is_mutable or not is_view(func)):
             self._compute(func, args, kwargs, result, made)
         return result
 
@@ -192,7 +192,9 @@ class Recording(TorchDispatchMode):
         )
         seconds = 0.0 if is_free else work.seconds(self.device)
         if seconds:
-            self.spans.append(Span(func.__name__, self.clock_s, self.clock_s + seconds, False, self.phase))
+            self.spans.append(
+                Span(func.__name__, self.clock_s, self.clock_s + seconds, is_message=False, phase=self.phase)
+            )
             self.clock_s += seconds
 
     def _message(self, func: Any, args: Any) -> None:
@@ -212,13 +214,16 @@ class Recording(TorchDispatchMode):
         seconds = collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link)
         begin = max(self.clock_s, self._wire_s)
         if _COLLECTIVES[name] in BETWEEN_STAGES:  # what a stage waits for only the whole schedule tells
-            self.spans.append(Span(_COLLECTIVES[name], self.clock_s, self.clock_s, True, self.phase, nbytes, ranks))
+            self.spans.append(self._sending(_COLLECTIVES[name], self.clock_s, self.clock_s, nbytes, ranks))
             return
         self._wire_s = begin + seconds
         self._sent.append(self._wire_s)
-        self.spans.append(Span(_COLLECTIVES[name], begin, self._wire_s, True, self.phase, nbytes, ranks))
+        self.spans.append(self._sending(_COLLECTIVES[name], begin, self._wire_s, nbytes, ranks))
 
-    def _ranks(self, group: dist.ProcessGroup) -> tuple[int, ...] | range:
+    def _sending(self, name: str, begin_s: float, end_s: float, nbytes: int, ranks: tuple[int, ...]) -> Span:
+        return Span(name, begin_s, end_s, is_message=True, phase=self.phase, nbytes=nbytes, ranks=ranks)
+
+    def _ranks(self, group: dist.ProcessGroup) -> tuple[int, ...]:
         name = group.group_name
         if name not in self._groups:
             self._groups[name] = tuple(dist.get_process_group_ranks(group))

@@ -90,5 +90,6 @@ def _end(report: Report) -> NoReturn:
     if folder:
         write_report(report, Path(folder))
     sys.stderr.flush()
-    print(render_table(report), flush=True)
+    sys.stdout.write(f"{render_table(report)}\n")
+    sys.stdout.flush()
     raise SystemExit(0)

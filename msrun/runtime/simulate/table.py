@@ -37,7 +37,7 @@ def render_table(report: Report) -> str:
 
 
 def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
-    rows = [("memory of", *_HEADS, "peak", "")]
+    rows: list[tuple[str, ...]] = [("memory of", *_HEADS, "peak", "")]
     shown = classes if len(classes) <= MAX_ROWS else [*classes[: MAX_ROWS - 1], classes[-1]]
     for found in shown:
         assert found.record is not None
@@ -46,12 +46,11 @@ def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
         share = f"{100 * peak / room:.0f} % of {format_bytes(room)}" + ("" if peak <= room else ": does not fit")
         rows.append((_ranks(found), *(format_bytes(kinds[kind]) for kind in KINDS), format_bytes(peak), share))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}" for column, (cell, width) in enumerate(pairs)
-        )
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
+    lines = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]
+        lines.append("  ".join(cells))
     if len(shown) < len(classes):
         lines.insert(-1, f"... {len(classes) - len(shown)} more in simulation.json")
     return [line.rstrip() for line in lines]
@@ -59,10 +58,8 @@ def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
 
 def _time(step: StepTime) -> list[str]:
     overlap = "" if step.overlap is None else f", {100 * step.overlap:.0f} % of them behind operators"
-    lines = [
-        f"step {format_seconds(step.seconds)}: operators {format_seconds(step.compute_s)}, "
-        f"messages {format_seconds(step.messages_s)}{overlap}"
-    ]
+    operators, messages = format_seconds(step.compute_s), format_seconds(step.messages_s)
+    lines = [f"step {format_seconds(step.seconds)}: operators {operators}, messages {messages}{overlap}"]
     if step.bubble is not None:
         lines.append(f"pipeline: ranks wait for other stages {100 * step.bubble:.0f} % of the step")
     return lines

@@ -1,0 +1,100 @@
+"""Dry runs beside real runs of the same script on this machine: bytes, peak memory, time of a step.
+
+    python benchmarks/simulate.py                        an MLP, a conv net and a transformer on 2 and 4 ranks
+    python benchmarks/simulate.py --ranks 2 --networks mlp --rounds 1
+
+Every real job first measures its own device profile, with all its ranks at once, and then trains; the dry run of the
+same script uses that profile. Peak memory is that of torch's allocator, as torch's profiler reports it, with parameters
+and optimizer state. Where the machine has fewer cores than ranks, or other work, times are those of ranks that share
+them; the processor time of a rank beside that of the operators alone does not depend on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from figures import add_json_option, kept, record
+from launch import DEADLINE_S, HERE, environment
+
+JOB = str(HERE / "simulate_job.py")
+MODES = {2: ("plain", "level3"), 4: ("level1", "pipeline"), 8: ("plain",)}
+"""Ranks -> modes."""
+
+
+def run(options: list[str], words: list[str], folder: Path) -> None:
+    """Run msrun to its end."""
+    argv = [sys.executable, "-m", "msrun", "--quiet", *options, JOB, *words]
+    done = subprocess.run(argv, cwd=folder, env=environment(), capture_output=True, timeout=DEADLINE_S, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
+
+
+def measure(network: str, mode: str, ranks: int, rounds: int, folder: Path) -> None:
+    """Run a network for real and dry, and print a line for its fullest rank."""
+    profile, result = folder / "profile.json", folder / "figures"
+    words, count = [network, mode, str(profile), str(result)], ["--worker_num", str(ranks)]
+    time_errors: list[float] = []
+    for _ in range(rounds):
+        run([*count, "--tail_worker_log=none", "--device_target=cpu"], words, folder)
+        dry = ["--sim_level=2", "--local_worker_num", str(ranks), "--sim_device", str(profile), "--log_dir=dry"]
+        run([*count, *dry], words, folder)
+        report = json.loads((folder / "dry" / "simulation.json").read_text())
+        real = json.loads(Path(f"{result}.0").read_text())
+        time_errors.append(report["step"]["seconds"] / real["step_s"] - 1)
+    found: dict[str, Any] = report["classes"][0]
+    memory = found["memory"]
+    exact = (
+        memory["parameter_bytes"] == real["parameter_bytes"]
+        and memory["optimizer_state_bytes"] == real["optimizer_state_bytes"]
+        and found["traffic"] == real["traffic"]
+    )
+    peak_error = memory["peak_bytes"] / real["peak_bytes"] - 1
+    time_error, step_s = statistics.median(time_errors), report["step"]["seconds"]
+    print(
+        f"{network:<12} {mode:<9} {ranks} ranks  bytes {'equal' if exact else 'DIFFER'}  peak "
+        f"{memory['peak_bytes'] / 1e6:7.2f} MB, real {real['peak_bytes'] / 1e6:7.2f} MB: {100 * peak_error:+5.1f} %  "
+        f"step {step_s * 1e3:6.1f} ms, real {real['step_s'] * 1e3:6.1f} ms: {100 * time_error:+4.0f} %  "
+        f"operators {report['step']['compute_s'] * 1e3:6.1f} ms, processor {real['processor_s'] * 1e3:6.1f} ms",
+        flush=True,
+    )
+    record(
+        "dry run",
+        network=network,
+        mode=mode,
+        ranks=ranks,
+        bytes_equal=exact,
+        peak_bytes=memory["peak_bytes"],
+        real_peak_bytes=real["peak_bytes"],
+        peak_error=peak_error,
+        step_s=step_s,
+        real_step_s=real["step_s"],
+        step_error=time_error,
+        operators_s=report["step"]["compute_s"],
+        real_processor_s=real["processor_s"],
+    )
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=list(MODES))
+    parser.add_argument("--networks", nargs="+", default=["mlp", "conv", "transformer"])
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the time's error is their median")
+    add_json_option(parser)
+    args = parser.parse_args()
+    with kept(args.json), tempfile.TemporaryDirectory() as folder:
+        for ranks in args.ranks:
+            for network in args.networks:
+                for mode in MODES[ranks]:
+                    measure(network, mode, ranks, args.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A dry run of a transformer of 100e9 parameters on 65,536 ranks: processor time and memory of the process.
+
+    python benchmarks/simulate_large.py
+    python benchmarks/simulate_large.py --layers 12 --ranks 1024
+
+8-way tensor parallel inside hosts, data parallel with optimizer parallel in groups of 8 over the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from figures import add_json_option, kept, record
+from launch import DEADLINE_S, HERE, environment
+
+JOB = str(HERE / "simulate_large_job.py")
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=54)
+    parser.add_argument("--ranks", type=int, default=65536)
+    add_json_option(parser)
+    args = parser.parse_args()
+    with kept(args.json), tempfile.TemporaryDirectory() as folder:
+        options = ["--sim_level=2", "--sim_device=h100", "--worker_num", str(args.ranks)]
+        argv = [sys.executable, "-m", "msrun", *options, JOB, str(args.layers)]
+        begin = time.monotonic()
+        done = subprocess.run(argv, cwd=Path(folder), env=environment(), timeout=DEADLINE_S, check=False)
+        seconds = time.monotonic() - begin
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode:
+            raise SystemExit(f"the dry run ended with {done.returncode}")
+        processor_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+        print(
+            f"{args.layers} layers, {args.ranks} ranks: {processor_s:.1f} s of processor time, {seconds:.1f} s, "
+            f"{peak_mb:.0f} MB, load {os.getloadavg()[0]:.1f}"
+        )
+        record("large", layers=args.layers, ranks=args.ranks, processor_s=processor_s, seconds=seconds, peak_mb=peak_mb)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A dry run predicts what a real run of the same script does, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+CASES = [
+    (2, "level3"),
+    *(
+        pytest.param(ranks, how, marks=pytest.mark.slow)
+        for ranks, how in (
+            (2, "plain"),
+            (2, "tensor parallel"),
+            (2, "recompute"),
+            (2, "micro batches"),
+            (4, "level1"),
+            (4, "level3"),
+            (4, "pipeline"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "how"), CASES)
+def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
+    msrun: JobRunner, workers: Path, tmp_path: Path, ranks: int, how: str
+) -> None:
+    script, seen = workers / "runtime" / "dry_run.py", tmp_path / "seen"
+    real = msrun.run(f"--worker_num={ranks}", script, how, seen, cwd=tmp_path)
+    assert real.code == 0, real.stderr
+    dry = msrun.run("--sim_level=2", f"--worker_num={ranks}", "--log_dir=dry", script, how, seen, cwd=tmp_path)
+    assert dry.code == 0, dry.stderr
+    report = json.loads((tmp_path / "dry" / "simulation.json").read_text())
+    assert report["worker_num"] == ranks
+    assert report["step"]["seconds"] > 0
+    for alike in report["classes"]:
+        for rank in range(alike["first_rank"], alike["last_rank"] + 1):
+            right = json.loads(Path(f"{seen}.{rank}").read_text())
+            assert alike["traffic"] == right["traffic"]
+            found = alike["memory"]
+            assert found["parameter_bytes"] == right["parameter_bytes"]
+            assert found["optimizer_state_bytes"] == right["optimizer_state_bytes"]
+            assert sum(found["at_peak"].values()) == found["peak_bytes"] > right["parameter_bytes"]
+
+
+@pytest.mark.slow
+def test_level_3_runs_the_steps_of_one_rank(msrun: JobRunner, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    done = msrun.run("--sim_level=3", "--worker_num=64", "--sim_rank_id=5", script, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    printed = done.stdout.decode()
+    assert "rank 5 of 64" in printed
+    assert "steps begun: 3" in printed
+    assert "steps begun: 4" not in printed
+    report = json.loads((tmp_path / "log_output" / "simulation.json").read_text())
+    assert report["measured"]["rank"] == 5
+    assert report["measured"]["step_s"] > 0
+
+
+@pytest.mark.slow
+def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_path: Path) -> None:
+    from msrun.runtime.cost.devices import PROFILES
+
+    profile = PROFILES["cpu"].to_json() | {"name": "tiny", "memory_bytes": 6_000_000}
+    (tmp_path / "tiny.json").write_text(json.dumps(profile))
+    (tmp_path / "train.py").write_text(TRAINS)
+    done = msrun.run("estimate", "train.py", "--device=tiny.json", "--worker_num=8", "--log_dir=out", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "simulation.json").read_text())
+    changes = report["changes"]
+    assert report["fits"] is changes["present"]["fits"] is False
+    fitting = [change for change in changes["tried"] if change["fits"]]
+    assert changes["best"] == min(fitting, key=lambda change: change["step_s"])["words"]
+    assert f"It does not fit; better: {' and '.join(changes['best'])}" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("print('nothing')\n", "without a training step of AutoParallel"),
+        pytest.param(
+            "import torch\nfrom msrun.runtime import AutoParallel, init\ninit()\n"
+            "AutoParallel(torch.nn.Linear(2, 2), 'data_parallel')(torch.ones(2, 2))\n",
+            'use parallel_mode="semi_auto"',
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["no network", "mode without capture"],
+)
+def test_script_with_nothing_to_look_at_gets_one_clear_line(
+    msrun: JobRunner, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = msrun.run("--sim_level=1", "--worker_num=8", "train.py", cwd=tmp_path)
+    assert done.code != 0
+    assert words in done.stderr
+    assert not (tmp_path / "log_output" / "simulation.json").exists()
+
+
+TRAINS = """
+import torch
+from torch import nn
+
+from msrun.runtime import AutoParallel, WithLoss, get_group_size, get_rank, init
+
+init()
+print(f"rank {get_rank()} of {get_group_size()}")
+layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
+net = WithLoss(nn.Sequential(*layers, nn.Linear(256, 10)), nn.CrossEntropyLoss())
+optimizer = torch.optim.AdamW(net.parameters())
+parallel = AutoParallel(net)
+for step in range(6):
+    print("steps begun:", step + 1 if step < 3 else step)
+    loss = parallel(torch.randn(64, 256), torch.randint(10, (64,)))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

@@ -1,0 +1,172 @@
+"""A job on ranks that do not exist: its classes of ranks, its memory, its time, and what hosts send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from msrun import contract
+from msrun.errors import StrategyError
+from msrun.runtime import AutoParallel, Pipeline, WithLoss, init, release
+from msrun.runtime.capture.target import Target
+from msrun.runtime.cost.collectives import collective_seconds
+from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.simulate.host_traffic import count_host_traffic
+from msrun.runtime.simulate.job import SimulatedJob, simulate_job
+from msrun.runtime.simulate.page import render_page
+from msrun.runtime.simulate.report import Report, build_trace
+from msrun.runtime.simulate.table import render_table
+
+DEVICE = PROFILES["a100"]
+WIDTH = 64
+Simulate = Callable[..., SimulatedJob]
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
+    """Look at a step of a small network on 16 ranks, or on others."""
+
+    def run(ranks: int = 16, *, stages: int = 1, level: int = 2, rank: int = 0, hsdp: str = "") -> SimulatedJob:
+        place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        init()
+        layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        net: nn.Module = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
+        run.optimizer = torch.optim.AdamW(net.parameters())  # type: ignore[attr-defined]  # alive until the end
+        net = Pipeline(net, 4) if stages > 1 else net
+        parallel = AutoParallel(net).pipeline(stages=stages)
+        if hsdp:
+            parallel.hsdp(threshold=0, optimizer_level=hsdp)
+        batch = torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.long)
+        return simulate_job(Target(net, net), parallel.settings, batch, {}, DEVICE, level, rank)
+
+    yield run
+    release()
+
+
+def report_of(job: SimulatedJob, level: int = 2) -> Report:
+    return Report(job, level, 8, ("train.py",), ())
+
+
+def test_world_of_any_size_is_joined_alone(simulate: Simulate) -> None:
+    job = simulate(65536, rank=40000)
+    assert job.world_size == 65536
+    (alike,) = job.classes
+    assert (alike.ranks, alike.rank) == (range(65536), 40000)
+
+
+def test_level_0_decides_and_looks_at_nothing(simulate: Simulate) -> None:
+    job = simulate(level=0)
+    assert job.classes[0].record is None
+    assert job.step is None
+    assert render_table(report_of(job, 0)).endswith(job.plan.explain())
+
+
+def test_memory_and_traffic_are_those_of_the_formulas(simulate: Simulate) -> None:
+    job = simulate()
+    elements = 4 * (WIDTH * WIDTH + WIDTH) + 4 * WIDTH + 4
+    record = job.classes[0].record
+    assert record is not None
+    assert record.parameter_bytes == record.gradient_bytes == 4 * elements
+    assert record.optimizer_bytes == 8 * elements + 4 * 10  # two moments, and a number of steps for each of ten
+    assert record.optimizer == "AdamW"
+    assert record.traffic == job.plan.traffic
+    assert record.traffic.bytes["all_reduce"] == 4 * elements + 2 * 4  # and the count and the sum of the loss
+
+
+def test_cut_parameters_take_their_part(simulate: Simulate) -> None:
+    record = simulate(hsdp="level3").classes[0].record
+    assert record is not None
+    whole = 4 * (4 * (WIDTH * WIDTH + WIDTH))
+    head = 4 * (4 * WIDTH + 4)
+    assert record.parameter_bytes == whole // 16 + head  # 4 rows cannot be cut over 16 ranks
+    assert record.recording.memory.now >= 0
+
+
+def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate: Simulate) -> None:
+    job = simulate(stages=2, rank=3)
+    assert [(alike.ranks, alike.rank, alike.stages) for alike in job.classes] == [
+        (range(8), 3, (0,)),
+        (range(8, 16), 11, (1,)),
+    ]
+    assert job.step is not None
+    assert job.step.bubble is not None
+    assert 0 < job.step.bubble < 1
+    assert len(job.step.timeline) == 2
+    records = [alike.record for alike in job.classes if alike.record is not None]
+    assert job.step.seconds > max(record.compute_s for record in records)
+    assert [alike.plan.traffic for alike in job.classes] == [record.traffic for record in records]
+    assert job.plan.pipeline is not None
+    assert list(job.plan.pipeline.traffic) == [record.traffic for record in records]
+
+
+def test_step_is_its_operators_and_the_messages_that_they_do_not_hide(simulate: Simulate) -> None:
+    job = simulate()
+    step, record = job.step, job.classes[0].record
+    assert step is not None
+    assert record is not None
+    spans = [span for span in record.recording.spans if span.is_message]
+    for span in spans:
+        right = collective_seconds(span.name, span.nbytes, 16, DEVICE.between_hosts)
+        assert span.end_s - span.begin_s == pytest.approx(right)
+    assert step.seconds == pytest.approx(step.compute_s + step.waits_s)
+    assert step.waits_s <= step.messages_s
+    later = [span.begin_s for span in spans]
+    assert later == sorted(later), "messages go one after the other"
+
+
+def test_hosts_hand_on_what_a_ring_does(simulate: Simulate) -> None:
+    job = simulate()
+    traffic = job.plan.traffic
+    assert traffic is not None
+    found = count_host_traffic(job, 8)
+    crossing = 2 * 15 / 16 * traffic.bytes["all_reduce"]
+    assert found.nbytes[0, 1] == found.nbytes[1, 0] == pytest.approx(crossing)
+    assert found.nbytes[0, 0] == pytest.approx(7 * crossing)
+
+
+def test_stages_on_two_hosts_send_what_crosses_their_border(simulate: Simulate) -> None:
+    job = simulate(stages=2)
+    found, first = count_host_traffic(job, 8), job.classes[0].plan.traffic
+    assert first is not None
+    assert found.nbytes[0, 1] >= 8 * first.bytes["send"]
+
+
+def test_page_and_trace_hold_every_class_of_ranks(simulate: Simulate) -> None:
+    job = simulate(stages=2)
+    page = render_page(report_of(job))
+    assert page.count("ranks 0-7, stage 0") == page.count("ranks 8-15, stage 1") == 2
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in page
+    events = build_trace(job)["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "ranks 0 to 7",
+        "ranks 8 to 15",
+    }
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_table_says_by_how_much_a_rank_is_too_full(simulate: Simulate) -> None:
+    table = render_table(report_of(simulate()))
+    assert "ranks 0-15" in table
+    assert "0 % of 80 GB" in table
+
+
+def test_mode_without_capture_is_refused(simulate: Simulate) -> None:
+    simulate()
+    settings = AutoParallel(nn.Linear(2, 2), "data_parallel").settings
+    target = Target(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(StrategyError, match="only captured networks can be looked at"):
+        simulate_job(target, settings, (torch.zeros(2, 2),), {}, DEVICE, 1, 0)
+
+
+def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from msrun.errors import WorldError
+    from msrun.runtime.joining.simulated import find_simulated
+
+    with pytest.raises(WorldError, match="MSRUN_SIM_LEVEL=7: must be 0, 1, 2 or 3"):
+        find_simulated({contract.MSRUN_SIM_LEVEL: "7", "RANK": "0", "WORLD_SIZE": "2"})

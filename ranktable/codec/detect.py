@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
-from ranktable.codec.compressed import name_compression
 from ranktable.errors import JsonTextError
 from ranktable.reading.document import parse_document
+from ranktable.reading.foreign import name_compression
 
 Members = Mapping[str, object]
 

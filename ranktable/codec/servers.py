@@ -79,7 +79,7 @@ def decode_server(members: Members, schema: Schema, group: str | None = None) ->
     device_schema = schema.within(listed.name)
     devices = tuple(decode_device(device, device_schema) for device in list_objects(rest, listed.name))
     rest.pop(listed.name, None)
-    return Server(devices=devices, group=group, **_take(rest, schema), extra=rest)  # type: ignore[arg-type]
+    return Server(devices=devices, group=group, **_take(rest, schema), extra=rest)
 
 
 def decode_device(members: Members, schema: Schema, **known: object) -> Device:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from itertools import islice
+from typing import Literal
 
-from ranktable.codec.schema import MAX_INTEGER, Field, Members, Schema, fits_kind, walk_objects
+from ranktable.codec.schema import MAX_INTEGER, Field, Kind, Members, Schema, fits_kind, walk_objects
 from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, Severity, join_index, join_key, show_value
 
@@ -40,7 +41,7 @@ def fits(members: Members, schema: Schema) -> bool:
         return False
     kinds = schema.kinds
     for name, value in members.items():
-        kind = kinds.get(name, "unknown")
+        kind: Kind | Literal["unknown"] | None = kinds.get(name, "unknown")
         if not (type(value) is str if kind == "text" else fits_kind(value, kind)):
             return False
     return True

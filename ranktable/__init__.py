@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ranktable.edit.repair import Repair
     from ranktable.edit.result import Edited
     from ranktable.edit.select import select_devices, select_ranks
-    from ranktable.edit.shards import Sharded, join_shards, shard_bytes, write_shards
     from ranktable.edit.split import Split, TablePart, split_table
     from ranktable.edit.super_pods import SuperPodWishes
     from ranktable.errors import (
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
         RankNotFoundError,
         RankTableError,
         ReadError,
-        ShardError,
         SourceError,
         UnknownDialectError,
         UnsupportedDialectError,
@@ -104,12 +102,6 @@ _HOMES = {
         "select_devices",
         "select_ranks",
     ),
-    "edit.shards": (
-        "Sharded",
-        "join_shards",
-        "shard_bytes",
-        "write_shards",
-    ),
     "edit.split": (
         "Split",
         "TablePart",
@@ -130,7 +122,6 @@ _HOMES = {
         "RankNotFoundError",
         "RankTableError",
         "ReadError",
-        "ShardError",
         "SourceError",
         "UnknownDialectError",
         "UnsupportedDialectError",
@@ -230,8 +221,6 @@ __all__ = [
     "Repair",
     "Report",
     "Server",
-    "ShardError",
-    "Sharded",
     "SourceError",
     "SourceRequest",
     "Split",
@@ -254,7 +243,6 @@ __all__ = [
     "export_table",
     "fix_table",
     "gather_hosts",
-    "join_shards",
     "merge_clusters",
     "merge_tables",
     "parse_table",
@@ -265,11 +253,9 @@ __all__ = [
     "renumber_ranks",
     "select_devices",
     "select_ranks",
-    "shard_bytes",
     "split_table",
     "validate_file",
     "validate_table",
-    "write_shards",
     "write_table",
 ]
 

@@ -22,7 +22,6 @@ from ranktable.commands.diff import diff
 from ranktable.commands.digest import digest
 from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
-from ranktable.commands.join import join
 from ranktable.commands.merge import merge
 from ranktable.commands.outcome import Outcome
 from ranktable.commands.rules import rules
@@ -38,7 +37,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, check, detect, show, convert, fix, merge, split, join, select, diff, digest, rules)
+_COMMANDS = (generate, validate, check, detect, show, convert, fix, merge, split, select, diff, digest, rules)
 
 
 def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ranktable.codec import suggest_keys
 from ranktable.codec.codec import codec_of
-from ranktable.codec.compressed import name_compression
 from ranktable.codec.detect import COMPRESSED, Detection, detect_dialect
 from ranktable.errors import EXIT_PROBLEMS, EXIT_VALID
 from ranktable.reading.document import parse_document
+from ranktable.reading.foreign import name_compression
 from ranktable.reading.source import read_source
 
 

@@ -15,7 +15,6 @@
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
         EditError                  2   a wish that has no meaning for this table, or leaves nothing (also a ValueError)
         MergeError                 1   tables that do not fit together; carries every conflict found
-        ShardError                 1   shards that are not what their index says
         AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
         GroupNotFoundError         2   a group that the table does not have (also a LookupError)
 
@@ -180,16 +179,6 @@ class MergeError(RankTableError):
         more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
         super().__init__(f"{conflicts[0]}{more}")
         self.conflicts = tuple(conflicts)
-
-
-class ShardError(RankTableError):
-    """A shard, an index or a whole that is not what it is said to be; `source` is the file at fault."""
-
-    exit_code = EXIT_PROBLEMS
-
-    def __init__(self, source: str, message: str, remedy: str) -> None:
-        super().__init__(f"{source}: {message}", remedy)
-        self.source = source
 
 
 class AmbiguousRankError(RankTableError, LookupError):

@@ -41,6 +41,11 @@ class Profile:
         return self.device_target == "ascend"
 
     @property
+    def has_ports(self) -> bool:
+        """True when devices may have network ports of their own."""
+        return self.device_target not in ("gpu", "cpu")
+
+    @property
     def words(self) -> str:
         """What the table is checked for, in words for a report."""
         target = self.chip or self.device_target
@@ -53,6 +58,10 @@ class Profile:
         if self.chip is None:
             return "warning"
         return "error" if self.chip in chips else None
+
+
+ANY_TARGET = Profile("any")
+"""The rules that hold whatever the devices are: for tables that are made without a word about it."""
 
 
 def build_profile(

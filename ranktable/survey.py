@@ -6,13 +6,14 @@ holds each value that could be read (None where it could not) together with its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from ranktable.problem import Problem, Severity, join_key, show_value
 
 _Result = TypeVar("_Result")
+_Entry = TypeVar("_Entry", bound="Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,28 @@ class Survey(Entry):
     def is_multi_server(self) -> bool:
         """True when the table lists two servers or more."""
         return len(self.servers) > 1
+
+
+def find_repeats(
+    entries: Iterable[_Entry],
+    key: str,
+    rule: str,
+    message: str,
+    remedy: str,
+    value: Callable[[_Entry], Hashable | None] | None = None,
+    severity: Severity | Callable[[_Entry, _Entry], Severity] = "error",
+) -> Iterator[Problem]:
+    """Yield a problem for each entry whose member `key` is that of an earlier one; `message` has {} for its path.
+
+    `value` says what is compared, None for nothing (the member if it is a string, by default); `severity` may be a
+    function of the first entry and of the repeat.
+    """
+    firsts: dict[Hashable, _Entry] = {}
+    for entry in entries:
+        found = entry.text(key) if value is None else value(entry)
+        if found is None:
+            continue
+        first = firsts.setdefault(found, entry)
+        if first is not entry:
+            how_bad = severity if isinstance(severity, str) else severity(first, entry)
+            yield entry.complain(key, rule, how_bad, message.format(first.path_of(key)), remedy)

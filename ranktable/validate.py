@@ -76,8 +76,12 @@ def validate_table(
     Raises ProfileError for other names, BuildError for a table that its dialect cannot hold, or that has no codec.
     """
     checked_for = build_profile(device_target, chip, profile, network_plan)
-    structure, survey = examine_table(table)
-    return _collect(structure, survey, checked_for)
+    return judge_table(table, checked_for)
+
+
+def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
+    """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
+    return _collect(*examine_table(table), profile)
 
 
 def validate_file(

@@ -1,26 +1,23 @@
 """Builds a rank table from hosts and their devices. Pure: no file, no network, no look at this host.
 
-What is built for a device target or a chip breaks none of its rules (`ranktable.validate`): what would is refused
-with the id of the rule.
+What is built is then validated (`ranktable.validate`), for its device target and chip where they are known: what breaks
+a rule is refused with the id of the rule, in the words of the input.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from ranktable.assembly.inventory import FoundDevice, HostInventory
+from ranktable.assembly.judgement import hold_to_rules
 from ranktable.assembly.super_pods import build_super_pods
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, Device, RankTable, Server
-from ranktable.placeholder import name_placeholder
-from ranktable.profile import Profile, build_profile
+from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.rules.addresses import parse_address
-from ranktable.rules.identity import MAX_SERVER_ID_LENGTH
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
 SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
@@ -33,9 +30,6 @@ DeviceIps = Mapping[str, Sequence[str]]
 
 _MAX_DEVICES = 65536
 _DIGITS = re.compile(r"([0-9]+)")
-_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
-_SPECIAL = (0, 127)
-_FIRST_MULTICAST = 224
 
 
 def build_table(
@@ -64,10 +58,7 @@ def build_table(
     hosts = take_hosts(servers, device_ips)
     profile = None if device_target is None and chip is None else build_profile(device_target or "ascend", chip)
     table = assemble_table(hosts, order=order, version=version, profile=profile, super_pods=super_pods)
-    if profile is not None:
-        from ranktable.assembly.hold import hold_to_rules
-
-        hold_to_rules(table, profile)
+    hold_to_rules(table, profile or ANY_TARGET)
     return table
 
 
@@ -93,18 +84,16 @@ def assemble_table(
     profile: Profile | None = None,
     super_pods: Mapping[str, Sequence[str]] | None = None,
 ) -> RankTable:
-    """Return the table of `hosts`, not yet held to the rules of a target or chip; see `build_table`."""
+    """Return the table of `hosts`, not yet held to any rule; see `build_table`."""
     if version not in VERSIONS:
         raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(VERSIONS)}")
-    _check_hosts(hosts)
     has_ports = profile is None or profile.is_ascend
-    _check_addresses(hosts, has_ports)
+    _check_hosts(hosts, has_ports)
     ordered = sort_hosts(hosts, order)
     pods = build_super_pods(ordered, super_pods) if version == "1.2" else ()
     servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
     if not has_ports:
         servers = tuple(_give_host_ip(server) for server in servers)
-    _check_host_addresses(servers)
     return RankTable(version, servers, COMPLETED, len(servers), super_pods=pods)
 
 
@@ -171,18 +160,6 @@ def _give_host_ip(server: Server) -> Server:
     return replace(server, host_ip=server.server_id) if is_address else server
 
 
-def _check_host_addresses(servers: Iterable[Server]) -> None:
-    families = set()
-    for server in servers:
-        address = None if server.host_ip is None else parse_address(server.host_ip)
-        if server.host_ip is not None and address is None:
-            message = f"host_ip {server.host_ip!r} of server {server.server_id!r} is no address (R15)"
-            raise BuildError(message, "give the address of the host, or leave it out")
-        families |= {address.version} if address else set()
-    if len(families) > 1:
-        raise BuildError("the addresses of the hosts mix IPv4 and IPv6 (R15)", "use one family for every host")
-
-
 def _take_pair(server_id: str, devices: Devices) -> HostInventory:
     device_ids = range(min(devices, _MAX_DEVICES + 1)) if isinstance(devices, int) else devices
     if not 1 <= len(device_ids) <= _MAX_DEVICES:
@@ -202,93 +179,17 @@ def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInv
     return replace(host, devices=devices)
 
 
-def _check_hosts(hosts: Sequence[HostInventory]) -> None:
+def _check_hosts(hosts: Sequence[HostInventory], has_ports: bool) -> None:
+    """Refuse what makes no table at all; what the rules find in it comes later, but for doubled hosts."""
     if not hosts:
         raise BuildError("no server is given", "give at least one host with devices")
-    seen: set[str] = set()
     for host in hosts:
-        _check_server_id(host.server_id)
-        if host.server_id in seen:
-            raise BuildError(
-                f"server id {host.server_id!r} is given twice", "give each host once, with all its devices"
-            )
-        seen.add(host.server_id)
-        _check_device_ids(host)
-
-
-def _check_server_id(server_id: str) -> None:
-    what = name_placeholder(server_id)
-    if what:
-        raise BuildError(f"server id {server_id!r} is {what}", "give the address or name of the host")
-    if not server_id.strip() or not server_id.isprintable():
-        raise BuildError(f"server id {server_id!r} is empty or not printable", "give the address or name of the host")
-    if len(server_id) > MAX_SERVER_ID_LENGTH:
-        raise BuildError(
-            f"server id {server_id!r} has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read",
-            "use a shorter name or the address",
-        )
-
-
-def _check_device_ids(host: HostInventory) -> None:
-    device_ids = [device.device_id for device in host.devices]
-    if not 1 <= len(device_ids) <= _MAX_DEVICES:
-        raise BuildError(f"server {host.server_id!r} has {len(device_ids)} devices", f"give 1 to {_MAX_DEVICES}")
-    if min(device_ids) < 0 or max(device_ids) >= 10**9:
-        bad = next(number for number in device_ids if not 0 <= number < 10**9)
-        raise BuildError(f"device id {bad} of server {host.server_id!r} is out of range", "device ids start at 0")
-    if len(set(device_ids)) < len(device_ids):
-        raise BuildError(f"server {host.server_id!r} has a device id twice: {device_ids}", "give each id once")
-
-
-def _check_addresses(hosts: Sequence[HostInventory], has_ports: bool) -> None:
-    """Refuse what R13 to R15 would; on gpu and cpu refuse every address."""
-    owners: dict[bytes, tuple[str, int]] = {}
-    counts: dict[int, tuple[str, int]] = {}
-    for host in hosts:
-        for device in host.devices:
-            if device.device_ip is None:
-                continue
-            owner = host.server_id, device.device_id
-            if not has_ports:
-                message = f"device {owner[1]} of {owner[0]!r} has address {device.device_ip}, but only Ascend devices"
-                raise BuildError(f"{message} have a network port of their own", "leave the device addresses out")
-            texts = device.device_ip.split(",")
-            counts.setdefault(len(texts), owner)
-            for text in texts:
-                first = owners.setdefault(_pack_address(text, *owner), owner)
-                if first is not owner:
-                    message = f"address {text} is given to device {owner[1]} of {owner[0]!r}"
-                    raise BuildError(f"{message} and to device {first[1]} of {first[0]!r}", "give each its own")
-    _check_likeness(owners, counts)
-
-
-def _check_likeness(owners: Iterable[bytes], counts: Mapping[int, tuple[str, int]]) -> None:
-    if len({len(packed) for packed in owners}) > 1:
-        raise BuildError("the device addresses mix IPv4 and IPv6 (R15)", "use one family for every device")
-    if len(counts) > 1:
-        (count, first), (other, second) = list(counts.items())[:2]
-        message = (
-            f"device {first[1]} of {first[0]!r} has {count} addresses, device {second[1]} of {second[0]!r} {other}"
-        )
-        raise BuildError(f"{message} (R15)", "give every device as many addresses")
-
-
-def _pack_address(text: str, server_id: str, device_id: int) -> bytes:
-    """Return the bytes of an address that a network port can have; raises BuildError for what is none."""
-    try:
-        packed = socket.inet_pton(socket.AF_INET, text)
-    except (OSError, ValueError):  # not IPv4
-        packed = b"\0"
-    if packed[0] not in _SPECIAL and packed[0] < _FIRST_MULTICAST:
-        return packed
-    address = parse_address(text)
-    what = name_placeholder(text) or ("not an IPv4 or IPv6 address" if address is None else None)
-    is_port = address is not None and not (
-        address.is_unspecified or address.is_multicast or address.is_loopback or address == _BROADCAST
-    )
-    if address is None or what or not is_port:
-        message = (
-            f"address {text!r} of device {device_id} of {server_id!r} is {what or 'not the address of a network port'}"
-        )
-        raise BuildError(message, "give what hccn_tool or /etc/hccn.conf says, or leave the addresses out")
-    return address.packed
+        if not host.server_id.isprintable():
+            raise BuildError(f"server id {host.server_id!r} is not printable", "give the address or name of the host")
+        if not 1 <= len(host.devices) <= _MAX_DEVICES:
+            raise BuildError(f"server {host.server_id!r} has {len(host.devices)} devices", f"give 1 to {_MAX_DEVICES}")
+        with_port = next((device for device in host.devices if device.device_ip is not None), None)
+        if with_port is not None and not has_ports:
+            owner = f"device {with_port.device_id} of {host.server_id!r}"
+            message = f"{owner} has address {with_port.device_ip}, but only Ascend devices"
+            raise BuildError(f"{message} have a network port of their own", "leave the device addresses out")

@@ -25,15 +25,14 @@ def build_super_pods(
     """Return the super pods of `hosts` in the order of their first ranks.
 
     `assigned` maps super pod ids to server ids; without it each host says its own. Raises BuildError for a host
-    without a pod or in two, for a pod with an unknown host, and for devices without a usable super_device_id.
+    without a pod or in two, and for a pod with an unknown host; super device ids are left to the rules (R24).
     """
     pod_of = _invert(assigned, hosts) if assigned is not None else _pods_of(hosts)
     members: dict[str, list[HostInventory]] = {}
     for host in hosts:
         members.setdefault(pod_of[host.server_id], []).append(host)
-    for pod_id, inside in members.items():
+    for pod_id in members:
         _check_pod_id(pod_id)
-        _check_super_device_ids(pod_id, inside)
     return tuple(SuperPod(pod_id, tuple(host.server_id for host in inside)) for pod_id, inside in members.items())
 
 
@@ -80,22 +79,3 @@ def _check_pod_id(pod_id: str) -> None:
     if not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH or not pod_id.isprintable() or name_placeholder(pod_id):
         message = f"super pod id {pod_id!r} is no id of 1 to {_MAX_POD_ID_LENGTH} printable characters (R25)"
         raise BuildError(message, "give the id that npu-smi info -t spod-info says")
-
-
-def _check_super_device_ids(pod_id: str, hosts: Iterable[HostInventory]) -> None:
-    owners: dict[str, str] = {}
-    for host in hosts:
-        for device in host.devices:
-            owner = f"device {device.device_id} of {host.server_id!r}"
-            number = device.super_device_id
-            if number is None:
-                message = f"the super_device_id of {owner} is not known, which version 1.2 needs (R24)"
-                remedy = "give --super_device_ids, or captures of npu-smi info -t spod-info; none can be made up"
-                raise BuildError(message, remedy)
-            if not is_super_device_id(number):
-                message = f"super_device_id {number!r} of {owner} is no decimal number of 32 bits (R24)"
-                raise BuildError(message, "give the SDID that npu-smi info -t spod-info says")
-            if number in owners:
-                message = f"super_device_id {number} is given to {owner} and {owners[number]} of super pod {pod_id!r}"
-                raise BuildError(f"{message} (R24)", "give each device its own SDID")
-            owners[number] = owner

@@ -6,30 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
+from ranktable.codec.schema import Schema
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.survey import Survey
 
 _MODULES = {
-    "1.0": "v1_0",
-    "1.2": "v1_2",
-    "volcano-job": "volcano_job",
-    "volcano-global": "volcano_global",
-    "cross-cluster": "cross_cluster",
+    **dict.fromkeys(("1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"), "server_list"),
     "mindie-global": "mindie_global",
     "template2-cloud": "template2_cloud",
     "template2-lab": "template2_lab",
-    "1.1": "v1_1",
-    "1.1-offline": "v1_1_offline",
+    **dict.fromkeys(("1.1", "1.1-offline"), "server_list"),
     "2.0": "v2_0",
 }
-"""Module of each dialect that can be read and written; it holds a `CODEC`. Loaded when it is first asked for."""
+"""Module of each dialect that can be read and written; its `CODECS` has it. Loaded when it is first asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """The four functions of a dialect; `ranktable.codec.server_list` documents each."""
+    """The schema of a dialect and its four functions."""
 
+    schema: Schema
+    """What its top consists of, and everything below it."""
     check_structure: Callable[[Mapping[str, object]], list[Problem]]
     """Every fault that keeps the object from being decoded (errors), and what is odd about its keys (warnings)."""
     survey: Callable[[Mapping[str, object]], Survey]
@@ -49,5 +47,5 @@ def codec_of(dialect: str) -> Codec | None:
     """Return the codec of a dialect by its short name, None when it has none."""
     if dialect not in _MODULES:
         return None
-    codec: Codec = import_module(f"ranktable.codec.{_MODULES[dialect]}").CODEC
+    codec: Codec = import_module(f"ranktable.codec.{_MODULES[dialect]}").CODECS[dialect]
     return codec

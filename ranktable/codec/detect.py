@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
-from ranktable.codec.compressed import name_compression
 from ranktable.errors import JsonTextError
 from ranktable.reading.document import parse_document
+from ranktable.reading.foreign import name_compression
 
 Members = Mapping[str, object]
 
@@ -115,7 +115,7 @@ def detect_dialect(value: Members) -> Detection | None:
 
 def find_near_keys(value: Members) -> dict[str, str]:
     """Return the keys at the top that look like telling keys of a dialect, each with the key that may be meant."""
-    plain = {key.replace("_", "").lower(): key for key in _TELLING_KEYS}
+    plain = {key.replace("_", "").lower(): key for key in TELLING_KEYS}
     written = islice((name for name in value if len(name) <= _MAX_KEY), _MAX_KEYS)
     near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in written}
     return {name: plain[found[0]] for name, found in near.items() if found}
@@ -257,7 +257,7 @@ _TESTS: tuple[tuple[Dialect, Callable[[Members], str]], ...] = (
 
 DIALECT_NAMES = tuple(dialect.name for dialect, _ in _TESTS)
 """The short names of all dialects that are told apart, in the order in which they are looked for."""
-_TELLING_KEYS = (
+TELLING_KEYS = (
     "server_list",
     "server_count",
     "group_list",

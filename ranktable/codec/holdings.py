@@ -6,77 +6,66 @@ servers) and the global tables of Volcano (clusters of super pods).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from ranktable.codec.servers import objects_of
-from ranktable.codec.shape import Key, check_shape
+from ranktable.codec.schema import Field, Schema, list_objects, walk_objects
 from ranktable.model import Cluster, SuperPod
-from ranktable.problem import Problem
 from ranktable.survey import Entry, HoldingEntry
 
 SERVERS = ("server_list", "server_id")
 SUPER_PODS = ("super_pod_list", "super_pod_id")
 """A list inside a holding, and the id in each of its entries."""
 
-_SUPER_POD_KEYS = (Key("super_pod_id", missing="error", rule="R25"), Key("server_list", "list", missing="error"))
-_MEMBER_KEYS = {member: (Key(member[1], missing="error"),) for member in (SERVERS, SUPER_PODS)}
-_CLUSTER_KEYS = {
-    demanded: (
-        Key("cluster_id", missing="error"),
-        *(Key(name, "list", missing="error" if name == demanded else None) for name, _ in (SERVERS, SUPER_PODS)),
-    )
-    for demanded, _ in (SERVERS, SUPER_PODS)
-}
-_CLUSTER_EXTRAS = frozenset({"network_type", "az_id", "region_id"})
 # Other lists inside a super pod or a cluster name their own entries; these few are known in an entry itself.
 _MEMBER_EXTRAS = frozenset({"server_list", "super_pod_list", "server_id"})
+_NAMED_SERVER = Schema((Field("server_id", missing="error"),), _MEMBER_EXTRAS)
+_NAMED_POD = Schema((Field("super_pod_id", missing="error"),), _MEMBER_EXTRAS)
+
+SUPER_POD = Schema(
+    (
+        Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
+        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
+    )
+)
 
 
-def check_super_pods(holder: Mapping[str, object], path: str) -> Iterator[Problem]:
-    """Yield what is wrong with the structure of `super_pod_list`: R4, R5 and R31."""
-    for pod_path, pod in objects_of(holder, path, "super_pod_list"):
-        yield from check_shape(pod, pod_path, _SUPER_POD_KEYS, ())
-        yield from _check_members(pod, pod_path, SERVERS)
-
-
-def check_clusters(holder: Mapping[str, object], path: str, demanded: str) -> Iterator[Problem]:
-    """Yield what is wrong with the structure of `cluster_list`; each cluster must have the list `demanded`."""
-    for cluster_path, cluster in objects_of(holder, path, "cluster_list"):
-        yield from check_shape(cluster, cluster_path, _CLUSTER_KEYS[demanded], _CLUSTER_EXTRAS)
-        yield from _check_members(cluster, cluster_path, SERVERS)
-        yield from _check_members(cluster, cluster_path, SUPER_PODS)
-
-
-def _check_members(holding: Mapping[str, object], path: str, member: tuple[str, str]) -> Iterator[Problem]:
-    for member_path, entry in objects_of(holding, path, member[0]):
-        yield from check_shape(entry, member_path, _MEMBER_KEYS[member], _MEMBER_EXTRAS)
+def cluster_schema(demanded: str) -> Schema:
+    """Return the schema of a cluster, which must have the list `demanded`."""
+    lists = (("server_list", _NAMED_SERVER), ("super_pod_list", _NAMED_POD))
+    return Schema(
+        (
+            Field("cluster_id", missing="error", role="cluster_id"),
+            *(Field(name, "list", missing="error" if name == demanded else None, of=of) for name, of in lists),
+        ),
+        frozenset({"network_type", "az_id", "region_id"}),
+    )
 
 
 def survey_holdings(holder: Mapping[str, object], path: str, key: str) -> tuple[HoldingEntry, ...]:
     """Return what can be read of the super pods or clusters in the array `holder[key]`."""
     return tuple(
         HoldingEntry(place, members, _entries(members, place, SERVERS), _entries(members, place, SUPER_PODS))
-        for place, members in objects_of(holder, path, key)
+        for place, members in walk_objects(holder, path, key)
     )
 
 
 def _entries(holding: Mapping[str, object], path: str, member: tuple[str, str]) -> tuple[Entry, ...]:
-    return tuple(Entry(place, members) for place, members in objects_of(holding, path, member[0]))
+    return tuple(Entry(place, members) for place, members in walk_objects(holding, path, member[0]))
 
 
 def decode_super_pods(holder: Mapping[str, object]) -> tuple[SuperPod, ...]:
-    """Return the super pods of an object that `check_super_pods` finds no error in."""
+    """Return the super pods of an object that fits its schema."""
     pods = []
-    for _, members in objects_of(holder, "", "super_pod_list"):
+    for members in list_objects(holder, "super_pod_list"):
         rest = dict(members)
         pods.append(SuperPod(str(rest.pop("super_pod_id")), _pop_ids(rest, SERVERS), rest))
     return tuple(pods)
 
 
 def decode_clusters(holder: Mapping[str, object]) -> tuple[Cluster, ...]:
-    """Return the clusters of an object that `check_clusters` finds no error in."""
+    """Return the clusters of an object that fits its schema."""
     clusters = []
-    for _, members in objects_of(holder, "", "cluster_list"):
+    for members in list_objects(holder, "cluster_list"):
         rest = dict(members)
         server_ids, pod_ids = _pop_ids(rest, SERVERS), _pop_ids(rest, SUPER_PODS)
         clusters.append(Cluster(str(rest.pop("cluster_id")), server_ids, pod_ids, rest))
@@ -88,7 +77,7 @@ def _pop_ids(rest: dict[str, object], member: tuple[str, str]) -> tuple[str, ...
 
     What its entries hold besides stays under the same key, by id, so that a list that loses entries loses that too.
     """
-    entries = [entry for _, entry in objects_of(rest, "", member[0])]
+    entries = list_objects(rest, member[0])
     rest.pop(member[0], None)
     others = {
         str(entry[member[1]]): {key: value for key, value in entry.items() if key != member[1]}

@@ -9,110 +9,98 @@ Source: the MindCluster documentation of global-ranktable, and what MindIE-Motor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-
 from ranktable.codec.codec import Codec
-from ranktable.codec.holdings import check_super_pods, survey_holdings
-from ranktable.codec.server_list import check_version
+from ranktable.codec.holdings import SUPER_POD, survey_holdings
+from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, walk_objects
 from ranktable.codec.servers import (
     SERVER_EXTRAS,
-    check_server,
+    SUPER_POD_DEVICE,
     decode_server,
     encode_server,
-    objects_of,
+    server_fields,
     survey_servers,
 )
-from ranktable.codec.shape import Key, check_shape, parse_number
-from ranktable.codec.v1_2 import SUPER_POD_SERVERS
+from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import Group, RankTable, Server
-from ranktable.problem import Problem, join_key, show_value
-from ranktable.survey import Survey
+from ranktable.problem import Problem
+from ranktable.survey import Entry, Survey, find_repeats
 
 DIALECT = "mindie-global"
 VERSIONS = ("1.0", "1.2")
 COORDINATORS, CONTROLLERS = "0", "1"
 """Ids of the two groups without devices."""
 
-_TABLE_KEYS = (Key("version"), Key("status", missing="error"), Key("server_group_list", "list", missing="error"))
-_GROUP_KEYS = (
-    Key("group_id", missing="error"),
-    Key("server_count", "number", missing="warning", rule="R6"),
-    Key("server_list", "list", missing="error"),
-    Key("deploy_server"),
-    Key("super_pod_list", "list"),
-)
-_EMPTY_GROUP_KEYS = tuple(key for key in _GROUP_KEYS if key.name != "server_list")
-_CONTROL_KEYS = (Key("server_ip", missing="error"), Key("server_id"), Key("device", "list"))
-_INSTANCE_KEYS = (Key("server_ip", missing="error"),)
 _PORTS = frozenset({"predict_port", "mgmt_port", "metric_port", "inter_comm_port"})
-_CONTROL_EXTRAS = SERVER_EXTRAS | _PORTS | {"host_ip", "pod_ip"}
-_SERVERS = replace(SUPER_POD_SERVERS, server_extras=SERVER_EXTRAS | _PORTS)
+_SERVER_IP = Field("server_ip", missing="error")
+_SERVER = Schema((_SERVER_IP, *server_fields(SUPER_POD_DEVICE)), (SERVER_EXTRAS - {"server_ip"}) | _PORTS)
+_CONTROL = Schema(
+    (_SERVER_IP, Field("server_id"), Field("device", "list", of=SUPER_POD_DEVICE)),
+    (SERVER_EXTRAS - {"server_ip"}) | _PORTS | {"host_ip", "pod_ip"},
+)
+"""A server of coordinators or controllers, which has no devices and often no id."""
 
 
-def check_structure(value: Mapping[str, object]) -> list[Problem]:
-    """Return every fault of the structure (R2, R4, R5, R31, P5 and malformed numbers)."""
-    problems = [*check_version(value, VERSIONS), *check_shape(value, "", _TABLE_KEYS, ())]
-    seen: dict[object, str] = {}
-    for path, group in objects_of(value, "", "server_group_list"):
+def _server_of(group: Members) -> Schema:
+    return _CONTROL if _is_control(group.get("group_id")) else _SERVER
+
+
+_GROUP = Schema(
+    (
+        Field("group_id", missing="error", role="group"),
+        Field("server_count", "number", missing="warning", rule="R6", count=Count(("server_list",), "server")),
         # A group whose pods have not started has no servers yet, and MindIE-Motor reads it all the same.
-        keys = _EMPTY_GROUP_KEYS if group.get("server_list") == [] else _GROUP_KEYS
-        problems += check_shape(group, path, keys, ("server_list",))
-        problems += _check_group_id(group, path, seen)
-        problems += check_super_pods(group, path)
-        for server_path, server in objects_of(group, path, "server_list"):
-            problems += _check_server(server, server_path, _is_control(group.get("group_id")))
-    return problems
+        Field("server_list", "any_list", missing="error", of=_server_of),
+        Field("deploy_server"),
+        Field("super_pod_list", "list", of=SUPER_POD),
+    )
+)
+_SCHEMA = Schema(
+    (
+        Field("version"),
+        Field("status", missing="error"),
+        Field("server_group_list", "list", missing="error", of=_GROUP),
+    )
+)
 
 
-def _check_group_id(group: Mapping[str, object], path: str, seen: dict[object, str]) -> Iterator[Problem]:
-    """Groups are told apart by their ids alone."""
-    place, group_id = join_key(path, "group_id"), group.get("group_id")
-    if not isinstance(group_id, str):
-        return
-    if group_id in seen:
-        message = f"the same group_id stands at {seen[group_id]}"
-        yield Problem(place, "P5", "error", message, "give each group its own id", show_value(group_id))
-    seen.setdefault(group_id, place)
+def check_structure(value: Members) -> list[Problem]:
+    """Return every fault of the structure (R2, R4, R5, R31, P5 and malformed numbers)."""
+    groups = (Entry(path, group) for path, group in walk_objects(value, "", "server_group_list"))
+    otherwise = "the version is not known for a table with server_list"
+    return [
+        *check_version(value, VERSIONS, otherwise),
+        *check_tree(value, _SCHEMA),
+        # Groups are told apart by their ids alone.
+        *find_repeats(groups, "group_id", "P5", "the same group_id stands at {}", "give each group its own id"),
+    ]
 
 
-def _check_server(server: Mapping[str, object], path: str, is_control: bool) -> Iterator[Problem]:
-    if is_control:
-        yield from check_shape(server, path, _CONTROL_KEYS, _CONTROL_EXTRAS)
-        for device_path, device in objects_of(server, path, "device"):
-            yield from check_shape(device, device_path, _SERVERS.device_keys, _SERVERS.device_extras)
-    else:
-        if "server_ip" not in server:
-            yield from check_shape({}, path, _INSTANCE_KEYS, ())
-        yield from check_server(server, path, _SERVERS)
-
-
-def survey(value: Mapping[str, object]) -> Survey:
+def survey(value: Members) -> Survey:
     """Return what can be read of the object; the groups are surveys of their own."""
     groups = tuple(
         Survey(
             path,
             group,
-            survey_servers(group, path),
+            survey_servers(group, path, "server_list", _SERVER),
             parse_number(group.get("server_count")),
             DIALECT,
             survey_holdings(group, path, "super_pod_list"),
         )
-        for path, group in objects_of(value, "", "server_group_list")
+        for path, group in walk_objects(value, "", "server_group_list")
     )
     servers = tuple(server for group in groups for server in group.servers)
     return Survey("", value, servers, dialect=DIALECT, groups=groups)
 
 
-def decode(value: Mapping[str, object]) -> RankTable:
+def decode(value: Members) -> RankTable:
     """Return the table. `value` must have passed `check_structure` without an error."""
     rest = dict(value)
     groups, servers = [], []
-    for _, members in objects_of(rest, "", "server_group_list"):
+    for members in list_objects(rest, "server_group_list"):
         others = dict(members)
         name = str(others.pop("group_id"))
-        servers += [_decode_server(server, name) for _, server in objects_of(others, "", "server_list")]
+        servers += [_decode_server(server, name) for server in list_objects(others, "server_list")]
         del others["server_list"]
         groups.append(Group(name, others))
     del rest["server_group_list"]
@@ -121,11 +109,11 @@ def decode(value: Mapping[str, object]) -> RankTable:
     return RankTable(DIALECT, tuple(servers), str(rest.pop("status")), groups=tuple(groups), extra=rest)
 
 
-def _decode_server(members: Mapping[str, object], group: str) -> Server:
+def _decode_server(members: Members, group: str) -> Server:
     if "server_id" in members:
-        return decode_server(members, _SERVERS, group)
+        return decode_server(members, _SERVER, group)
     named = {key: value for key, value in members.items() if key != "server_ip"}
-    return decode_server({"server_id": members["server_ip"], **named}, _SERVERS, group)
+    return decode_server({"server_id": members["server_ip"], **named}, _SERVER, group)
 
 
 def encode(table: RankTable) -> dict[str, object]:
@@ -159,7 +147,7 @@ def _gather(table: RankTable) -> dict[str, list[Server]]:
 
 
 def _encode_server(server: Server) -> dict[str, object]:
-    encoded = encode_server(server)
+    encoded = encode_server(server, _SERVER)
     if _is_control(server.group):
         if not server.devices:
             del encoded["device"]
@@ -172,4 +160,4 @@ def _is_control(group_id: object) -> bool:
     return group_id in (COORDINATORS, CONTROLLERS)
 
 
-CODEC = Codec(check_structure, survey, decode, encode)
+CODECS = {DIALECT: Codec(_SCHEMA, check_structure, survey, decode, encode)}

@@ -1,49 +1,50 @@
-"""Tables with one `server_list[].device[]`, every scalar a string: the codec that versions 1.0 to 1.4 share.
+"""Tables with one list of servers, every scalar a string: versions 1.0 to 1.4 (`server_list`) and 1.1 (`node_list`).
 
-Source of the rules: the rank table pages of the HCCL and MindSpore documentation, and what HCCL's parser refuses.
-A dialect is a `TableForm`: its version, and what it has beyond servers and devices.
+A dialect is a `TableForm`: its version and the schema of its top.
+
+- 1.0: read by HCCL on 910A, A2 and 300I Duo; on A3 it means servers without a super pod. `super_pod_list` and
+  `super_device_id` are not read: HCCL goes by the version, so they are reported and kept.
+- 1.2: 1.0 with super pods, read by HCCL on A3 with the same parser.
+- volcano-job: what Volcano's plugin configmap1980 writes with version 1.3. It counts its writings in `data_version` and
+  names the switch above each device. With versions 1.0 and 1.2 it adds the same keys, which are known there too.
+- volcano-global: version 1.4, one job over several clusters: 1.2 with `cluster_list[].super_pod_list`.
+- cross-cluster: version 1.0 with `cluster_list[].server_list`, for MindSpore, which goes by that key.
+- 1.1: groups of devices and hosts. A rank without a device has number -1, in the file and in the model; a missing
+  device_id means that and is written as "-1". HCCL takes an empty rank_ip for the address of the node; with
+  heterog_sub_version every rank needs the key. `sdid` is the model's `super_device_id`.
+- 1.1-offline: for compiling a model without devices, with node_id and item_id.
+
+Source: the rank table pages of the HCCL and MindSpore documentation, the plugins of Volcano as CCE and ModelArts use
+them, and HCCL's parsers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ranktable.codec.codec import Codec
 from ranktable.codec.holdings import (
-    check_clusters,
-    check_super_pods,
+    SUPER_POD,
+    cluster_schema,
     decode_clusters,
     decode_super_pods,
     encode_clusters,
     encode_super_pods,
     survey_holdings,
 )
-from ranktable.codec.servers import (
-    SUPER_DEVICE_ID,
-    ServerForm,
-    check_server,
-    decode_server,
-    encode_server,
-    objects_of,
-    survey_servers,
-)
-from ranktable.codec.shape import Key, check_shape, parse_number
+from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, without
+from ranktable.codec.servers import SERVER, SUPER_POD_SERVER, decode_server, encode_server, survey_servers
+from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
-from ranktable.model import RankTable
-from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, join_key, show_value
+from ranktable.model import RankTable, Server
+from ranktable.problem import Problem
 from ranktable.survey import Survey
 
-_TABLE_KEYS = (
-    Key("version"),
-    Key("status", missing="error"),
-    Key("server_count", "number", missing="warning", rule="R6"),
-    Key("server_list", "list", missing="error"),
-)
-_POD_LIST_KEY = Key("super_pod_list", "list")
-_CLUSTER_LIST_KEY = Key("cluster_list", "list", missing="error")
-_TABLE_EXTRAS = frozenset({"cluster_list", "data_version", "hardware_type", "super_pod_list"})
+SERVER_COUNT = Field("server_count", "number", missing="warning", rule="R6", count=Count(("server_list",), "server"))
+_HEAD = (Field("version"), Field("status", missing="error"))
+_EXTRAS = frozenset({"cluster_list", "data_version", "hardware_type", "super_pod_list"})
+_POD_LIST = Field("super_pod_list", "list", of=SUPER_POD)
+_DATA_VERSION = Field("data_version", "integer", missing="warning", rule="R4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,60 +53,46 @@ class TableForm:
 
     dialect: str
     version: str
-    servers: ServerForm
-    has_super_pods: bool = False
-    """True when `super_pod_list` is read, False when it is reported and kept."""
-    cluster_members: str = ""
-    """The list that each entry of `cluster_list` must have; empty when `cluster_list` is kept and not read."""
-    counts_data: bool = False
-    """True when the producer numbers its writings in `data_version`, a JSON integer."""
+    schema: Schema
 
     def codec(self) -> Codec:
         """Return the functions of this dialect."""
-        return Codec(self.check_structure, self.survey, self.decode, self.encode)
+        return Codec(self.schema, self.check_structure, self.survey, self.decode, self.encode)
 
-    def check_structure(self, value: Mapping[str, object]) -> list[Problem]:
+    def check_structure(self, value: Members) -> list[Problem]:
         """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers); empty when it can be decoded."""
-        problems = [*check_version(value, (self.version,)), *self._check_top(value)]
-        for path, server in objects_of(value, "", "server_list"):
-            problems += check_server(server, path, self.servers)
-        if self.has_super_pods:
-            problems += check_super_pods(value, "")
-        if self.cluster_members:
-            problems += check_clusters(value, "", self.cluster_members)
-        if not self.has_super_pods:
-            problems += _check_misplaced(value)
-        return problems
+        otherwise = (
+            f"the keys are those of version {self.version}, and HCCL goes by this one"
+            if self._list == "node_list"
+            else "the version is not known for a table with server_list"
+        )
+        return [*check_version(value, (self.version,), otherwise), *check_tree(value, self.schema)]
 
-    def _check_top(self, value: Mapping[str, object]) -> Iterator[Problem]:
-        pods = (_POD_LIST_KEY,) if self.has_super_pods else ()
-        clusters = (_CLUSTER_LIST_KEY,) if self.cluster_members else ()
-        yield from check_shape(value, "", (*_TABLE_KEYS, *pods, *clusters), _TABLE_EXTRAS)
-        if self.counts_data:
-            yield from _check_data_version(value)
-
-    def survey(self, value: Mapping[str, object]) -> Survey:
+    def survey(self, value: Members) -> Survey:
         """Return what can be read of the object, however faulty it is."""
         return Survey(
             "",
             value,
-            survey_servers(value, ""),
+            survey_servers(value, "", self._list, self._server),
             parse_number(value.get("server_count")),
             self.dialect,
-            survey_holdings(value, "", "super_pod_list") if self.has_super_pods else (),
-            survey_holdings(value, "", "cluster_list") if self.cluster_members else (),
+            survey_holdings(value, "", "super_pod_list") if self._reads("super_pod_list") else (),
+            survey_holdings(value, "", "cluster_list") if self._reads("cluster_list") else (),
         )
 
-    def decode(self, value: Mapping[str, object]) -> RankTable:
+    def decode(self, value: Members) -> RankTable:
         """Return the table. `value` must have passed `check_structure` without an error."""
-        rest = dict(value)
-        servers = tuple(decode_server(server, self.servers) for _, server in objects_of(rest, "", "server_list"))
-        pods = decode_super_pods(rest) if self.has_super_pods else ()
-        clusters = decode_clusters(rest) if self.cluster_members else ()
-        for key in ("version", "server_list", *self._lists()):
-            rest.pop(key, None)
-        status, count = str(rest.pop("status")), parse_number(rest.pop("server_count", None))
-        return RankTable(self.dialect, servers, status, count, pods, clusters, extra=rest)
+        servers = tuple(decode_server(server, self._server) for server in list_objects(value, self._list))
+        if "heterog_sub_version" in value:
+            servers = tuple(map(_drop_empty_addresses, servers))
+        pods = decode_super_pods(value) if self._reads("super_pod_list") else ()
+        clusters = decode_clusters(value) if self._reads("cluster_list") else ()
+        rest = without(value, "version", "status", self._list)
+        for key in ("super_pod_list", "cluster_list"):
+            if self._reads(key):
+                rest.pop(key, None)
+        count = parse_number(rest.pop("server_count", None)) if "server_count" in self.schema.by_name else None
+        return RankTable(self.dialect, servers, str(value["status"]), count, pods, clusters, extra=rest)
 
     def encode(self, table: RankTable) -> dict[str, object]:
         """Return the JSON object of `table`; decoding it gives `table` again.
@@ -113,30 +100,43 @@ class TableForm:
         Raises BuildError for a table with something that this dialect has no place for.
         """
         self._refuse_foreign(table)
+        empty = {"device_ip": ""} if "heterog_sub_version" in table.extra else {}
         count = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
         return {
             "version": self.version,
-            **count,
-            "server_list": [encode_server(server) for server in table.servers],
+            **(count if "server_count" in self.schema.by_name else {}),
+            self._list: [encode_server(server, self._server, **empty) for server in table.servers],
             **({"super_pod_list": encode_super_pods(table.super_pods)} if table.super_pods else {}),
             **({"cluster_list": encode_clusters(table.clusters)} if table.clusters else {}),
             "status": table.status,
             **table.extra,
         }
 
-    def _lists(self) -> Iterator[str]:
-        if self.has_super_pods:
-            yield "super_pod_list"
-        if self.cluster_members:
-            yield "cluster_list"
+    @property
+    def _list(self) -> str:
+        return self.schema.by_role["servers"].name
+
+    @property
+    def _server(self) -> Schema:
+        return self.schema.within(self._list)
+
+    def _reads(self, key: str) -> bool:
+        field = self.schema.by_name.get(key)
+        return field is not None and field.kind == "list"
 
     def _refuse_foreign(self, table: RankTable) -> None:
+        device_roles = self._server.within(self._server.by_role["devices"].name).by_role
         found = {
-            "super pods": bool(table.super_pods) and not self.has_super_pods,
-            "clusters": bool(table.clusters) and not self.cluster_members,
+            "super pods": bool(table.super_pods) and not self._reads("super_pod_list"),
+            "clusters": bool(table.clusters) and not self._reads("cluster_list"),
             "groups": bool(table.groups) or any(server.group is not None for server in table.servers),
-            "super device ids": not self.servers.has_super_devices
+            "super device ids": "super_device_id" not in device_roles
             and any(device.super_device_id is not None for _, device in table.placements),
+            **{
+                f"a {role}": role not in self._server.by_role
+                and any(getattr(server, role) is not None for server in table.servers)
+                for role in ("host_ip", "pod_ip")
+            },
         }
         foreign = " and ".join(name for name, is_there in found.items() if is_there)
         if foreign:
@@ -144,35 +144,84 @@ class TableForm:
             raise BuildError(message, "take them out, or choose a dialect that has them")
 
 
-def check_version(value: Mapping[str, object], versions: tuple[str, ...]) -> Iterator[Problem]:
-    """Yield what is wrong with the version: rule R2."""
-    path, remedy = "version", f'write "version": "{versions[0]}"'
-    version = value.get("version")
-    if "version" not in value:
-        yield Problem(path, "R2", "error", "the key is missing, so HCCL takes the table for an older kind", remedy)
-    elif isinstance(version, str) and version not in versions:
-        what = name_placeholder(version)
-        message = f"the version is {what}" if what else "the version is not known for a table with server_list"
-        yield Problem(path, "R2", "error", message, remedy, show_value(version))
+def _drop_empty_addresses(server: Server) -> Server:
+    """Leave out rank_ip where it is empty: it is written for every rank without an address."""
+    devices = tuple(
+        replace(device, extra=without(device.extra, "rank_ip")) if device.device_ip is None else device
+        for device in server.devices
+    )
+    return replace(server, devices=devices)
 
 
-def _check_data_version(value: Mapping[str, object]) -> Iterator[Problem]:
-    """The producer counts its writings up from 1; readers of the plugin's table compare the numbers."""
-    path, version = "data_version", value.get("data_version")
-    if "data_version" not in value:
-        message = "the key is missing; the producer counts its writings in it"
-        yield Problem(path, "R5", "warning", message, "take the table as its producer wrote it")
-    elif isinstance(version, bool) or not isinstance(version, int) or version < 0:
-        message = "the value must be a JSON integer from 0 on"
-        yield Problem(path, "R4", "error", message, "write a number without quotes", show_value(version), is_form=True)
+def _concise(server: Schema, *more: Field) -> Schema:
+    servers = Field("server_list", "list", missing="error", role="servers", of=server)
+    return Schema((*_HEAD, SERVER_COUNT, servers, *more), _EXTRAS)
 
 
-def _check_misplaced(value: Mapping[str, object]) -> Iterator[Problem]:
-    remedy = 'write "version": "1.2" for a super pod, or remove the key'
-    message = "the key is read in version 1.2 only"
-    if "super_pod_list" in value:
-        yield Problem("super_pod_list", "R31", "warning", message, remedy)
-    for path, server in objects_of(value, "", "server_list"):
-        for device_path, device in objects_of(server, path, "device"):
-            if SUPER_DEVICE_ID in device:
-                yield Problem(join_key(device_path, SUPER_DEVICE_ID), "R31", "warning", message, remedy)
+_UNREAD_PODS = Field("super_pod_list", "unread", of=SUPER_POD)
+_CLUSTERS = {
+    key: Field("cluster_list", "list", missing="error", of=cluster_schema(key))
+    for key in ("server_list", "super_pod_list")
+}
+_RANK_ID = Field("rank_id", "number", missing="error", rule="R9", role="rank_id")
+_RANK_IP = Field("rank_ip", role="device_ip", empty_is_none=True)
+
+
+def _hybrid(id_key: str, ranks_key: str, ranks: tuple[Field, ...], *more: Field) -> Schema:
+    node = Schema(
+        (
+            Field(id_key, missing="error", role="server_id"),
+            Field(ranks_key, "list", missing="error", role="devices", of=Schema(ranks)),
+        )
+    )
+    nodes = Field("node_list", "list", missing="error", role="servers", of=node)
+    return Schema((*_HEAD, *more, Field("mode"), nodes))
+
+
+FORMS = tuple(
+    TableForm(*form)
+    for form in (
+        ("1.0", "1.0", _concise(SERVER, _UNREAD_PODS)),
+        ("1.2", "1.2", _concise(SUPER_POD_SERVER, _POD_LIST)),
+        ("volcano-job", "1.3", _concise(SUPER_POD_SERVER, _POD_LIST, _DATA_VERSION)),
+        (
+            "volcano-global",
+            "1.4",
+            _concise(SUPER_POD_SERVER, _POD_LIST, _CLUSTERS["super_pod_list"], _DATA_VERSION),
+        ),
+        ("cross-cluster", "1.0", _concise(SERVER, _UNREAD_PODS, _CLUSTERS["server_list"])),
+        (
+            "1.1",
+            "1.1",
+            _hybrid(
+                "node_addr",
+                "ranks",
+                (
+                    _RANK_ID,
+                    Field("device_id", "device_number", rule="R8", role="device_id"),
+                    _RANK_IP,
+                    Field("port", "number", rule="R33"),
+                    Field("sdid", "number", rule="R33", role="super_device_id"),
+                    Field("bind_device_id", "device_number", rule="R8"),
+                ),
+                Field("collective_id", missing="error"),
+                Field("heterog_sub_version"),
+            ),
+        ),
+        (
+            "1.1-offline",
+            "1.1",
+            _hybrid(
+                "node_id",
+                "rank_list",
+                (
+                    _RANK_ID,
+                    Field("item_id", "device_number", missing="error", rule="R8", role="device_id"),
+                    _RANK_IP,
+                ),
+                Field("collective_id"),
+            ),
+        ),
+    )
+)
+CODECS = {form.dialect: form.codec() for form in FORMS}

@@ -1,120 +1,131 @@
-"""The objects of `server_list` and `device`, which every dialect with a server list shares.
+"""Servers and devices between JSON and the neutral table, by the roles that the fields of a schema have.
 
 Source of the keys: the rank table pages of the HCCL, MindSpore and MindIE documentation, and what HCCL's parser reads.
-A dialect says in a `ServerForm` what it reads beyond the keys of version 1.0. Keys that are not known by type are kept
-as they are and written back.
+Keys without a role are kept as they are and written back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from ranktable.codec.shape import Key, check_shape, parse_number
+from ranktable.codec.schema import Field, Members, Schema, list_objects, parse_number, walk_objects
 from ranktable.model import Device, Server
-from ranktable.problem import Problem, join_index, join_key
 from ranktable.survey import DeviceEntry, ServerEntry
 
-SERVER_KEYS = (
-    Key("server_id", missing="error"),
-    Key("host_ip"),
-    Key("pod_ip"),
-    Key("device", "list", missing="error"),
-)
-DEVICE_KEYS = (
-    Key("device_id", "number", missing="error", rule="R8"),
-    Key("device_ip"),
-    Key("rank_id", "number", missing="error", rule="R9"),
-    Key("device_port", "number", rule="R22"),
-    Key("device_vnic_port", "number", rule="R22"),
-    Key("host_port", "number", rule="R22"),
-    Key("backup_device_ip"),
-    Key("backup_device_port", "number", rule="R22"),
-    Key("net_position"),
-    Key("net_protocol"),
-)
+HOST_DEVICE = -1
+"""The number of a rank that has no device (version 1.1)."""
+
 # Written by known producers for other readers than HCCL, which skips them.
 SERVER_EXTRAS = frozenset({"host_nic_ip", "container_ip", "server_ip", "pod_name", "hardware_type"})
 DEVICE_EXTRAS = frozenset({"device_logical_id", "dpu_ip", "numa_id", "eid", "tor_ip", "tor_port", "pod_name"})
 
-SUPER_DEVICE_ID = "super_device_id"
+_DEVICE_FIELDS = (
+    Field("device_ip", role="device_ip"),
+    Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
+    Field("device_port", "number", rule="R22"),
+    Field("device_vnic_port", "number", rule="R22"),
+    Field("host_port", "number", rule="R22"),
+    Field("backup_device_ip"),
+    Field("backup_device_port", "number", rule="R22"),
+    Field("net_position"),
+    Field("net_protocol"),
+)
+DEVICE_ID = Field("device_id", "number", missing="error", rule="R8", role="device_id")
+DEVICE = Schema((DEVICE_ID, Field("super_device_id", "unread"), *_DEVICE_FIELDS), DEVICE_EXTRAS)
+SUPER_POD_DEVICE = Schema((DEVICE_ID, Field("super_device_id", role="super_device_id"), *_DEVICE_FIELDS), DEVICE_EXTRAS)
+"""A device that may have a number in its super pod; what is wrong with it is told by rule R24."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerForm:
-    """What a dialect reads of its servers and devices."""
-
-    server_keys: tuple[Key, ...] = SERVER_KEYS
-    device_keys: tuple[Key, ...] = DEVICE_KEYS
-    server_extras: frozenset[str] = SERVER_EXTRAS
-    device_extras: frozenset[str] = DEVICE_EXTRAS
-    has_super_devices: bool = False
-    """True when `super_device_id` is read; else it is kept like a key that is not known."""
-
-
-def objects_of(holder: Mapping[str, object], path: str, key: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield path and members of each object in the array `holder[key]`; skip what is not an object."""
-    items, list_path = holder.get(key), join_key(path, key)
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict):
-            yield join_index(list_path, index), item
-
-
-def check_server(server: Mapping[str, object], path: str, form: ServerForm) -> Iterator[Problem]:
-    """Yield what is wrong with the structure of a server and its devices: R4, R5, R31 and malformed numbers."""
-    yield from check_shape(server, path, form.server_keys, form.server_extras)
-    for device_path, device in objects_of(server, path, "device"):
-        yield from check_shape(device, device_path, form.device_keys, form.device_extras)
-
-
-def survey_servers(holder: Mapping[str, object], path: str) -> tuple[ServerEntry, ...]:
-    """Return what can be read of the `server_list` of the object at `path`, however faulty it is."""
-    return tuple(
-        ServerEntry(server_path, server, tuple(_survey_devices(server, server_path)))
-        for server_path, server in objects_of(holder, path, "server_list")
+def server_fields(device: Schema) -> tuple[Field, ...]:
+    """Return the keys of a server whose devices have that schema."""
+    return (
+        Field("server_id", missing="error", role="server_id"),
+        Field("host_ip", role="host_ip"),
+        Field("pod_ip", role="pod_ip"),
+        Field("device", "list", missing="error", role="devices", of=device),
     )
 
 
-def _survey_devices(server: Mapping[str, object], server_path: str) -> Iterator[DeviceEntry]:
-    for path, device in objects_of(server, server_path, "device"):
-        yield DeviceEntry(path, device, parse_number(device.get("device_id")), parse_number(device.get("rank_id")))
+SERVER = Schema(server_fields(DEVICE), SERVER_EXTRAS)
+SUPER_POD_SERVER = Schema(server_fields(SUPER_POD_DEVICE), SERVER_EXTRAS)
 
 
-def decode_server(members: Mapping[str, object], form: ServerForm, group: str | None = None) -> Server:
-    """Return the server of an object that `check_server` finds no error in."""
+def survey_servers(holder: Members, path: str, key: str, schema: Schema) -> tuple[ServerEntry, ...]:
+    """Return what can be read of the array `holder[key]`, however faulty; members have the names of their roles."""
+    found = []
+    listed = schema.by_role["devices"]
+    device_schema = schema.within(listed.name)
+    for server_path, server in walk_objects(holder, path, key):
+        members, places = schema.rename(server, server_path)
+        devices = tuple(
+            survey_device(device, device_path, device_schema)
+            for device_path, device in walk_objects(server, server_path, listed.name)
+        )
+        found.append(ServerEntry(server_path, members, devices, places=places))
+    return tuple(found)
+
+
+def survey_device(device: Members, path: str, schema: Schema) -> DeviceEntry:
+    """Return what can be read of a device. Number -1 is that of no device: any number of ranks on the host have it."""
+    members, places = schema.rename(device, path)
+    numbers = parse_number(members.get("device_id")), parse_number(members.get("rank_id"))
+    return DeviceEntry(path, members, *numbers, places=places)
+
+
+def decode_server(members: Members, schema: Schema, group: str | None = None) -> Server:
+    """Return the server of an object that fits its schema."""
     rest = dict(members)
-    devices = tuple(_decode_device(device, form) for _, device in objects_of(rest, "", "device"))
-    rest.pop("device", None)
-    server_id = str(rest.pop("server_id"))
-    return Server(server_id, devices, pop_text(rest, "host_ip"), pop_text(rest, "pod_ip"), group, extra=rest)
+    listed = schema.by_role["devices"]
+    device_schema = schema.within(listed.name)
+    devices = tuple(decode_device(device, device_schema) for device in list_objects(rest, listed.name))
+    rest.pop(listed.name, None)
+    return Server(devices=devices, group=group, **_take(rest, schema), extra=rest)
 
 
-def _decode_device(members: Mapping[str, object], form: ServerForm) -> Device:
+def decode_device(members: Members, schema: Schema, **known: object) -> Device:
+    """Return the device of an object that fits its schema; `known` is what stands elsewhere in the file."""
     rest = dict(members)
-    device_id, rank_id = int(str(rest.pop("device_id"))), int(str(rest.pop("rank_id")))
-    super_device_id = pop_text(rest, SUPER_DEVICE_ID) if form.has_super_devices else None
-    return Device(device_id, rank_id, pop_text(rest, "device_ip"), super_device_id, extra=rest)
+    taken = {**known, **_take(rest, schema)}
+    taken["rank_id"], taken["device_id"] = int(str(taken["rank_id"])), int(str(taken.get("device_id", HOST_DEVICE)))
+    return Device(**taken, extra=rest)  # type: ignore[arg-type]
 
 
-def pop_text(members: dict[str, object], key: str) -> str | None:
-    """Take `key` out of the members and return it as text, None when it is not there."""
-    return str(members.pop(key)) if key in members else None
+def _take(rest: dict[str, object], schema: Schema) -> dict[str, str]:
+    """Take the values with a role out of the members; an empty one that says nothing stays."""
+    taken = {}
+    for role, field in schema.by_role.items():
+        name = field.name
+        if name in rest and not (field.empty_is_none and rest[name] == ""):
+            taken[role] = str(rest.pop(name))
+    return taken
 
 
-def encode_server(server: Server) -> dict[str, object]:
-    """Return the JSON object of a server; decoding it gives `server` again, its group apart."""
-    optional = {"host_ip": server.host_ip, "pod_ip": server.pod_ip}
-    return {
-        "server_id": server.server_id,
-        **{key: text for key, text in optional.items() if text is not None},
-        "device": [encode_device(device) for device in server.devices],
-        **server.extra,
-    }
+def encode_server(server: Server, schema: Schema, **empty: str) -> dict[str, object]:
+    """Return the JSON object of a server; decoding it gives `server` again, its group apart.
+
+    `empty` has values for the roles of devices that have none.
+    """
+    device_schema = schema.within(schema.by_role["devices"].name)
+    devices = [encode_device(device, device_schema, **empty) for device in server.devices]
+    return _put(server, schema, {"devices": devices})
 
 
-def encode_device(device: Device) -> dict[str, object]:
+def encode_device(device: Device, schema: Schema, **empty: str) -> dict[str, object]:
     """Return the JSON object of a device; decoding it gives `device` again."""
-    address = {} if device.device_ip is None else {"device_ip": device.device_ip}
-    number = {} if device.super_device_id is None else {SUPER_DEVICE_ID: device.super_device_id}
-    device_id, rank_id = str(device.device_id), str(device.rank_id)
-    return {"device_id": device_id, **number, **address, "rank_id": rank_id, **device.extra}
+    return _put(device, schema, empty)
+
+
+def _put(item: Server | Device, schema: Schema, otherwise: Mapping[str, object]) -> dict[str, object]:
+    encoded: dict[str, object] = {}
+    for role, field in schema.by_role.items():
+        value = getattr(item, role)
+        if role in otherwise and (value is None or role == "devices"):
+            value = otherwise[role]
+        if value is not None:
+            encoded[field.name] = str(value) if type(value) is int and field.kind != "integer" else value
+    # A key that the file has beside the one of the model is dropped where both would have one name.
+    return (
+        {**encoded, **{key: value for key, value in item.extra.items() if key not in encoded}}
+        if item.extra
+        else encoded
+    )

@@ -7,14 +7,15 @@ Source: HCCL's parser of tables without a version (it calls them "Standard") and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ranktable.codec.members import walk_objects
-from ranktable.codec.shape import Key, check_shape, parse_number
+from ranktable.codec.schema import Count, Field, Schema, parse_number, walk_objects, without
+from ranktable.codec.servers import DEVICE_ID, decode_device, survey_device
+from ranktable.codec.structure import check_tree
 from ranktable.errors import BuildError
-from ranktable.model import RankTable, Server
+from ranktable.model import Device, RankTable, Server
 from ranktable.problem import Problem, join_key, show_value
-from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
 
 INSTANCE = "instance"
 """Key of `Device.extra` for an instance's own further keys; a device of a file cannot have it."""
@@ -24,33 +25,43 @@ Object = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The keys of one of the two forms: those that are checked, and those that are known and left alone."""
+    """One of the two forms, by its schema."""
 
     dialect: str
-    table: tuple[Key, ...]
-    group: tuple[Key, ...]
-    instance: tuple[Key, ...]
-    table_extras: frozenset[str] = frozenset()
-    group_extras: frozenset[str] = frozenset()
-    reserved: frozenset[str] = frozenset({INSTANCE})
-    """Keys that a device must not have, because the model keeps something of the instance under that name."""
+    schema: Schema
+
+    @property
+    def device(self) -> Schema:
+        """What a device consists of."""
+        return self.schema.within("group_list").within("instance_list").within("devices")
 
 
-_DEVICE_KEYS = (Key("device_id", "number", missing="error", rule="R8"), Key("device_ip"))
+def device_schema(*reserved: str) -> Schema:
+    """Return the schema of a device without the keys under which the model keeps something of the instance."""
+    address = Field("device_ip", role="device_ip", empty_is_none=True)
+    return Schema((DEVICE_ID, address, *(Field(name, "misplaced") for name in (INSTANCE, *reserved))))
+
+
+def group_list(fields: tuple[Field, ...], instance: Schema, extras: frozenset[str] = frozenset()) -> Field:
+    """Return the key of the groups; the instances are the last field of each."""
+    instances = Field("instance_list", "list", missing="error", of=instance)
+    return Field("group_list", "list", missing="error", of=Schema((*fields, instances), extras))
+
+
+def count_field(name: str, *steps: str, noun: str, distinct: bool = False) -> Field:
+    """Return the key of a count, which rule R28 compares with what is listed."""
+    return Field(name, "number", missing="error", rule="R28", count=Count(steps, noun, distinct))
 
 
 def check_form(value: Mapping[str, object], form: Form) -> list[Problem]:
     """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers) of a table of `form`."""
-    problems = [*_check_no_version(value), *check_shape(value, "", form.table, form.table_extras | {"version"})]
-    problems += _check_group_names(value)
-    for group_path, group in walk_objects(value, "", "group_list"):
-        problems += check_shape(group, group_path, form.group, form.group_extras)
-        for instance_path, instance in walk_objects(group, group_path, "instance_list"):
-            problems += check_shape(instance, instance_path, form.instance, ())
-            for device_path, device in walk_objects(instance, instance_path, "devices"):
-                problems += check_shape(device, device_path, _DEVICE_KEYS, form.reserved)
-                problems += (_misplaced(device_path, key) for key in device if key in form.reserved)
-    return problems
+    names = (Entry(path, group) for path, group in walk_objects(value, "", "group_list"))
+    return [
+        *_check_no_version(value),
+        *check_tree(value, form.schema),
+        # The model tells groups apart by nothing else.
+        *find_repeats(names, "group_name", "R28", "the same group_name stands at {}", "give each group its own name"),
+    ]
 
 
 def survey_form(value: Mapping[str, object], form: Form) -> Survey:
@@ -58,29 +69,31 @@ def survey_form(value: Mapping[str, object], form: Form) -> Survey:
 
     The lab form keeps `rank_id` in the instance; the survey names it as a member of the device, with its true path.
     """
-    has_ranks = any(key.name == "rank_id" for key in form.instance)
+    has_ranks = "rank_id" in form.schema.within("group_list").within("instance_list").by_name
     firsts: dict[str, tuple[str, Object]] = {}
     devices: dict[str, list[DeviceEntry]] = {}
     for path, instance in _walk_instances(value):
         server_id = instance.get("server_id")
         server = f"id {server_id}" if isinstance(server_id, str) else f"path {path}"
         firsts.setdefault(server, (path, instance))
-        devices.setdefault(server, []).extend(_survey_devices(path, instance, has_ranks=has_ranks))
+        devices.setdefault(server, []).extend(_survey_devices(path, instance, form, has_ranks=has_ranks))
     servers = tuple(ServerEntry(*first, tuple(devices[server])) for server, first in firsts.items())
     return Survey("", value, servers, dialect=form.dialect)
 
 
-def _survey_devices(path: str, instance: Object, *, has_ranks: bool) -> Iterator[DeviceEntry]:
+def _survey_devices(path: str, instance: Object, form: Form, *, has_ranks: bool) -> Iterator[DeviceEntry]:
     places = {"rank_id": join_key(path, "rank_id")} if has_ranks else None
     rank = {"rank_id": instance["rank_id"]} if has_ranks and "rank_id" in instance else {}
     for device_path, device in walk_objects(instance, path, "devices"):
-        members = device
-        if rank or device.get("device_ip") == "":
-            # HCCL takes an empty address for none at all.
-            members = rank | {key: value for key, value in device.items() if (key, value) != ("device_ip", "")}
-        numbers = parse_number(device.get("device_id")), parse_number(rank.get("rank_id"))
-        yield DeviceEntry(device_path, members, *numbers, places=places)
+        entry = survey_device({**device, **rank}, device_path, form.device)
+        yield replace(entry, rank_id=parse_number(rank.get("rank_id")), places=places)
         rank = {}  # a second device has no rank, which R28 reports
+
+
+def decode_instance_device(members: Object, form: Form, rank_id: object = -1, **shared: object) -> Device:
+    """Return a device with what its instance says in its extra keys; an empty address is none."""
+    device = decode_device(members, form.device, rank_id=rank_id)
+    return replace(device, extra={**shared, **without(device.extra, "device_ip")})
 
 
 def _walk_instances(value: Mapping[str, object]) -> Iterator[tuple[str, Object]]:
@@ -92,22 +105,6 @@ def _check_no_version(value: Mapping[str, object]) -> Iterator[Problem]:
     if "version" in value:
         message = "a table with group_list has no version; HCCL would look for server_list in it"
         yield Problem("version", "R2", "error", message, "remove the key", show_value(value["version"]))
-
-
-def _check_group_names(value: Mapping[str, object]) -> Iterator[Problem]:
-    """Rule R28: a group name stands once. The model tells groups apart by nothing else."""
-    first_paths: dict[str, str] = {}
-    for path, group in walk_objects(value, "", "group_list"):
-        name, place = group.get("group_name"), join_key(path, "group_name")
-        if isinstance(name, str) and first_paths.setdefault(name, place) != place:
-            message = f"the same group_name stands at {first_paths[name]}"
-            yield Problem(place, "R28", "error", message, "give each group its own name", show_value(name))
-
-
-def _misplaced(path: str, key: str) -> Problem:
-    return Problem(
-        join_key(path, key), "R31", "error", "the key belongs to the instance, not to a device", "move it up"
-    )
 
 
 def keep_wrong_counts(found: Mapping[str, int], group: Object) -> Object:

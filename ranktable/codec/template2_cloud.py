@@ -13,13 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ranktable.codec.codec import Codec
-from ranktable.codec.members import list_objects, pop_text, without
-from ranktable.codec.shape import Key
+from ranktable.codec.schema import Field, Schema, list_objects, without
+from ranktable.codec.servers import encode_device
 from ranktable.codec.template2 import (
     INSTANCE,
     Form,
     Object,
     check_form,
+    count_field,
+    decode_instance_device,
+    device_schema,
+    group_list,
     keep_wrong_counts,
     servers_of_groups,
     survey_form,
@@ -31,25 +35,28 @@ from ranktable.survey import Survey
 
 DIALECT = "template2-cloud"
 
+_INSTANCE = Schema(
+    (
+        Field("pod_name", missing="error", role="pod_name"),
+        Field("server_id", missing="error", role="server_id"),
+        Field("devices", "list", missing="error", of=device_schema("pod_name")),
+    )
+)
+_GROUP = (
+    Field("group_name", missing="error", role="group"),
+    count_field("instance_count", "instance_list", noun="instance"),
+    count_field("device_count", "instance_list", "devices", noun="device"),
+)
 _FORM = Form(
     DIALECT,
-    table=(
-        Key("status", missing="error"),
-        Key("group_count", "number", missing="error", rule="R28"),
-        Key("group_list", "list", missing="error"),
+    Schema(
+        (
+            Field("status", missing="error"),
+            count_field("group_count", "group_list", noun="group"),
+            group_list(_GROUP, _INSTANCE),
+        ),
+        frozenset({"version"}),
     ),
-    group=(
-        Key("group_name", missing="error"),
-        Key("instance_count", "number", missing="error", rule="R28"),
-        Key("device_count", "number", missing="error", rule="R28"),
-        Key("instance_list", "list", missing="error"),
-    ),
-    instance=(
-        Key("pod_name", missing="error"),
-        Key("server_id", missing="error"),
-        Key("devices", "list", missing="error"),
-    ),
-    reserved=frozenset({INSTANCE, "pod_name"}),
 )
 
 
@@ -102,8 +109,7 @@ def _decode_devices(instance: Object) -> Iterator[Device]:
     own = without(instance, "pod_name", "server_id", "devices")
     shared = {"pod_name": instance["pod_name"], **({INSTANCE: own} if own else {})}
     for members in list_objects(instance, "devices"):
-        rest = without(members, "device_id")
-        yield Device(int(str(members["device_id"])), -1, pop_text(rest, "device_ip"), extra=shared | rest)
+        yield decode_instance_device(members, _FORM, **shared)
 
 
 def _give_ranks(table: RankTable) -> Iterator[Server]:
@@ -173,13 +179,10 @@ def _split_instances(server: Server) -> list[tuple[Object, list[Device]]]:
 
 
 def _encode_instance(own: Object, devices: list[Device], *, needs_address: bool) -> Object:
-    return own | {"devices": [_encode_device(device, needs_address=needs_address) for device in devices]}
-
-
-def _encode_device(device: Device, *, needs_address: bool) -> Object:
     """In a group of several instances HCCL wants the key device_ip also where there is no address: then it is empty."""
-    address = {"device_ip": device.device_ip or ""} if device.device_ip or needs_address else {}
-    return {"device_id": str(device.device_id), **address, **without(device.extra, "pod_name", INSTANCE)}
+    empty = {"device_ip": ""} if needs_address else {}
+    plain = (replace(device, extra=without(device.extra, "pod_name", INSTANCE)) for device in devices)
+    return own | {"devices": [encode_device(device, _FORM.device, **empty) for device in plain]}
 
 
-CODEC = Codec(check_structure, survey, decode, encode)
+CODECS = {DIALECT: Codec(_FORM.schema, check_structure, survey, decode, encode)}

@@ -8,15 +8,20 @@ Source: HCCL's parser: a table without version and with deploy_mode, and HCCL's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ranktable.codec.codec import Codec
-from ranktable.codec.members import list_objects, pop_text, walk_objects, without
-from ranktable.codec.shape import Key
+from ranktable.codec.schema import Field, Schema, list_objects, walk_objects, without
+from ranktable.codec.servers import encode_device
 from ranktable.codec.template2 import (
     INSTANCE,
     Form,
     Object,
     check_form,
+    count_field,
+    decode_instance_device,
+    device_schema,
+    group_list,
     keep_wrong_counts,
     servers_of_groups,
     survey_form,
@@ -27,34 +32,37 @@ from ranktable.survey import Survey
 
 DIALECT = "template2-lab"
 
+_INSTANCE = Schema(
+    (
+        Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
+        Field("server_id", missing="error", role="server_id"),
+        Field("devices", "list", missing="error", of=device_schema()),
+    )
+)
+_GROUP = (
+    Field("group_name", missing="error", role="group"),
+    count_field("instance_count", "instance_list", noun="instance"),
+    count_field("device_num", "instance_list", noun="instance"),
+    count_field("server_num", "instance_list", "server_id", noun="server", distinct=True),
+)
 _FORM = Form(
     DIALECT,
-    table=(
-        Key("status", missing="error"),
-        # HCCL goes by this key alone: without it the table is taken for the cloud form, which needs pod_name.
-        Key("deploy_mode", missing="error"),
-        Key("para_plane_nic_location", missing="error"),
-        Key("para_plane_nic_num", "number", rule="R29"),
-        Key("para_plane_nic_name", "texts"),
-        Key("board_id"),
-        Key("chip_info"),
-        Key("group_count", "number", missing="error", rule="R28"),
-        Key("group_list", "list", missing="error"),
+    Schema(
+        (
+            Field("status", missing="error"),
+            # HCCL goes by this key alone: without it the table is taken for the cloud form, which needs pod_name.
+            Field("deploy_mode", missing="error"),
+            Field("para_plane_nic_location", missing="error"),
+            Field("para_plane_nic_num", "number", rule="R29"),
+            Field("para_plane_nic_name", "texts"),
+            Field("board_id"),
+            Field("chip_info"),
+            count_field("group_count", "group_list", noun="group"),
+            # `server_list`: addresses of the hosts' own network ports, which HCCL read before it gave up such ports.
+            group_list(_GROUP, _INSTANCE, frozenset({"server_list"})),
+        ),
+        frozenset({"version"}),
     ),
-    group=(
-        Key("group_name", missing="error"),
-        Key("device_num", "number", missing="error", rule="R28"),
-        Key("server_num", "number", missing="error", rule="R28"),
-        Key("instance_count", "number", missing="error", rule="R28"),
-        Key("instance_list", "list", missing="error"),
-    ),
-    instance=(
-        Key("rank_id", "number", missing="error", rule="R9"),
-        Key("server_id", missing="error"),
-        Key("devices", "list", missing="error"),
-    ),
-    # Addresses of the hosts' own network ports, which HCCL read before it gave up such ports.
-    group_extras=frozenset({"server_list"}),
 )
 
 
@@ -103,9 +111,7 @@ def _decode_servers(instances: list[Object], group: str) -> list[Server]:
 def _decode_instance(instance: Object) -> Device:
     own = without(instance, "rank_id", "server_id", "devices")
     (members,) = list_objects(instance, "devices")
-    rest = without(members, "device_id") | ({INSTANCE: own} if own else {})
-    address = pop_text(rest, "device_ip")
-    return Device(int(str(members["device_id"])), int(str(instance["rank_id"])), address, extra=rest)
+    return decode_instance_device(members, _FORM, instance["rank_id"], **({INSTANCE: own} if own else {}))
 
 
 def _counts_of(servers: list[Server]) -> dict[str, int]:
@@ -134,11 +140,11 @@ def _encode_group(group: Group, servers: list[Server]) -> Object:
 
 def _encode_instance(server: Server, device: Device) -> Object:
     """HCCL wants the key device_ip also where there is no address: then it is empty."""
-    rest = without(device.extra, INSTANCE)
-    members = {"device_id": str(device.device_id), "device_ip": device.device_ip or "", **rest}
+    plain = replace(device, extra=without(device.extra, INSTANCE))
+    members = encode_device(plain, _FORM.device, device_ip="")
     further = device.extra.get(INSTANCE)
     own = further if isinstance(further, dict) else {}
     return {"rank_id": str(device.rank_id), "server_id": server.server_id, "devices": [members], **own}
 
 
-CODEC = Codec(check_structure, survey, decode, encode)
+CODECS = {DIALECT: Codec(_FORM.schema, check_structure, survey, decode, encode)}

@@ -9,13 +9,13 @@ Source: HCCL's parser of version 2.0 and the rank table page of its documentatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ranktable.codec.codec import Codec
-from ranktable.codec.members import check_version, list_objects, walk_objects, without
-from ranktable.codec.shape import Key, check_shape
-from ranktable.codec.typed import read_integer
+from ranktable.codec.schema import Count, Field, Schema, list_objects, read_integer, walk_objects, without
+from ranktable.codec.servers import decode_device, encode_device
+from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.problem import Problem, join_key
@@ -24,63 +24,59 @@ from ranktable.survey import DeviceEntry, ServerEntry, Survey
 VERSION = "2.0"
 
 _RULE = "R30"
-_TABLE_KEYS = (
-    Key("version"),
-    Key("status"),
-    Key("detour"),
-    Key("rank_count", "integer", missing="error", rule=_RULE),
-    Key("rank_list", "list", missing="error"),
+_ADDRESS = Schema(
+    (
+        Field("addr_type", missing="error"),
+        Field("addr", missing="error"),
+        Field("ports", "texts", missing="error"),
+        Field("plane_id"),
+        Field("backup_addr", "texts"),
+    )
 )
-_RANK_KEYS = (
-    Key("rank_id", "integer", missing="error", rule=_RULE),
-    Key("local_id", "integer", missing="error", rule=_RULE),
-    Key("device_id", "integer", missing="error", rule=_RULE),
-    Key("replaced_local_id", "integer", rule=_RULE),
-    Key("device_port", "integer", rule=_RULE),
-    Key("host_port", "integer", rule=_RULE),
-    Key("level_list", "list", missing="error"),
-    Key("control_plane", "object"),
+_LEVEL = Schema(
+    (
+        Field("net_layer", "integer", missing="error", rule=_RULE),
+        Field("net_instance_id", missing="error", role="server_id"),
+        Field("net_type"),
+        Field("net_attr"),
+        Field("rank_addr_list", "entries", missing="error", of=_ADDRESS),
+    ),
+    frozenset({"elec_group_id", "pcie_fallback"}),  # what HCCL's own negotiation adds to the files that it exchanges
 )
-_LEVEL_KEYS = (
-    Key("net_layer", "integer", missing="error", rule=_RULE),
-    Key("net_instance_id", missing="error"),
-    Key("net_type"),
-    Key("net_attr"),
-    Key("rank_addr_list", "entries", missing="error"),
+_CONTROL = Schema(
+    (
+        Field("addr_type", missing="error"),
+        Field("addr", missing="error"),
+        Field("listen_port", "integer", missing="error", rule=_RULE),
+    )
 )
-# What HCCL's own negotiation adds to the files that it exchanges.
-_LEVEL_EXTRAS = frozenset({"elec_group_id", "pcie_fallback"})
-_ADDRESS_KEYS = (
-    Key("addr_type", missing="error"),
-    Key("addr", missing="error"),
-    Key("ports", "texts", missing="error"),
-    Key("plane_id"),
-    Key("backup_addr", "texts"),
+_RANK = Schema(
+    (
+        Field("rank_id", "integer", missing="error", rule=_RULE, role="rank_id"),
+        Field("local_id", "integer", missing="error", rule=_RULE),
+        Field("device_id", "integer", missing="error", rule=_RULE, role="device_id"),
+        Field("replaced_local_id", "integer", rule=_RULE),
+        Field("device_port", "integer", rule=_RULE),
+        Field("host_port", "integer", rule=_RULE),
+        Field("level_list", "list", missing="error", of=_LEVEL),
+        Field("control_plane", "object", of=_CONTROL),
+    )
 )
-_CONTROL_KEYS = (
-    Key("addr_type", missing="error"),
-    Key("addr", missing="error"),
-    Key("listen_port", "integer", missing="error", rule=_RULE),
+_SCHEMA = Schema(
+    (
+        Field("version"),
+        Field("status"),
+        Field("detour"),
+        Field("rank_count", "integer", missing="error", rule=_RULE, count=Count(("rank_list",), "rank")),
+        Field("rank_list", "list", missing="error", of=_RANK),
+    )
 )
 
 
 def check_structure(value: Mapping[str, object]) -> list[Problem]:
     """Return every fault of the structure (R2, R4, R5, R31, numbers out of range); empty when it can be decoded."""
-    problems = [*check_version(value, VERSION), *check_shape(value, "", _TABLE_KEYS, ())]
-    for path, rank in walk_objects(value, "", "rank_list"):
-        problems += check_shape(rank, path, _RANK_KEYS, ())
-        problems += _check_levels(rank, path)
-        control = rank.get("control_plane")
-        if isinstance(control, dict):
-            problems += check_shape(control, join_key(path, "control_plane"), _CONTROL_KEYS, ())
-    return problems
-
-
-def _check_levels(rank: Mapping[str, object], rank_path: str) -> Iterator[Problem]:
-    for path, level in walk_objects(rank, rank_path, "level_list"):
-        yield from check_shape(level, path, _LEVEL_KEYS, _LEVEL_EXTRAS)
-        for address_path, address in walk_objects(level, path, "rank_addr_list"):
-            yield from check_shape(address, address_path, _ADDRESS_KEYS, ())
+    otherwise = f"the keys are those of version {VERSION}, and HCCL goes by this one"
+    return [*check_version(value, (VERSION,), otherwise), *check_tree(value, _SCHEMA)]
 
 
 def survey(value: Mapping[str, object]) -> Survey:
@@ -115,7 +111,7 @@ def decode(value: Mapping[str, object]) -> RankTable:
     devices: dict[str, list[Device]] = {}
     ranks = list_objects(value, "rank_list")
     for rank in ranks:
-        devices.setdefault(str(_server_id_of(rank)), []).append(_decode_rank(rank))
+        devices.setdefault(str(_server_id_of(rank)), []).append(decode_device(rank, _RANK))
     servers = tuple(Server(server_id, tuple(its_devices)) for server_id, its_devices in devices.items())
     rest = without(value, "version", "status", "rank_list")
     if rest["rank_count"] == len(ranks):
@@ -125,11 +121,6 @@ def decode(value: Mapping[str, object]) -> RankTable:
 
 def _server_id_of(rank: Mapping[str, object]) -> object:
     return _lowest_level(rank, "")[1].get("net_instance_id")
-
-
-def _decode_rank(rank: Mapping[str, object]) -> Device:
-    device_id, rank_id = int(str(rank["device_id"])), int(str(rank["rank_id"]))
-    return Device(device_id, rank_id, extra=without(rank, "device_id", "rank_id"))
 
 
 def encode(table: RankTable) -> dict[str, object]:
@@ -169,7 +160,7 @@ def _encode_rank(server: Server, device: Device) -> dict[str, object]:
     lost = [*(key for key, value in named.items() if value is not None), *server.extra]
     if lost:
         raise BuildError(f"{who} has {', '.join(lost)}, which version {VERSION} has no key for", "leave it out first")
-    return {"rank_id": device.rank_id, "device_id": device.device_id, **device.extra}
+    return encode_device(device, _RANK)
 
 
-CODEC = Codec(check_structure, survey, decode, encode)
+CODECS = {VERSION: Codec(_SCHEMA, check_structure, survey, decode, encode)}

@@ -10,15 +10,16 @@ from typing import Any
 import click
 
 from ranktable.assembly.generate import SERVER_ORDERS, VERSIONS, ServerOrder, assemble_table, default_file_name
-from ranktable.assembly.hold import find_problems, hold_to_rules
 from ranktable.assembly.inventory import HostInventory
+from ranktable.assembly.judgement import hold_to_rules
 from ranktable.commands.outcome import Outcome
 from ranktable.model import RankTable
 from ranktable.problem import Problem
-from ranktable.profile import CHIPS, DEVICE_TARGETS, Profile, build_profile
+from ranktable.profile import ANY_TARGET, CHIPS, DEVICE_TARGETS, Profile, build_profile
 from ranktable.report.words import count_noun
 from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
 from ranktable.sources.hostfile import HOSTFILE_FORMATS
+from ranktable.validate import judge_table
 
 _MEANINGS = {
     "server_id": "the string order of the server ids",
@@ -155,7 +156,8 @@ def _build(
     order = order or gathered.order
     pods = parse_super_pods(super_pods) if super_pods else None
     table = assemble_table(gathered.hosts, order=order, version=version, profile=profile, super_pods=pods)
-    problems = hold_to_rules(table, profile) if profile else find_problems(table, Profile())
+    problems = hold_to_rules(table, profile or ANY_TARGET)
+    problems = problems if profile else judge_table(table, Profile())  # what keeps it from use on Ascend
     return table, _notes_on(table, order, gathered, problems, has_target=profile is not None)
 
 

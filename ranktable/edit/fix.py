@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from ranktable.codec import find_codec
 from ranktable.codec.codec import Codec
+from ranktable.codec.schema import Schema, walk_objects
 from ranktable.edit.counts import fix_counts
 from ranktable.edit.reorder import reorder_ranks
 from ranktable.edit.repair import Repair, find_holder, replaced
 from ranktable.edit.repeats import drop_repeats
-from ranktable.edit.spelling import TABLE, Kind, find_misspelt
-from ranktable.problem import Problem, join_index, join_key
+from ranktable.edit.spelling import find_misspelt, schema_for
+from ranktable.problem import Problem, join_key
 from ranktable.reading.document import Document
 from ranktable.reading.lenient import TextRepair, parse_leniently
 
 _DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
 _RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}
 """The rule that a blank around a value breaks; R4 for all others."""
+_IDENTITIES = frozenset({"server_id", "super_pod_id", "cluster_id", "group", "pod_name"})
 _MAX_PASSES = 3
 
 
@@ -48,10 +51,17 @@ def fix_table(data: bytes, source: str = "<bytes>", *, reorder: bool = False) ->
     repairs = [_describe_text(repair) for repair in text_repairs]
     repairs += drop_repeats(document)
     value = document.value
-    repairs += _fix_object(value, "", TABLE)
+    repairs += _fix_keys(value, "", schema_for(value))
     _, codec = find_codec(Document(source, document.text, value))
+    for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
+        spelling = [*_fix_keys(value, "", codec.schema)]
+        spelling += _strip_blanks(value, "", codec.schema, _find_ambiguous(value, codec.schema))
+        repairs += spelling
+        if not spelling:
+            break
+        _, codec = find_codec(Document(source, document.text, value))
     repairs += _fix_values(value, codec)
-    repairs += fix_counts(value)
+    repairs += fix_counts(value, codec.schema)
     notes: list[str] = []
     if reorder:
         repairs += reorder_ranks(value, notes)
@@ -63,25 +73,52 @@ def _describe_text(repair: TextRepair) -> Repair:
     return Repair("R1", "", f"{repair.before} -> {after}", repair.position)
 
 
-def _fix_object(members: dict[str, object], path: str, kind: Kind) -> Iterator[Repair]:
-    """Rename misspelt keys and strip blanks, here and in the objects below."""
-    misspelt = dict(find_misspelt(members, kind))
+def _fix_keys(members: dict[str, object], path: str, schema: Schema) -> Iterator[Repair]:
+    """Rename misspelt keys, here and in the objects below."""
+    misspelt = dict(find_misspelt(members, schema))
     if misspelt:
         renamed = {misspelt.get(name, name): value for name, value in members.items()}
         members.clear()
         members.update(renamed)
         for name, meant in misspelt.items():
             yield Repair("R31", join_key(path, name), f"renamed to {meant!r}")
-    for key in kind.keys & members.keys():
+    for child, child_path, inner in _below(members, path, schema):
+        yield from _fix_keys(child, child_path, inner)
+
+
+def _strip_blanks(members: dict[str, object], path: str, schema: Schema, kept: AbstractSet[str]) -> Iterator[Repair]:
+    """Strip blanks from values, here and in the objects below, but for those that strip to one of `kept`."""
+    for key in schema.kinds.keys() & members.keys():
         value = members[key]
-        if isinstance(value, str) and key != "status" and _strip(value) != value:
+        if isinstance(value, str) and key != "status" and _strip(value) != value and _strip(value) not in kept:
             members[key] = _strip(value)
             yield Repair(_RULES.get(key, "R4"), join_key(path, key), replaced(value, members[key]))
-    for key, item_kind in kind.items.items():
-        items = members.get(key)
-        for index, item in enumerate(items if isinstance(items, list) else ()):
-            if isinstance(item, dict):
-                yield from _fix_object(item, join_index(join_key(path, key), index), item_kind)
+    for child, child_path, inner in _below(members, path, schema):
+        yield from _strip_blanks(child, child_path, inner, kept)
+
+
+def _find_ambiguous(members: dict[str, object], schema: Schema) -> AbstractSet[str]:
+    """Return the ids that differ from another one in blanks only: without them two servers would be one."""
+    spelt: dict[tuple[str, str], set[str]] = {}
+    pending = [(members, schema)]
+    while pending:
+        holder, its_schema = pending.pop()
+        for role in _IDENTITIES & its_schema.by_role.keys():
+            text = holder.get(its_schema.by_role[role].name)
+            if isinstance(text, str):
+                spelt.setdefault((role, _strip(text)), set()).add(text)
+        pending += [(child, inner) for child, _, inner in _below(holder, "", its_schema)]
+    return frozenset(text for (_, text), forms in spelt.items() if len(forms) > 1)
+
+
+def _below(members: dict[str, object], path: str, schema: Schema) -> Iterator[tuple[dict[str, object], str, Schema]]:
+    """Yield the objects that the object holds, with their paths and schemas."""
+    for field in schema.holders:
+        inner = schema.within(field.name, members)
+        child = members.get(field.name)
+        if isinstance(child, dict) and field.kind == "object":
+            yield child, join_key(path, field.name), inner
+        yield from ((item, place, inner) for place, item in walk_objects(members, path, field.name))
 
 
 def _strip(value: str) -> str:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ranktable.assembly.judgement import describe
 from ranktable.edit.conflicts import Source, find_conflicts
-from ranktable.edit.declared import drop_counts
+from ranktable.edit.counts import drop_counts
 from ranktable.edit.join import join_clusters, join_extras, join_groups, join_super_pods
 from ranktable.edit.ordering import MergeOrder, describe_order, sort_holders, sort_servers
 from ranktable.edit.renumber import RankKey, has_ranks_by_position, number_devices, refuse_group_ranks
@@ -59,7 +60,7 @@ def merge_tables(
     if conflicts:
         raise MergeError(conflicts)
     merged, order_notes = _order(sources, joined, order, hosts)
-    warnings = _check_result(merged, device_target, chip)
+    warnings = _check_result(merged, sources, device_target, chip)
     return Edited(merged, (*order_notes, *warnings, *_describe_counts(sources), *join_notes, *notes))
 
 
@@ -170,13 +171,23 @@ def _describe_counts(sources: Sequence[Source]) -> list[str]:
     return notes
 
 
-def _check_result(merged: RankTable, device_target: str, chip: str | None) -> list[str]:
+def _check_result(merged: RankTable, sources: Sequence[Source], device_target: str, chip: str | None) -> list[str]:
     """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
+    source_of = {(server.group, server.server_id): source for source, table in sources for server in table.servers}
+
+    def name_server(place: int) -> str:
+        server = merged.servers[place]
+        return f"server {plain(server.server_id)} in {source_of[server.group, server.server_id]}"
+
     has_addresses = any(device.device_ip is not None for _, device in merged.placements)
     passed_over = {"R3"} if has_addresses else {"R3", "R16"}  # the status is what was asked for
     problems = validate_table(merged, device_target=device_target, chip=chip)
-    faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
-    if faults:
-        raise MergeError([f"merged, {fault.subject}: {fault.message} ({fault.rule})" for fault in faults])
+    faults = [
+        f"{describe(fault, merged, name_server)} ({fault.rule})"
+        for fault in problems
+        if fault.is_error and fault.rule not in passed_over
+    ]
     warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in _RULES_OF_ORDER}
+    if faults:
+        raise MergeError(faults)
     return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ranktable.codec.shape import parse_number
+from ranktable.codec.schema import parse_number
 from ranktable.edit.repair import Repair, replaced
 from ranktable.problem import join_index, join_key
 

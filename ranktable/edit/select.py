@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from ranktable.edit.declared import drop_counts
+from ranktable.edit.counts import drop_counts
 from ranktable.edit.renumber import has_ranks_by_position, refuse_group_ranks, renumber_ranks
 from ranktable.edit.result import Edited
 from ranktable.edit.subset import Cutter

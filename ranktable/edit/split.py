@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from ranktable.edit.declared import drop_counts
+from ranktable.edit.counts import drop_counts
 from ranktable.edit.renumber import has_ranks_by_position, refuse_group_ranks, renumber_ranks
 from ranktable.edit.subset import Cutter
 from ranktable.errors import EditError

@@ -18,7 +18,11 @@ _MAGIC = (
     (b"\x80\x04", "a Python pickle", "write the table with json.dump"),
 )
 _ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{16,}={0,2}\s*")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How producers of rank tables compress them: gzip and zstd."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+_MIN_BASE64 = 16
+_PROBED_BYTES = 64
 _HEAD_BYTES = 4096
 
 _TEXTS = (
@@ -72,15 +76,41 @@ def name_text(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _name_base64(head: str) -> tuple[str, str] | None:
-    """A Volcano plugin keeps compressed tables in ConfigMaps, and kubectl shows binary data in base64."""
-    if not _BASE64.fullmatch(head):
-        return None
-    text = "".join(head.split())
+def name_compression(data: bytes) -> str | None:
+    """Return how `data` is compressed ("gzip", "zstd in base64"), None when it does not look compressed.
+
+    Volcano's plugin configmap1980 stores tables so when it is told to (--rank-table-compress).
+
+    >>> name_compression(b"H4sIAAAAAAAAA6vmqgUAhrEhAQMAAAA=")
+    'gzip in base64'
+    >>> name_compression(b'{"version": "1.0"}') is None
+    True
+    """
+    if data.startswith(_COMPRESSED):
+        return _name_magic(data)
+    word = data.lstrip()[:_PROBED_BYTES].split()[:1]
+    content = _decode_base64(word[0].decode("latin-1")) if word else b""
+    return f"{_name_magic(content)} in base64" if content.startswith(_COMPRESSED) else None
+
+
+def _name_magic(data: bytes) -> str:
+    return next(name.removesuffix(" data") for magic, name, _ in _MAGIC if data.startswith(magic))
+
+
+def _decode_base64(text: str) -> bytes:
+    """Return the bytes of a text in base64, which may be cut; none of what is something else."""
+    if not _BASE64.fullmatch(text):
+        return b""
+    plain = "".join(text.split())
     try:
-        content = base64.b64decode(text[: len(text) // 4 * 4])
+        return base64.b64decode(plain[: len(plain) // 4 * 4])
     except binascii.Error:
-        return None
+        return b""
+
+
+def _name_base64(head: str) -> tuple[str, str] | None:
+    """kubectl shows binary data in base64."""
+    content = _decode_base64(head) if len(head) >= _MIN_BASE64 else b""
     inner = name_bytes(content)
     if inner:
         kind = inner[0].removeprefix("the file is ").removesuffix(", not JSON")

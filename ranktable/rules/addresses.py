@@ -47,28 +47,31 @@ def read_device_addresses(device: DeviceEntry) -> list[Address]:
 
 
 def _read_all_addresses(survey: Survey) -> list[tuple[DeviceEntry, list[Address]]]:
-    """Return every device with its addresses; they are parsed once for all rules."""
+    """Return every device that has a device_ip with its addresses; they are parsed once for all rules."""
     return survey.work_out_once(
-        "device addresses", lambda: [(device, read_device_addresses(device)) for device in survey.devices]
+        "device addresses",
+        lambda: [(device, read_device_addresses(device)) for device in survey.devices if device.has("device_ip")],
     )
 
 
 @rule("R13", "device_ip is the address of a network port", severity="error or warning")
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
-    for device in survey.devices:
+    for device, addresses in _read_all_addresses(survey):
         text = device.text("device_ip")
-        for part in () if text is None else text.split(","):
-            found = _fault_of(part, survey)
+        parts = [] if text is None else text.split(",")
+        # What stands at the place of an address and is none is named; a list without such is not parsed again.
+        known: list[Address | None] = [*addresses] if len(addresses) == len(parts) else [*map(parse_address, parts)]
+        for part, address in zip(parts, known, strict=True):
+            found = _fault_of(part, address, survey)
             if found is not None:
                 severity, message = found
-                remedy = _FIND_IT if profile.is_ascend else "leave the key out: this kind of device has no such port"
+                remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
                 yield device.complain("device_ip", "R13", severity, message, remedy)
                 break
 
 
-def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
-    address = parse_address(part)
+def _fault_of(part: str, address: Address | None, survey: Survey) -> tuple[Severity, str] | None:
     if address is None:
         what = name_placeholder(part)
         fault = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"

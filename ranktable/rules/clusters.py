@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ranktable.problem import Problem, join_key
+from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.addresses import parse_address
 from ranktable.rules.registry import rule
-from ranktable.survey import Entry, Survey
+from ranktable.survey import Entry, Survey, find_repeats
 
 
 @rule(
@@ -23,40 +23,24 @@ from ranktable.survey import Entry, Survey
 )
 def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Clusters that name servers must cover all servers, clusters that name super pods all super pods."""
-    yield from _check_ids(survey)
+    same, remedy = "the same cluster_id stands at {}", "give each cluster its own id"
+    yield from find_repeats(survey.clusters, "cluster_id", "P4", same, remedy)
     servers = [entry for cluster in survey.clusters for entry in cluster.servers]
     pods = [entry for cluster in survey.clusters for entry in cluster.super_pods]
     yield from _check_members(servers, survey.servers, "server_id", "server_list")
     yield from _check_members(pods, survey.super_pods, "super_pod_id", "super_pod_list")
 
 
-def _check_ids(survey: Survey) -> Iterator[Problem]:
-    first_paths: dict[str, str] = {}
-    for cluster in survey.clusters:
-        cluster_id = cluster.text("cluster_id")
-        if cluster_id is None:
-            continue
-        if cluster_id in first_paths:
-            message = f"the same cluster_id stands at {first_paths[cluster_id]}"
-            yield cluster.complain("cluster_id", "P4", "error", message, "give each cluster its own id")
-        first_paths.setdefault(cluster_id, join_key(cluster.path, "cluster_id"))
-
-
 def _check_members(members: list[Entry], listed: Collection[Entry], key: str, where: str) -> Iterator[Problem]:
-    known = {entry.text(key) for entry in listed}
-    first_paths: dict[str, str] = {}
+    known, named = {entry.text(key) for entry in listed}, {entry.text(key) for entry in members}
     for entry in members:
-        name = entry.text(key)
-        if name is None:
-            continue
-        if name not in known:
+        if entry.text(key) is not None and entry.text(key) not in known:
             remedy = f"write the id as it stands in {where}"
             yield entry.complain(key, "P4", "error", f"the id is not in {where}", remedy)
-        elif name in first_paths:
-            yield entry.complain(key, "P4", "error", f"it stands at {first_paths[name]} already", "list it once")
-        first_paths.setdefault(name, join_key(entry.path, key))
+    inside = (entry for entry in members if entry.text(key) in known)
+    yield from find_repeats(inside, key, "P4", "it stands at {} already", "list it once")
     for entry in listed if members else ():
-        if entry.text(key) is not None and entry.text(key) not in first_paths:
+        if entry.text(key) is not None and entry.text(key) not in named:
             message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no cluster of cluster_list"
             yield entry.complain(key, "P4", "error", message, "list it in its cluster")
 

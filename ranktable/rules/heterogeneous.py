@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ranktable.codec.shape import parse_number
+from ranktable.codec.schema import parse_number
 from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.addresses import parse_address
@@ -21,6 +21,7 @@ MAX_BYTES = 10 * 1024
 _MAX_COLLECTIVE_ID = 127
 _MAX_PORT = 65535
 _HOST_DEVICE = "-1"
+_ROLES = {"rank_ip": "device_ip", "sdid": "super_device_id"}
 _NEEDED_ON_A3 = ("device_id", "port", "rank_ip", "sdid")
 
 
@@ -81,7 +82,7 @@ def _check_ports(survey: Survey) -> Iterator[Problem]:
 def _check_a3_keys(device: DeviceEntry) -> Iterator[Problem]:
     is_on_host = device.text("device_id") == _HOST_DEVICE
     for key in (*_NEEDED_ON_A3, "bind_device_id") if is_on_host else _NEEDED_ON_A3:
-        is_there = device.has(key) or (key == "rank_ip" and device.has("device_ip"))
+        is_there = device.has(key) or device.has(_ROLES.get(key, key))
         if not is_there:
             message = "the key is missing; with heterog_sub_version every rank needs it"
             yield device.complain(key, "R33", "error", message, f"add {key!r}")

@@ -14,7 +14,7 @@ from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
 from ranktable.rules.chips import chip_of
 from ranktable.rules.registry import rule
-from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
 
 MAX_SERVER_ID_LENGTH = 64
 MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
@@ -51,21 +51,17 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
 
     In a group of a MindIE global table two pods of one host share its id and have their own `server_ip`: a warning.
     """
-    first_servers: dict[str, ServerEntry] = {}
+
+    def severity(first: ServerEntry, second: ServerEntry) -> Severity:
+        addresses = (first.text("server_ip"), second.text("server_ip"))
+        are_pods = survey.dialect == "mindie-global" and None not in addresses and addresses[0] != addresses[1]
+        return "warning" if are_pods else "error"
+
     for server in survey.servers:
-        if server.server_id is None:
-            continue
-        yield from _check_server_id(server, server.server_id, survey)
-        first = first_servers.setdefault(server.server_id, server)
-        if first is not server:
-            message = f"the same server_id stands at {first.path_of('server_id')}"
-            severity: Severity = "warning" if _are_pods_of_one_host(first, server, survey) else "error"
-            yield server.complain("server_id", "R7", severity, message, "give each server its own id")
-
-
-def _are_pods_of_one_host(first: ServerEntry, second: ServerEntry, survey: Survey) -> bool:
-    addresses = (first.text("server_ip"), second.text("server_ip"))
-    return survey.dialect == "mindie-global" and None not in addresses and addresses[0] != addresses[1]
+        if server.server_id is not None:
+            yield from _check_server_id(server, server.server_id, survey)
+    same = "the same server_id stands at {}"
+    yield from find_repeats(survey.servers, "server_id", "R7", same, "give each server its own id", severity=severity)
 
 
 def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Iterator[Problem]:
@@ -96,19 +92,12 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
     chip = chip_of(survey, profile)
     highest = MAX_DEVICE_ID[chip or "300i-duo"]
     for server in survey.servers:
-        first_paths: dict[int, str] = {}
-        for device in server.devices:
-            if device.device_id is None:
-                continue
-            if profile.is_ascend and device.device_id > highest:
+        for device in server.devices if profile.is_ascend else ():
+            if device.device_id is not None and device.device_id > highest:
                 message = f"the highest device number is {highest} on {chip or 'any chip of version 1.0'}"
                 yield device.complain("device_id", "R8", "error", message, "write the physical number of the device")
-            if device.device_id in first_paths:
-                message = f"the same device_id stands at {first_paths[device.device_id]}"
-                yield device.complain(
-                    "device_id", "R8", "error", message, "give each device of a server its own number"
-                )
-            first_paths.setdefault(device.device_id, device.path_of("device_id"))
+        same, remedy = "the same device_id stands at {}", "give each device of a server its own number"
+        yield from find_repeats(server.devices, "device_id", "R8", same, remedy, lambda device: device.device_id)
 
 
 @rule("R9", "the rank ids are 0 to n-1, each once")

@@ -12,7 +12,7 @@ from ranktable.problem import Problem, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.addresses import parse_address
 from ranktable.rules.registry import rule
-from ranktable.survey import ServerEntry, Survey
+from ranktable.survey import ServerEntry, Survey, find_repeats
 
 _DIALECTS = frozenset({"mindie-global"})
 _READER = ("mindie-motor",)
@@ -27,17 +27,11 @@ _HARDWARE = ("800I A2(32G)", "800I A2(64G)", "800I-A2-32G", "800I-A2-64G")
 @rule("P20", "server_id and server_ip are addresses, and server_ip is unique in its group", _DIALECTS, readers=_READER)
 def check_server_addresses(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """server_id is the address of the host, server_ip that of the pod; instances are told apart by the latter."""
-    first_paths: dict[str, str] = {}
     for server in survey.servers:
         for key in ("server_id", "server_ip"):
             yield from _check_address(server, key)
-        server_ip = server.text("server_ip")
-        if server_ip is None:
-            continue
-        if server_ip in first_paths:
-            message = f"the same server_ip stands at {first_paths[server_ip]}"
-            yield server.complain("server_ip", "P20", "error", message, "write the address of each pod")
-        first_paths.setdefault(server_ip, join_key(server.path, "server_ip"))
+    same = "the same server_ip stands at {}"
+    yield from find_repeats(survey.servers, "server_ip", "P20", same, "write the address of each pod")
 
 
 def _check_address(server: ServerEntry, key: str) -> Iterator[Problem]:

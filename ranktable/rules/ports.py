@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ranktable.codec.shape import parse_number
-from ranktable.problem import Problem, join_key
+from ranktable.codec.schema import parse_number
+from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.addresses import Address, parse_address, read_device_addresses
 from ranktable.rules.registry import rule
-from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
 
 _PORT_KEYS = ("device_port", "device_vnic_port", "host_port", "backup_device_port")
 _MAX_PORT = 65535
@@ -22,21 +22,20 @@ _DEFAULT_BACKUP_PORT = 16667
 def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Ports below 1024 need privileges, which is worth a warning."""
     for server in survey.servers:
-        first_paths: dict[int, str] = {}
         for device in server.devices:
             yield from _check_ranges(device)
-            port = parse_number(device.members.get("host_port"))
-            if port is None:
-                continue
-            if port in first_paths:
-                message = f"the same host_port stands at {first_paths[port]}"
-                yield device.complain("host_port", "R22", "error", message, "give each device of a server its own port")
-            first_paths.setdefault(port, join_key(device.path, "host_port"))
+        same, remedy = "the same host_port stands at {}", "give each device of a server its own port"
+        yield from find_repeats(server.devices, "host_port", "R22", same, remedy, _host_port)
+
+
+def _host_port(device: DeviceEntry) -> int | None:
+    return parse_number(device.members.get("host_port"))
 
 
 def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
-    for key in _PORT_KEYS:
-        port = parse_number(device.members.get(key))
+    members = device.members
+    for key in [key for key in _PORT_KEYS if key in members]:
+        port = parse_number(members[key])
         if port is None:
             continue
         if not 1 <= port <= _MAX_PORT:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ranktable.codec.shape import parse_number
+from ranktable.codec.schema import parse_number
 from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, join_key
 from ranktable.profile import Profile
 from ranktable.rules.registry import rule
-from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
 
 SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-job", "volcano-global", "mindie-global"})
 
@@ -90,38 +90,31 @@ def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]
 
 
 def _check_pod_ids(survey: Survey) -> Iterator[Problem]:
-    first_paths: dict[str, str] = {}
+    usable = []
     for pod in survey.super_pods:
         pod_id = pod.text("super_pod_id")
-        if pod_id is None:
-            continue
-        if not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH:
+        if pod_id is not None and not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH:
             message = f"the id has {len(pod_id)} characters, it takes 1 to {_MAX_POD_ID_LENGTH}"
             yield pod.complain("super_pod_id", "R25", "error", message, "write the number of the super pod")
-        elif pod_id in first_paths:
-            message = f"the same super_pod_id stands at {first_paths[pod_id]}"
-            remedy = "list the servers of one pod under one entry"
-            yield pod.complain("super_pod_id", "R25", "error", message, remedy)
-        first_paths.setdefault(pod_id, join_key(pod.path, "super_pod_id"))
+        else:
+            usable.append(pod)
+    same, remedy = "the same super_pod_id stands at {}", "list the servers of one pod under one entry"
+    yield from find_repeats(usable, "super_pod_id", "R25", same, remedy)
 
 
 def _check_coverage(survey: Survey) -> Iterator[Problem]:
     known = {server.server_id for server in survey.servers}
-    first_paths: dict[str, str] = {}
-    for pod in survey.super_pods:
-        for entry in pod.servers:
-            server_id = entry.text("server_id")
-            if server_id is None:
-                continue
-            if server_id not in known:
-                message = "the id is not in server_list"
-                yield entry.complain("server_id", "R25", "error", message, "write the id as it stands in server_list")
-            elif server_id in first_paths:
-                message = f"the same server stands at {first_paths[server_id]}"
-                yield entry.complain("server_id", "R25", "error", message, "list each server in one super pod")
-            first_paths.setdefault(server_id, join_key(entry.path, "server_id"))
+    entries = [entry for pod in survey.super_pods for entry in pod.servers]
+    for entry in entries:
+        if entry.text("server_id") is not None and entry.text("server_id") not in known:
+            message = "the id is not in server_list"
+            yield entry.complain("server_id", "R25", "error", message, "write the id as it stands in server_list")
+    inside = [entry for entry in entries if entry.text("server_id") in known]
+    same = "the same server stands at {}"
+    yield from find_repeats(inside, "server_id", "R25", same, "list each server in one super pod")
+    covered = {entry.text("server_id") for entry in inside}
     for server in survey.servers:
-        if server.server_id is not None and server.server_id not in first_paths:
+        if server.server_id is not None and server.server_id not in covered:
             message = "the server is in no super pod of super_pod_list"
             yield server.complain("server_id", "R25", "error", message, "list it in its super pod")
 

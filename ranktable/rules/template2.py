@@ -5,14 +5,15 @@ Source: HCCL's parser of tables without a version. R29 is a convention; HCCL doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from ranktable.codec.members import list_objects, walk_objects
-from ranktable.codec.shape import parse_number
-from ranktable.problem import Problem, join_key, show_value
+from ranktable.codec.codec import codec_of
+from ranktable.codec.schema import Schema, parse_number, walk_objects
+from ranktable.problem import Problem
 from ranktable.profile import Profile
+from ranktable.report.words import count_noun
 from ranktable.rules.registry import TEMPLATE2, rule
-from ranktable.survey import DeviceEntry, Entry, Survey
+from ranktable.survey import DeviceEntry, Entry, Survey, find_repeats
 
 _CLOUD, _LAB = "template2-cloud", "template2-lab"
 _MAX_GROUP_NAME = 127
@@ -24,12 +25,12 @@ _PER_SERVER = (1, 2, 4, 8, 16)
 def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
     groups = [Entry(path, group) for path, group in walk_objects(survey.members, "", "group_list")]
-    yield from _check_count(survey, "group_count", len(_items(survey.members, "group_list")), "group")
+    codec = codec_of(survey.dialect)
+    assert codec is not None
+    yield from _check_counts(survey, codec.schema)
     for group in groups:
         yield from _check_group_name(group)
-        counts = _counts_of_lab(group) if survey.dialect == _LAB else _counts_of_cloud(group)
-        for key, (count, noun) in counts.items():
-            yield from _check_count(group, key, count, noun)
+        yield from _check_counts(group, codec.schema.within("group_list"))
     if survey.dialect == _CLOUD:
         yield from _check_pods(groups)
         yield from _check_cloud_devices(survey)
@@ -50,34 +51,13 @@ def check_nic_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         yield survey.complain("para_plane_nic_num", "R29", "warning", message, f'write "{len(names)}"')
 
 
-def _items(members: Mapping[str, object], key: str) -> list[object]:
-    items = members.get(key)
-    return items if isinstance(items, list) else []
-
-
-def _counts_of_cloud(group: Entry) -> dict[str, tuple[int, str]]:
-    num_devices = sum(len(_items(each, "devices")) for each in list_objects(group.members, "instance_list"))
-    return {
-        "instance_count": (len(_items(group.members, "instance_list")), "instance"),
-        "device_count": (num_devices, "device"),
-    }
-
-
-def _counts_of_lab(group: Entry) -> dict[str, tuple[int, str]]:
-    num_instances = len(_items(group.members, "instance_list"))
-    server_ids = {str(each.get("server_id")) for each in list_objects(group.members, "instance_list")}
-    return {
-        "instance_count": (num_instances, "instance"),
-        "device_num": (num_instances, "instance"),
-        "server_num": (len(server_ids), "server"),
-    }
-
-
-def _check_count(entry: Entry, key: str, found: int, noun: str) -> Iterator[Problem]:
-    declared = parse_number(entry.members.get(key))
-    if declared is not None and declared != found:
-        message = f"what is listed has {found} {noun}{'' if found == 1 else 's'}"
-        yield entry.complain(key, "R28", "error", message, f'write "{found}", or list what is missing')
+def _check_counts(entry: Entry, schema: Schema) -> Iterator[Problem]:
+    for field in schema.fields:
+        declared = parse_number(entry.members.get(field.name)) if field.count else None
+        found = (field.count.of(entry.members) if field.count else None) or 0
+        if field.count and declared is not None and declared != found:
+            message = f"what is listed has {count_noun(found, field.count.noun)}"
+            yield entry.complain(field.name, "R28", "error", message, f'write "{found}", or list what is missing')
 
 
 def _check_group_name(group: Entry) -> Iterator[Problem]:
@@ -89,13 +69,9 @@ def _check_group_name(group: Entry) -> Iterator[Problem]:
 
 def _check_pods(groups: list[Entry]) -> Iterator[Problem]:
     """A process finds its rank by the name of its pod, so the name stands once in the whole table."""
-    first_paths: dict[str, str] = {}
-    for group in groups:
-        for path, instance in walk_objects(group.members, group.path, "instance_list"):
-            name, place = instance.get("pod_name"), join_key(path, "pod_name")
-            if isinstance(name, str) and first_paths.setdefault(name, place) != place:
-                message = f"the same pod_name stands at {first_paths[name]}"
-                yield Problem(place, "R28", "error", message, "give each pod its own name", show_value(name))
+    pods = (Entry(*found) for group in groups for found in walk_objects(group.members, group.path, "instance_list"))
+    same = "the same pod_name stands at {}"
+    yield from find_repeats(pods, "pod_name", "R28", same, "give each pod its own name")
 
 
 def _check_cloud_devices(survey: Survey) -> Iterator[Problem]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ranktable.codec.members import walk_objects
-from ranktable.codec.typed import read_integer
+from ranktable.codec.schema import read_integer, walk_objects
 from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.registry import V2, rule

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 
-from ranktable.codec.members import walk_objects
-from ranktable.codec.typed import read_integer
+from ranktable.codec.schema import read_integer, walk_objects
 from ranktable.problem import Problem, join_index, show_value
 from ranktable.survey import Entry
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ranktable.assembly.inventory import FoundDevice, HostInventory
-from ranktable.codec.shape import parse_number
+from ranktable.codec.schema import parse_number
 from ranktable.errors import SourceError
 from ranktable.reading.source import read_source
 

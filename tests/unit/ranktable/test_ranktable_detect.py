@@ -9,8 +9,8 @@ import pytest
 
 from ranktable import FileKind, JsonTextError, ReadError, detect_file
 from ranktable.cli import main
-from ranktable.codec.compressed import name_compression
 from ranktable.codec.detect import find_near_keys
+from ranktable.reading.foreign import name_compression
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 KINDS = {

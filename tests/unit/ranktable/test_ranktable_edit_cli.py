@@ -137,43 +137,12 @@ def test_select_takes_an_id_that_no_host_list_could_name(run):
     assert json.loads(run("select", "t.json", "--servers", "odd id, with comma")[1]) == odd
 
 
-@pytest.mark.parametrize("options", [[], ["--compress", "gzip"]])
-def test_shards_are_written_and_joined(run, options):
-    text = write("t.json", [(f"node{number:02d}", 8) for number in range(20)])
-    status, _, err = run("split", "t.json", "--max-bytes", "1KiB", *options, "-o", "shards")
-    assert status == 0
-    assert "ranktable: put them together with: ranktable join shards/index.json -o FILE" in err
-    assert all(path.stat().st_size <= 1024 for path in Path("shards").glob("shard_*.bin"))
-    status, _, err = run("join", "shards/index.json", "-o", "j.json")
-    assert (status, err) == (0, f"ranktable: wrote j.json: {len(text)} bytes, as shards/index.json says\n")
-    assert Path("j.json").read_text() == text
-    assert run("join", "shards/index.json", "-o", "-")[1] == text
-
-
-def test_a_changed_shard_leaves_the_old_file(run):
-    write("t.json", THREE)
-    run("split", "t.json", "--max_bytes", "1KiB", "-o", "shards")
-    Path("shards/shard_000.bin").write_bytes(b"x" * Path("shards/shard_000.bin").stat().st_size)
-    Path("j.json").write_text("old")
-    status, out, err = run("join", "shards/index.json", "-o", "j.json")
-    assert (status, out) == (1, "")
-    assert "shards/shard_000.bin: its sha256 is not that of the index; copy the shards" in err
-    assert Path("j.json").read_text() == "old"
-
-
-def test_shards_above_the_limit_of_a_config_map_are_warned_of(run):
-    write("t.json", THREE)
-    assert "1 MiB" in run("split", "t.json", "--max_bytes", "2MiB", "-o", "big")[2]
-    assert "1 MiB" not in run("split", "t.json", "--max_bytes", "800KiB", "-o", "small")[2]
-
-
 def test_parts_do_not_go_into_a_folder_with_others(run):
     write("t.json", THREE)
     assert run("split", "t.json", "--per_server", "-o", "parts")[0] == 0
-    for unit in (["--per_server"], ["--max_bytes", "1KiB"]):
-        status, _, err = run("split", "t.json", *unit, "-o", "parts")
-        assert status == 2
-        assert "cannot write parts: the folder is not empty; name a new one" in err
+    status, _, err = run("split", "t.json", "--per_server", "-o", "parts")
+    assert status == 2
+    assert "cannot write parts: the folder is not empty; name a new one" in err
     assert len(list(Path("parts").iterdir())) == 3
 
 
@@ -195,17 +164,13 @@ def test_parts_do_not_go_into_a_folder_with_others(run):
         (["select", "t.json", "--servers", "10.0.0.8"], "did you mean '10.0.0.9'?"),
         (["select", "t.json", "--servers", "10.0.0.9:8"], "choose them with --devices"),
         (["select", "t.json", "--servers", "a["], "bracket"),
-        (["split", "t.json", "-o", "p"], "give one of --per_server, --per_super_pod, --servers and --max_bytes"),
+        (["split", "t.json", "-o", "p"], "give one of --per_server, --per_super_pod and --servers"),
         (["split", "t.json", "--per_server", "--servers", "2", "-o", "p"], "give one of"),
         (["split", "t.json", "--per_server"], "Missing option '-o'"),
-        (["split", "t.json", "--per_server", "--compress", "gzip", "-o", "p"], "--compress goes with --max_bytes"),
-        (["split", "t.json", "--max_bytes", "1MiB", "--keep_ranks", "-o", "p"], "pieces of the same text"),
-        (["split", "t.json", "--max_bytes", "1", "-o", "p"], "shards of 1 bytes are too small"),
         (["split", "t.json", "--servers", "0", "-o", "p"], "--servers"),
         (["split", "t.json", "--per_super_pod", "-o", "p"], "has no super pods"),
         (["split", "t.json", "--per_server", "-o", "t.json"], "cannot write t.json"),
         (["split", "t.json", "--per_server", "-o", "\0"], "cannot write"),
-        (["join", "none.json", "-o", "j"], "cannot read none.json"),
         (["digest", "t.json", "--check", "abc"], "is no sha256"),
         (["digest", "none.json"], "cannot read none.json"),
         (["diff", "t.json"], "Missing argument"),
@@ -221,13 +186,7 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, says):
     assert not Path("p").exists()
 
 
-def test_a_text_that_is_no_table_is_not_sharded(run):
-    Path("t.json").write_text('{"a": 1}')
-    assert run("split", "t.json", "--max_bytes", "1KiB", "-o", "p")[0] == 1
-    assert not Path("p").exists()
-
-
-@pytest.mark.parametrize("command", ["merge", "split", "join", "select", "diff", "digest"])
+@pytest.mark.parametrize("command", ["merge", "split", "select", "diff", "digest"])
 def test_help_is_printed(run, command):
     status, out, err = run(command, "--help")
     assert (status, err) == (0, "")

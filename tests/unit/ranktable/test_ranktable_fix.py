@@ -21,7 +21,7 @@ from ranktable import (
 from ranktable.cli import main
 from ranktable.edit.fix import fix_table
 from ranktable.edit.repair import find_holder
-from ranktable.edit.spelling import TABLE, find_misspelt
+from ranktable.edit.spelling import find_misspelt, schema_for
 from ranktable.reading.source import read_document
 from ranktable.validate import validate_file
 
@@ -192,8 +192,9 @@ def test_a_key_that_stands_twice_with_different_values_is_for_a_person():
 
 def test_a_known_key_is_never_taken_for_another():
     device = {"device_ip": "10.0.0.1", "rank_id": "0", "backup_device_id": "1", "rank": "0"}
-    assert list(find_misspelt(device, TABLE.items["server_list"].items["device"])) == []
-    assert list(find_misspelt({"devcie_id": "0", "rankId": "0"}, TABLE.items["server_list"].items["device"])) == [
+    schema = schema_for({"server_list": [], "version": "1.0"}).within("server_list").within("device")
+    assert list(find_misspelt(device, schema)) == []
+    assert list(find_misspelt({"devcie_id": "0", "rankId": "0"}, schema)) == [
         ("devcie_id", "device_id"),
         ("rankId", "rank_id"),
     ]

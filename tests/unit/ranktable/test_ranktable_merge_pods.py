@@ -71,7 +71,7 @@ def test_groups_of_equal_names_are_joined():
 
 
 def test_super_pods_that_only_share_their_id_are_told_apart_by_their_devices():
-    with pytest.raises(MergeError, match="super_device_id 0, as has device 0 of server a in table 1 in super pod 0"):
+    with pytest.raises(MergeError, match="the same super_device_id stands at device 0 of server a in table 1"):
         merge_tables([_pod_table("a"), _pod_table("b")])
     with pytest.raises(MergeError, match="super pod '0' has other keys than in table 1"):
         merge_tables([_pod_table("a"), _pod_table("b", ("2", "3"), note=1)])

@@ -79,11 +79,12 @@ def test_members_that_are_left_keep_their_own_order():
 
 
 def test_wrong_counts_of_a_file_do_not_outlive_a_choice():
-    table = replace(THREE, extra={"rank_count": 9, "k": 1}, groups=(Group("g", {"device_count": "7", "k": 1}),))
+    groups = (Group("g", {"device_num": "7", "k": 1}),)
+    table = replace(THREE, dialect="template2-lab", extra={"group_count": "9", "k": 1}, groups=groups)
     edited = select_ranks(table, [0])
     assert (edited.table.extra, edited.table.groups[0].extra) == ({"k": 1}, {"k": 1})
-    assert "rank_count 9 was wrong and is counted anew" in edited.notes
-    assert "device_count 7 of group g was wrong and is counted anew" in edited.notes
+    assert "group_count 9 was wrong and is counted anew" in edited.notes
+    assert "device_num 7 of group g was wrong and is counted anew" in edited.notes
 
 
 def test_what_a_choice_did_is_said():

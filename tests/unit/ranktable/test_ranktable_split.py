@@ -1,4 +1,4 @@
-"""Parts of a table: by servers and super pods, by choice, and as shards of its text."""
+"""Parts of a table: by servers and super pods, and by choice."""
 
 from dataclasses import replace
 

@@ -208,8 +208,8 @@ def test_a_file_larger_than_10_kib_is_refused_for_this_version_only():
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        (RankTable("1.1", (), groups=(Group("g"),)), "super pods, clusters or groups"),
-        (RankTable("1.1", (Server("a", (Device(0, 0),), host_ip="10.0.0.1"),)), "server 'a' has host_ip"),
+        (RankTable("1.1", (), groups=(Group("g"),)), "a table with groups"),
+        (RankTable("1.1", (Server("a", (Device(0, 0),), host_ip="10.0.0.1"),)), "a table with a host_ip"),
     ],
 )
 def test_what_this_version_has_no_key_for_is_not_written(table, says):

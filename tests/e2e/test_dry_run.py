@@ -66,7 +66,7 @@ def test_level_3_runs_the_steps_of_one_rank(msrun: JobRunner, tmp_path: Path) ->
 def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_path: Path) -> None:
     from msrun.runtime.cost.devices import PROFILES
 
-    profile = PROFILES["cpu"].to_json() | {"name": "tiny", "memory_bytes": 6_000_000}
+    profile = PROFILES["cpu"].to_json() | {"name": "tiny", "memory_bytes": 4_000_000}
     (tmp_path / "tiny.json").write_text(json.dumps(profile))
     (tmp_path / "train.py").write_text(TRAINS)
     done = msrun.run("estimate", "train.py", "--device=tiny.json", "--worker_num=8", "--log_dir=out", cwd=tmp_path)

@@ -14,6 +14,7 @@ Graphs are captured on the meta device: only shapes count.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -46,7 +47,8 @@ MOST_S, SLOWER = 10.0, 1.05
 RANKS = 4
 
 
-def graph_of(layers: int, batch: int) -> CapturedGraph:
+@functools.cache
+def graph_of(layers: int, batch: int = 1024) -> CapturedGraph:
     """Return the graph of a transformer."""
     with torch.device("meta"):
         network = Transformer(layers, width=1024, heads=16, vocabulary=32768)
@@ -59,13 +61,13 @@ def _step_of(_decisions: Decisions, *, shards_all: bool) -> StepSpec:  # noqa: A
     return StepSpec()
 
 
-def measure_time(layers: list[int], device: str) -> None:
+def measure_time(layers: list[int], modes: list[str], device: str) -> None:
     """Print and keep the seconds of searches."""
     for devices in DEVICES:
-        for mode in MODES:
+        for mode in modes:
             times, counts = [], []
             for depth in layers:
-                graph = graph_of(depth, batch=max(devices, 64))
+                graph = graph_of(depth)
                 mesh = build_mesh(devices)
                 given = Constraints([TensorLayout((mesh.axes, ()))] * 2)
                 operators = sum(node.op == "call_function" for node in graph.graph.nodes)
@@ -117,13 +119,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
     parser.add_argument("--layers", default="6,12,24", help="depths of the transformer")
+    parser.add_argument("--modes", default=",".join(MODES), help="some of %(default)s")
     parser.add_argument("--device", default="h100", help="profile of a device")
     parser.add_argument("--rounds", type=int, default=12, help="steps of each plan")
     add_json_option(parser)
     options = parser.parse_args()
     with kept(options.json):
         if "time" in options.parts.split(","):
-            measure_time([int(depth) for depth in options.layers.split(",")], options.device)
+            layers = [int(depth) for depth in options.layers.split(",")]
+            measure_time(layers, options.modes.split(","), options.device)
         if "real" in options.parts.split(","):
             measure_real(options.rounds)
 

@@ -111,6 +111,11 @@ def backward_work(
     return Work(count, forward.read_bytes + forward.written_bytes, written, forward.dtype, max(launches, 1))
 
 
+def is_attention(target: Any) -> bool:
+    """Return whether an operator is attention."""
+    return target in _ATTENTION
+
+
 def is_view(target: Any) -> bool:
     """Return whether an operator only looks at its input in another way."""
     schema = getattr(target, "_schema", None)

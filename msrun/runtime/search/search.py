@@ -84,16 +84,19 @@ class Found:
     """Of the plan that nobody would have to search for."""
     shards_optimizer: bool = False
     """Whether parameters must be stored cut by optimizer parallel, though the user did not ask for it."""
+    limit_bytes: int = 0
+    """What a step may take of a device."""
     activation_limit_bytes: int | None = None
     """What recomputation must bring the activations under; None: nothing needs to be recomputed."""
 
     @property
     def notes(self) -> list[str]:
         """What the plan's explanation says of the search."""
-        saved = self.data_parallel.seconds / self.plan.price.seconds
+        ratio = f"{self.data_parallel.seconds / self.plan.price.seconds:.2f} times the searched plan's time"
+        fits = "" if self.data_parallel.memory_bytes <= self.limit_bytes else ", which does not fit"
         lines = [
             f"searched ({self.plan.name}): {self.plan.price.summary}",
-            f"data parallel instead: {self.data_parallel.summary}; {saved:.2f} times the searched plan's time",
+            f"data parallel instead: {self.data_parallel.summary}; {ratio}{fits}",
         ]
         if self.shards_optimizer:
             lines.append("searched: parameters and optimizer state are stored cut (hsdp level1), or they would not fit")
@@ -147,12 +150,12 @@ class _Search:
             fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
             if fitting:
                 best = min(fitting, key=lambda each: each.price.seconds)
-                return Found(best, plain.price, shards_all and bool(best.price.gathered_bytes))
+                return Found(best, plain.price, shards_all and bool(best.price.gathered_bytes), self._limit)
             tried += plans
         least = min(tried[1:], key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
         room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
         if room > 0:
-            return Found(least, plain.price, bool(least.price.gathered_bytes), room)
+            return Found(least, plain.price, bool(least.price.gathered_bytes), self._limit, room)
         raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
 
     def _solve(self, problem: Problem, mode: str, *, shards_all: bool) -> list[Plan]:

@@ -43,9 +43,6 @@ IN_WORKERS = ("runtime", "mindspore")
 RUNTIME_ORDER = ("sharding", "capture", "cost", "partition", "search", "schedule", "execute", "parallel", "checkpoint")
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
 
-WITHOUT_CIRCLES = ("embedding", "optim", "server")
-"""Rooms of msrun/runtime of which no modules import each other in a circle, not even inside a function."""
-
 STRANGERS = {
     "ranktable": {"msrun", "torch", "launch_templates"},
     "launch_templates": {"msrun", "torch"},
@@ -124,20 +121,6 @@ def test_imports_within_the_runtime_run_one_way() -> None:
             wrong = rooms & {*RUNTIME_ORDER[number + 1 :]}
             guilty += [f"{name_of(path)} imports from {', '.join(sorted(wrong))}"] if wrong else []
     assert guilty == []
-
-
-def test_no_modules_of_a_room_import_each_other_in_a_circle() -> None:
-    edges = {}
-    for room in WITHOUT_CIRCLES:
-        for path in modules(f"msrun/runtime/{room}"):
-            names = imported(ast.walk(parse(path)), path)
-            edges[".".join(path.relative_to(ROOT).with_suffix("").parts)] = {
-                part for name in names for part in (name, name.rpartition(".")[0])
-            }
-    left = {name: {other for other in found if other in edges} for name, found in edges.items()}
-    while free := [name for name, others in left.items() if not others & left.keys()]:
-        left = {name: others for name, others in left.items() if name not in free}
-    assert left == {}
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.cli.options import OPTIONAL_VALUES, long_options, own_options, script_index, underscored
+from msrun.cli.options import OPTIONAL_VALUES
+from msrun.cli.words import long_options, own_options, script_index, underscored
 from msrun.errors import UsageError
 from msrun.planning.program import Program
 

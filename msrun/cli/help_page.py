@@ -8,7 +8,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from msrun.cli.foreign_words import reject_foreign_options
-from msrun.cli.options import GROUPS, normalise, underscored
+from msrun.cli.options import GROUPS
+from msrun.cli.words import normalise, underscored
 
 COLUMN = 28
 """Width of the options; the help of a wider one begins on the next line."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
-import io
 import os
-import shutil
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -21,13 +19,16 @@ from msrun.cli.estimate_command import estimate_command
 from msrun.cli.example_command import examples_command
 from msrun.cli.foreign_words import describe_late_options, describe_separate_value
 from msrun.cli.help_page import LaunchCommand, ScriptWords
+from msrun.cli.look_after import end_warm_servers, look_after
 from msrun.cli.option_types import TRUE_WORDS
-from msrun.cli.options import HOST_OPTIONS, OPTIONS, own_options
+from msrun.cli.options import HOST_OPTIONS, OPTIONS
+from msrun.cli.printed_text import print_text
 from msrun.cli.sources import Sources, apply_sources, option_shapes
 from msrun.cli.trace_command import trace_command
+from msrun.cli.words import own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
-from msrun.launch.printable import one_line, printable
+from msrun.launch.printable import one_line
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables
@@ -77,12 +78,12 @@ def command(**options: Any) -> int:
     if options["install_completion"] is not None:
         from msrun.cli.completion import install_completion
 
-        _print_text(install_completion(command, options["install_completion"], os.environ))
+        print_text(install_completion(command, options["install_completion"], os.environ))
         return contract.EXIT_OK
     if any(options[name] for name in ("status", "stop", "watch", "json")):
-        return _look_after(options)
+        return look_after(options)
     if options["warm"] == "stop":
-        return _stop_warm_servers(options)
+        return end_warm_servers(options)
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
@@ -117,11 +118,11 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
         plan = plan_dry_run(spec, caller)
     form = options["plan"] or options["dry_run"]
     if form in ("text", "json"):
-        _print_text(render_plan(plan, as_json=form == "json"))
+        print_text(render_plan(plan, as_json=form == "json"))
     else:
         from msrun.launch.plan_file import write_page
 
-        _print_text(write_page(form, plan, spec))
+        print_text(write_page(form, plan, spec))
     return contract.EXIT_OK
 
 
@@ -207,65 +208,13 @@ def _check(options: dict[str, Any]) -> int:
         from msrun.launch.fleet.fleet_check import check_fleet
 
         status, lines = check_fleet(spec, caller, quiet=options["quiet"])
-        _print_text("\n".join(lines))
+        print_text("\n".join(lines))
         return status
     findings = inspect_host(spec, caller)
     for finding in findings:
         if finding.status != "ok" or not options["quiet"]:
-            _print_text(render_finding(finding))
+            print_text(render_finding(finding))
     return exit_code_of_findings(findings)
-
-
-def _look_after(options: dict[str, Any]) -> int:
-    """--status and --stop: show or end the job of a log directory."""
-    for name in ("watch", "json"):
-        if options[name] and options["status"] is None:
-            raise UsageError(f"--{name}: shows a job that was started before; give its --status LOG_DIR, too")
-    if options["words"] or (options["status"] is not None and options["stop"] is not None):
-        raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
-    if options["stop"] is not None:
-        from msrun.launch.status.stop import stop_job
-
-        say = (lambda _: None) if options["quiet"] else output.say_lines
-        _print_text(stop_job(options["stop"], say))
-        return contract.EXIT_OK
-    if options["watch"] is not None:
-        return _watch(options)
-    from msrun.launch.status.job_status import read_status
-
-    status = read_status(options["status"])
-    if options["json"]:
-        from msrun.launch.status.status_json import render_json
-
-        _print_text(render_json(status))
-    else:
-        from msrun.launch.status.status_text import render_status
-
-        _print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
-    return status.status_code
-
-
-def _stop_warm_servers(options: dict[str, Any]) -> int:
-    from msrun.agent.warm.warm_start import stop_warm_servers
-
-    if options["words"]:
-        raise UsageError("--warm=stop: ends what earlier jobs have left; leave SCRIPT out")
-    count = stop_warm_servers(os.environ)
-    if not options["quiet"]:
-        _print_text(f"stopped {count} warm server{'' if count == 1 else 's'}")
-    return contract.EXIT_OK
-
-
-def _watch(options: dict[str, Any]) -> int:
-    from msrun.launch.status.watch import watch_status
-
-    try:
-        return watch_status(
-            options["status"], None if options["watch"] == "auto" else options["watch"], as_json=options["json"]
-        )
-    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
-        output.discard_output(sys.stdout)
-        return contract.EXIT_OK
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
@@ -293,22 +242,6 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     if result.survivors:
         _print_error(f"processes that could not be ended: {', '.join(map(str, result.survivors))}")
     return result.exit_code
-
-
-def _print_text(text: str) -> None:
-    """Print a plan or a status; bytes of the command line that are no text come out as they came in.
-
-    Raises:
-        UsageError: it cannot be written, other than for a reader that has gone.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
-    try:
-        click.echo(printable(text, keep_colours=sys.stdout.isatty()))
-    except OSError as error:
-        output.discard_output(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            raise UsageError(f"stdout: cannot write ({error.strerror}); give it another place") from None
 
 
 def _print_error(text: str) -> None:
@@ -365,7 +298,7 @@ def _start(words: list[str], sources: Sources) -> int:
         if type(text) is int:  # the exit status of what it has run
             return text
         if isinstance(text, str):  # click itself has printed --help
-            _print_text(text)
+            print_text(text)
         return contract.EXIT_OK
     sources.hint = describe_separate_value(words)
     return int(command.main(words, prog_name="msrun", standalone_mode=False, obj=sources) or 0)

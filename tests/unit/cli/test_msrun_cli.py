@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.cli import command, main
-from msrun.cli.options import normalise
+from msrun.cli.words import normalise
 from msrun.errors import MsrunError, near_miss
 
 

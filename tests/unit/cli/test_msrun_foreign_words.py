@@ -13,7 +13,7 @@ from msrun.cli.foreign_words import (
     describe_separate_value,
     reject_foreign_options,
 )
-from msrun.cli.options import long_options
+from msrun.cli.words import long_options
 from msrun.errors import UsageError
 from msrun.planning.program import Program
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from msrun.cli import command
 from msrun.cli.build_spec import build_spec
-from msrun.cli.options import normalise
 from msrun.cli.sources import Sources, apply_sources
+from msrun.cli.words import normalise
 from msrun.errors import UsageError
 from msrun.planning.config import JobConfig, OptionShape, parse_config
 from msrun.planning.settings import variable_name

@@ -185,4 +185,6 @@ def _check_items(value: object, path: str, kind: str) -> Iterator[Problem]:
 
 
 def _report_kind(value: object, path: str, name: str, remedy: str) -> Problem:
-    return Problem(path, "R4", "error", f"the value must be {name}", remedy, show_value(value), is_form=True)
+    # What is to be an object or an array cannot be a number or a text in another form.
+    is_form = name in ("a JSON string", "a JSON integer", "a string")
+    return Problem(path, "R4", "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)

@@ -10,7 +10,7 @@ from ranktable.commands.outcome import Outcome
 from ranktable.errors import ReadError
 from ranktable.local.report import LocalServer, check_file
 from ranktable.profile import CHIPS, DEVICE_TARGETS
-from ranktable.rules.local import LOCAL_RULES
+from ranktable.rules.declared import LOCAL_RULES
 
 _RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
 

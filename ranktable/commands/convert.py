@@ -94,8 +94,7 @@ def convert(
     Says on standard error what the form cannot hold and what had to be made up for it.
     """
     from ranktable.read import read_table
-    from ranktable.sources.device_ips import read_super_device_ids
-    from ranktable.sources.super_pod_list import parse_super_pods
+    from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
 
     _refuse_strange_options(context, to)
     table = read_table(file)
@@ -172,8 +171,7 @@ def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outco
 
 
 def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.write import write_bytes
-    from ranktable.write_folder import write_folder
+    from ranktable.write import write_bytes, write_folder
 
     if output == "-":
         return Outcome(export.text, notes)

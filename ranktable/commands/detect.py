@@ -21,7 +21,7 @@ def detect(files: tuple[str, ...], form: str) -> Outcome:
     """
     from ranktable.codec.layout import render_json
     from ranktable.detection import detect_file
-    from ranktable.report.kinds import kind_as_json, render_kind
+    from ranktable.report.listing import kind_as_json, render_kind
 
     texts: list[str] = []
     objects: list[dict[str, object]] = []

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ranktable.commands.outcome import Outcome
-from ranktable.commands.profile_options import profile_options
+from ranktable.commands.outcome import Outcome, profile_options
 
 if TYPE_CHECKING:
     from ranktable.edit.repair import Repair

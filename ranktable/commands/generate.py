@@ -141,7 +141,7 @@ def _build(
     **sources: Any,
 ) -> tuple[RankTable, tuple[str, ...]]:
     """Return the table and what is to be said of it."""
-    from ranktable.sources.super_pod_list import parse_super_pods
+    from ranktable.sources.option_values import parse_super_pods
 
     device_target = sources["device_target"] or ("ascend" if chip else None)
     profile = None if device_target is None else build_profile(device_target, chip)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands.deliver import deliver_table
-from ranktable.commands.outcome import Outcome
-from ranktable.commands.profile_options import profile_options
+from ranktable.commands.outcome import Outcome, deliver_table, profile_options
 from ranktable.edit.ordering import MERGE_ORDERS, MergeOrder
 from ranktable.edit.result import Edited
 from ranktable.errors import MergeError

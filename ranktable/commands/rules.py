@@ -7,7 +7,7 @@ import click
 from ranktable.codec.detect import DIALECT_NAMES
 from ranktable.commands.outcome import Outcome
 from ranktable.profile import CHIPS, READERS
-from ranktable.report.rules import render_rules, rules_as_json
+from ranktable.report.listing import render_rules, rules_as_json
 from ranktable.rules import registered_rules
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ranktable.commands.deliver import deliver_table
-from ranktable.commands.outcome import Outcome
+from ranktable.commands.outcome import Outcome, deliver_table
 from ranktable.model import RankTable
 
 

@@ -41,7 +41,7 @@ def _write_parts(file: str, by: SplitUnit | int, keep_ranks: bool, folder: Path)
     from ranktable.codec import encode_table
     from ranktable.edit.split import split_table
     from ranktable.read import read_table
-    from ranktable.write_folder import write_folder
+    from ranktable.write import write_folder
 
     found = split_table(read_table(file), by, keep_ranks=keep_ranks)
     write_folder(folder, ((part.name, encode_table(part.table).encode("ascii")) for part in found.parts))

@@ -15,9 +15,7 @@ from ranktable.codec import find_codec
 from ranktable.codec.codec import Codec
 from ranktable.codec.schema import Schema, walk_objects
 from ranktable.edit.counts import fix_counts
-from ranktable.edit.reorder import reorder_ranks
-from ranktable.edit.repair import Repair, find_holder, replaced
-from ranktable.edit.repeats import drop_repeats
+from ranktable.edit.repair import Repair, drop_repeats, find_holder, reorder_ranks, replaced
 from ranktable.edit.spelling import find_misspelt, schema_for
 from ranktable.problem import Problem, join_key
 from ranktable.reading.document import Document

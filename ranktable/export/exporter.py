@@ -16,12 +16,12 @@ _EXPORTERS = {
     "openmpi": ("hostfiles", "OPENMPI"),
     "mpich": ("hostfiles", "MPICH"),
     "horovod": ("hostfiles", "HOROVOD"),
-    "slurm": ("slurm", "HOSTLIST"),
-    "slurm-hostfile": ("slurm", "HOSTFILE"),
+    "slurm": ("hostfiles", "HOSTLIST"),
+    "slurm-hostfile": ("hostfiles", "HOSTFILE"),
     "torchrun": ("torchrun", "TORCHRUN"),
-    "env": ("env", "NODES"),
-    "env-rank": ("env", "RANKS"),
-    "accelerate": ("accelerate", "ACCELERATE"),
+    "env": ("torchrun", "NODES"),
+    "env-rank": ("torchrun", "RANKS"),
+    "accelerate": ("torchrun", "ACCELERATE"),
     "ansible": ("ansible", "INVENTORY"),
 }
 """Module and name of each `Exporter`. Loaded when it is first asked for."""

@@ -1,6 +1,6 @@
 """Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide.
 
-What they ask for and their sources are in `ranktable.rules.local`.
+What they ask for and their sources are in `ranktable.rules.declared`.
 """
 
 from __future__ import annotations

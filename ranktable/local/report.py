@@ -16,7 +16,7 @@ from ranktable.reading.document import Document
 from ranktable.reading.positions import locate_paths
 from ranktable.reading.source import read_document
 from ranktable.sources.device_tools import DeviceTools
-from ranktable.sources.hccn_folder import read_answers
+from ranktable.sources.hccn_conf import read_answers
 from ranktable.sources.local_host import find_device_ids, read_local_host
 from ranktable.survey import Survey
 from ranktable.validate import Report, validate_document, validate_file

@@ -1,9 +1,14 @@
-"""A rank table as plain columns."""
+"""Lists for people and for programs: the ranks of a table, what files are, the register of rules."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ranktable.codec.layout import render_json
+from ranktable.detection import FileKind
 from ranktable.model import RankTable
 from ranktable.report.words import count_noun, plain
+from ranktable.rules import Rule
 
 
 def render_table(table: RankTable) -> str:
@@ -19,3 +24,65 @@ def render_table(table: RankTable) -> str:
     lines = [f"version {plain(table.dialect)}, status {plain(table.status)}, {size}"]
     lines += [f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}" for row in rows]
     return "\n".join(lines)
+
+
+def render_kind(kind: FileKind) -> str:
+    """Return the name of the kind after that of the file, and below it what is known of it."""
+    here = "read, validated and converted" if kind.is_supported else "known by name only"
+    facts = {
+        "dialect": kind.dialect,
+        "evidence": kind.evidence,
+        "read by": kind.consumer,
+        "here": here if kind.dialect else "",
+        "advice": kind.advice,
+    }
+    lines = [f"    {name + ':':<10}{plain(text)}" for name, text in facts.items() if text]
+    return "\n".join([f"{kind.source}: {kind.title}", *lines])
+
+
+def kind_as_json(kind: FileKind) -> dict[str, object]:
+    """Return the kind as an object for JSON."""
+    return {
+        "file": kind.source,
+        "dialect": kind.dialect,
+        "title": kind.title,
+        "evidence": kind.evidence,
+        "consumer": kind.consumer,
+        "supported": kind.is_supported,
+        "advice": kind.advice,
+    }
+
+
+_HEADER = ("rule", "severity", "chips", "profiles", "asks that")
+
+
+def render_rules(rules: Sequence[Rule]) -> str:
+    """Return one line per rule, with the ids that findings carry."""
+    rows = [_HEADER, *(_row(entry) for entry in rules)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(entry: Rule) -> tuple[str, str, str, str, str]:
+    chips, readers = ",".join(entry.chips) or "all", ",".join(entry.readers) or "all"
+    return entry.rule_id, entry.severity, chips, readers, entry.title
+
+
+def rules_as_json(rules: Sequence[Rule]) -> str:
+    """Return the rules as a JSON array; an empty list of chips or profiles stands for all of them."""
+    return render_json(
+        [
+            {
+                "rule": entry.rule_id,
+                "severity": entry.severity,
+                "chips": list(entry.chips),
+                "profiles": list(entry.readers),
+                "dialects": sorted(entry.dialects),
+                "title": entry.title,
+            }
+            for entry in rules
+        ]
+    )

@@ -37,8 +37,11 @@ _DIALECTS_910A = CONCISE - {"1.2", "volcano-global", "mindie-global"}
 
 
 def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
+    severity = severity_on(survey, profile, "910a")
+    if severity is None or profile.chip is not None:
+        return severity
     is_larger = any((device.device_id or 0) > MAX_DEVICE_ID["910a"] for device in survey.devices)
-    return None if profile.chip is None and is_larger else severity_on(survey, profile, "910a")
+    return None if is_larger else severity
 
 
 def _complain(server: ServerEntry, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:

@@ -10,13 +10,18 @@ from ranktable.assembly.generate import ServerOrder, take_hosts
 from ranktable.assembly.inventory import HostInventory
 from ranktable.errors import BuildError, SourceError
 from ranktable.sources.answer import HostAnswers, found_devices
-from ranktable.sources.device_ips import expand_pattern, is_pattern, read_device_ips, read_super_device_ids
-from ranktable.sources.hccn_folder import find_host_files, read_answers, read_host_answers
+from ranktable.sources.hccn_conf import find_host_files, read_answers, read_host_answers
 from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile
 from ranktable.sources.hosts import HostList, parse_numbers
+from ranktable.sources.local_host import resolve_names
+from ranktable.sources.option_values import (
+    expand_pattern,
+    filter_hosts,
+    is_pattern,
+    read_device_ips,
+    read_super_device_ids,
+)
 from ranktable.sources.probe import Probe
-from ranktable.sources.resolve import resolve_names
-from ranktable.sources.slot_filter import filter_hosts
 from ranktable.sources.slurm import read_slurm_hosts
 
 

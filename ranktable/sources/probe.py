@@ -13,7 +13,7 @@ from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.errors import BuildError, SourceError
 from ranktable.sources.answer import HostAnswers, found_devices, join_answers
 from ranktable.sources.device_tools import DeviceTools
-from ranktable.sources.hccn_folder import read_answers
+from ranktable.sources.hccn_conf import read_answers
 from ranktable.sources.local_host import find_device_ids, read_local_host
 
 _NODE_NAMES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranktable import BuildError, Device, RankTable, Server, SuperPod, build_table
 from ranktable.export.exporter import export_names, export_table
-from ranktable.export.slurm import compress_hosts
+from ranktable.export.hostfiles import compress_hosts
 from ranktable.sources.hosts import HostList
 
 TABLE = build_table([("node1", 2), ("node2", 3)])

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import RankTableError, ReadError, SourceError
 from ranktable.sources.answer import found_devices, join_answers
-from ranktable.sources.hccn_conf import parse_hccn_conf
-from ranktable.sources.hccn_folder import find_host_files, read_host_answers
+from ranktable.sources.hccn_conf import find_host_files, parse_hccn_conf, read_host_answers
 from ranktable.sources.transcript import parse_transcript
 
 CONF = """\

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import BuildError, RankTableError, SourceError
 from ranktable.sources.hostfile import HOSTFILE_FORMATS, detect_format, parse_hostfile, read_hostfile
-from ranktable.sources.slot_filter import filter_hosts
+from ranktable.sources.option_values import filter_hosts
 from ranktable.sources.slurm import parse_task_counts, read_slurm_hosts
 
 

@@ -1,0 +1,169 @@
+"""The values of options of `generate` and `convert` that have a grammar of their own.
+
+Which hosts stand in which super pod: `0=node[1-2]`, several times or with `;` between.
+
+Which hosts and devices of a list a job uses: `--include` and `--exclude` in DeepSpeed's grammar.
+
+`NAME[:SLOT[,SLOT]]@NAME...`: hosts are separated by @, device ids by commas; a host without ids means all of it.
+Ids may also be ranges (`0-3`). Source: the resource filter of DeepSpeed's launcher.
+
+Device addresses for the generator: from a pattern with {server} and {device}, or from a YAML or JSON file.
+
+A pattern such as `192.168.{device+1}.{server+10}` suits clusters that were numbered by rule. A file maps each
+server id to its addresses: `10.0.0.1: [192.168.1.10, 192.168.2.10]`, in the order of the devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ranktable.errors import BuildError, HostListError
+from ranktable.reading.source import read_bytes
+from ranktable.sources.hosts import HostList, parse_numbers
+
+
+def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the server ids of each super pod; raises BuildError.
+
+    >>> parse_super_pods(["0=node[1-2];1=node3"])
+    {'0': ('node1', 'node2'), '1': ('node3',)}
+    """
+    pods: dict[str, tuple[str, ...]] = {}
+    for part in (part.strip() for text in texts for part in text.split(";")):
+        pod_id, equals, hosts = part.partition("=")
+        if not equals or not pod_id.strip():
+            raise BuildError(f"--super_pods: {part!r} has no id before its hosts", "write --super_pods 0=node[1-2]")
+        if pod_id.strip() in pods:
+            raise BuildError(f"--super_pods: super pod {pod_id.strip()!r} is given twice", "name all its hosts at once")
+        pods[pod_id.strip()] = _parse_hosts(hosts, part)
+    return pods
+
+
+def _parse_hosts(text: str, part: str) -> tuple[str, ...]:
+    try:
+        hosts = HostList.parse(text)
+    except HostListError as error:
+        raise BuildError(f"--super_pods: {part!r}: {error.message}", error.remedy) from error
+    counted = next((host.name for host in hosts if host.num_devices is not None), None)
+    if counted is not None:
+        raise BuildError(f"--super_pods: {part!r} counts devices of {counted!r}", "write names only")
+    return tuple(host.name for host in hosts)
+
+
+HostDevices = Sequence[tuple[str, Sequence[int]]]
+
+
+def filter_hosts(hosts: HostDevices, *, include: str | None = None, exclude: str | None = None) -> HostDevices:
+    """Return the hosts and device ids that are left, in the order of `hosts`; hosts without devices are left out.
+
+    Raises BuildError when both are given, for a host or id that `hosts` does not have, and when nothing is left.
+    """
+    if include is not None and exclude is not None:
+        raise BuildError("--include and --exclude are both given", "give one of them")
+    if include is None and exclude is None:
+        return hosts
+    name = "--include" if include is not None else "--exclude"
+    chosen = _parse_filter(include if include is not None else exclude or "", name, dict(hosts))
+    if include is not None:
+        kept = [(host, [number for number in ids if number in chosen.get(host, ())]) for host, ids in hosts]
+    else:
+        kept = [(host, [number for number in ids if number not in chosen.get(host, ())]) for host, ids in hosts]
+    left = [(host, ids) for host, ids in kept if ids]
+    if not left:
+        raise BuildError(f"{name} leaves no device", "check the filter")
+    return left
+
+
+def _parse_filter(text: str, name: str, hosts: dict[str, Sequence[int]]) -> dict[str, frozenset[int]]:
+    chosen: dict[str, frozenset[int]] = {}
+    for part in text.split("@"):
+        host, ids = _split_part(part.strip(), hosts)
+        if host not in hosts:
+            remedy = "write names of the host list, as in host-a:0,1@host-b"
+            raise BuildError(f"{name}: {host!r} is not in the list of hosts", remedy)
+        found = frozenset(hosts[host])
+        numbers = found if ids is None else frozenset(_parse_ids(ids, part, name))
+        missing = sorted(numbers - found)
+        if missing:
+            raise BuildError(f"{name}: host {host!r} has no device {missing[0]}", f"it has {len(found)} devices")
+        chosen[host] = chosen.get(host, frozenset()) | numbers
+    return chosen
+
+
+def _split_part(part: str, hosts: dict[str, Sequence[int]]) -> tuple[str, str | None]:
+    """Split `host:0,1`; a host whose name has colons (IPv6) is taken whole when it is in the list."""
+    plain = part.strip("[]")
+    if plain in hosts:
+        return plain, None
+    host, colon, ids = part.rpartition(":")
+    return (host.strip("[]"), ids) if colon else (part, None)
+
+
+def _parse_ids(ids: str, part: str, name: str) -> list[int]:
+    try:
+        return parse_numbers(ids)
+    except HostListError as error:
+        raise BuildError(f"{name}: {part!r} has {ids!r} for device ids", "write host-a:0,1 or host-a:0-3") from error
+
+
+_FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
+
+
+def is_pattern(text: str) -> bool:
+    """True when `text` is meant as a pattern, not as the name of a file."""
+    return "{" in text
+
+
+def expand_pattern(pattern: str, servers: Iterable[tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
+    """Return the addresses of every device of `servers`, ids with device ids in the order of the host list.
+
+    `{server}` is the place of the server in that list from 0, `{device}` the device id; `+N` adds to either.
+    Raises BuildError for other fields. The addresses themselves are checked by `build_table`.
+    """
+    rest = _FIELD.sub("", pattern)
+    if "{" in rest or "}" in rest:
+        raise BuildError(f"device_ips pattern {pattern!r} has an unknown field", "use {server}, {device}, {device+1}")
+    return {
+        server_id: [_fill(pattern, {"server": place, "device": device_id}) for device_id in device_ids]
+        for place, (server_id, device_ids) in enumerate(servers)
+    }
+
+
+def read_device_ips(path: str) -> dict[str, list[str]]:
+    """Return the addresses in a YAML or JSON file that maps server ids to lists; raises ReadError, BuildError."""
+    return _read_lists(path, "lists of addresses", "192.168.1.1")
+
+
+def read_super_device_ids(path: str) -> dict[str, list[str]]:
+    """Return the SDIDs in a YAML or JSON file that maps server ids to lists, one number per device in their order.
+
+    Raises ReadError, BuildError.
+    """
+    return _read_lists(path, "lists of SDIDs", "37748736")
+
+
+def _read_lists(path: str, what: str, example: str) -> dict[str, list[str]]:
+    import yaml  # not needed by those who only read and check tables
+
+    try:
+        loaded = yaml.safe_load(read_bytes(path).decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise BuildError(f"{path} is not YAML: {reason}", f"write lines such as  host-a: [{example}]") from error
+    takes_numbers = example.isdecimal()
+    if not isinstance(loaded, dict) or not all(_is_entry(*entry, takes_numbers) for entry in loaded.items()):
+        raise BuildError(f"{path} does not map server ids to {what}", f"write  host-a: [{example}]")
+    return {server_id: [str(item) for item in items] for server_id, items in loaded.items()}
+
+
+def _fill(pattern: str, places: dict[str, int]) -> str:
+    return _FIELD.sub(lambda match: str(places[match.group(1)] + int(match.group(2) or 0)), pattern)
+
+
+def _is_entry(server_id: object, items: object, takes_numbers: bool) -> bool:
+    return (
+        isinstance(server_id, str)
+        and isinstance(items, list)
+        and all(isinstance(item, str) or (takes_numbers and type(item) is int) for item in items)
+    )

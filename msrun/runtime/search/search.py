@@ -144,8 +144,9 @@ class _Search:
         problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
         modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
         tried = [plain]
+        choices = [(mode, choice) for mode in modes for choice in self._solve(problem, mode)]
         for shards_all in (False, True):
-            plans = [each for mode in modes for each in self._solve(problem, mode, shards_all=shards_all)]
+            plans = [self._plan(problem.splits(each), mode, shards_all=shards_all) for mode, each in choices]
             plans.append(self._plan({}, "data parallel", shards_all=shards_all))
             fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
             if fitting:
@@ -158,15 +159,14 @@ class _Search:
             return Found(least, plain.price, bool(least.price.gathered_bytes), self._limit, room)
         raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
 
-    def _solve(self, problem: Problem, mode: str, *, shards_all: bool) -> list[Plan]:
+    def _solve(self, problem: Problem, mode: str) -> list[tuple[int, ...]]:
         """Return plans of one way to search: the fastest one as choices are priced one by one, and smaller ones."""
         solve = SEARCH_MODES[mode]
 
         first = solve(problem, self._mesh)
         unit = problem.seconds(first) / max(1.0, problem.memory(first))
         weighed = (problem.weighing_memory(unit * weight) for weight in _MEMORY_WEIGHTS)
-        choices = dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)]))
-        return [self._plan(problem.splits(choice), mode, shards_all=shards_all) for choice in choices]
+        return list(dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)])))
 
     def _plan(self, splits: Splits, name: str, *, shards_all: bool) -> Plan:
         decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))

@@ -88,12 +88,12 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["mlp", "conv", "transformer"])
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the time's error is their median")
     add_json_option(parser)
-    args = parser.parse_args()
-    with kept(args.json), tempfile.TemporaryDirectory() as folder:
-        for ranks in args.ranks:
-            for network in args.networks:
+    options = parser.parse_args()
+    with kept(options.json), tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            for network in options.networks:
                 for mode in MODES[ranks]:
-                    measure(network, mode, ranks, args.rounds, Path(folder))
+                    measure(network, mode, ranks, options.rounds, Path(folder))
 
 
 if __name__ == "__main__":

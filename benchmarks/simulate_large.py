@@ -29,10 +29,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=54)
     parser.add_argument("--ranks", type=int, default=65536)
     add_json_option(parser)
-    args = parser.parse_args()
-    with kept(args.json), tempfile.TemporaryDirectory() as folder:
-        options = ["--sim_level=2", "--sim_device=h100", "--worker_num", str(args.ranks)]
-        argv = [sys.executable, "-m", "msrun", *options, JOB, str(args.layers)]
+    options = parser.parse_args()
+    with kept(options.json), tempfile.TemporaryDirectory() as folder:
+        words = ["--sim_level=2", "--sim_device=h100", "--worker_num", str(options.ranks)]
+        argv = [sys.executable, "-m", "msrun", *words, JOB, str(options.layers)]
         begin = time.monotonic()
         done = subprocess.run(argv, cwd=Path(folder), env=environment(), timeout=DEADLINE_S, check=False)
         seconds = time.monotonic() - begin
@@ -41,10 +41,17 @@ def main() -> None:
             raise SystemExit(f"the dry run ended with {done.returncode}")
         processor_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
         print(
-            f"{args.layers} layers, {args.ranks} ranks: {processor_s:.1f} s of processor time, {seconds:.1f} s, "
+            f"{options.layers} layers, {options.ranks} ranks: {processor_s:.1f} s of processor time, {seconds:.1f} s, "
             f"{peak_mb:.0f} MB, load {os.getloadavg()[0]:.1f}"
         )
-        record("large", layers=args.layers, ranks=args.ranks, processor_s=processor_s, seconds=seconds, peak_mb=peak_mb)
+        record(
+            "large",
+            layers=options.layers,
+            ranks=options.ranks,
+            processor_s=processor_s,
+            seconds=seconds,
+            peak_mb=peak_mb,
+        )
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def test_optimizers_are_torchs_with_other_names() -> None:
         ),
         (
             lambda p: nn.Adam(p, 0.01, beta1=0.8, beta2=0.9, eps=1e-6),
-            lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.9), 1e-6),
+            lambda p: optim.Adam(p, 0.01, (0.8, 0.9), 1e-6, use_eps_hat=True),
         ),
         (
             lambda p: nn.AdamWeightDecay(p, 0.01, beta1=0.8, weight_decay=0.1),

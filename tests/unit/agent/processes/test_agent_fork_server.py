@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_agents import FakeClock
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.agent.processes import fork_server
+from msrun.agent.processes.process_control import Pid, start_time
 from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
 from msrun.planning.program import Program
@@ -224,9 +226,8 @@ def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = server
-    ended: list[int] = []
+    ended: list[Any] = []
     is_stopped = True
-    monkeypatch.setattr(os, "getppid", os.getpid)
     monkeypatch.setattr(fork_server.process_control, "is_stopped", lambda _: is_stopped)
     monkeypatch.setattr(fork_server.process_control, "signal_processes", lambda pids, _: ended.extend(pids))
     clock.advance(100.0)
@@ -249,10 +250,8 @@ def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     clock.advance(0.1)
     made._look_at_agent()
     assert ended == [os.getpid()]
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    clock.advance(100.0)
-    made._look_at_agent()
-    assert len(ended) == 1, "somebody else has its number now"
+    (agent,) = ended
+    assert isinstance(agent, Pid) and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
 def test_nobody_waits_while_workers_are_to_be_started(server: tuple[fork_server.ForkServer, Channel]) -> None:

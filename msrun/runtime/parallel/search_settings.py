@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.cost.devices import DeviceProfile, find_profile
@@ -15,6 +18,8 @@ RECURSIVE = "recursive_programming"
 SEARCH_WORDS = {"auto_parallel": RECURSIVE, AUTO: AUTO} | {mode: mode for mode in SEARCH_MODES}
 """Word of `parallel_mode` -> how strategies are searched; AUTO_PARALLEL searches as MindSpore does by default."""
 _PROFILE_OF_DEVICE = {"cpu": "cpu", "cuda": "a100", "npu": "ascend910b"}
+_KNOWN_GPUS = ("h200", "h100", "a100")
+"""Profiles that are found by the name that CUDA gives the device."""
 MB = 2**20
 
 
@@ -28,7 +33,7 @@ class SearchSettings:
 
     mode: str
     device: DeviceProfile | None = None
-    """None: the profile of the kind of device that this process computes on."""
+    """None: the profile of the device that this process computes on, in a dry run of the one that it stands for."""
     memory_limit_mb: float | None = None
     optimizer_states: int = 2
 
@@ -42,9 +47,19 @@ class SearchSettings:
 
     def spec(self) -> SearchSpec:
         """Return what is searched for in this process."""
-        device = self.device or find_profile(_PROFILE_OF_DEVICE.get(world.device().type, "cpu"))
+        device = self.device or own_profile()
         limit = None if self.memory_limit_mb is None else int(self.memory_limit_mb * MB)
         return SearchSpec(self.mode, device, limit, self.optimizer_states)
+
+
+def own_profile() -> DeviceProfile:
+    """Return the profile of the device that this process computes on, or in a dry run stands for."""
+    if contract.MSRUN_SIM_LEVEL in os.environ:
+        return find_profile(os.environ.get(contract.MSRUN_SIM_DEVICE, "cpu"))
+    kind = world.device().type
+    name = torch.cuda.get_device_name(world.device()).lower() if kind == "cuda" else ""
+    known = next((word for word in _KNOWN_GPUS if word in name), "")
+    return find_profile(known or _PROFILE_OF_DEVICE.get(kind, "cpu"))
 
 
 def check_search_mode(word: str, value: Any) -> str:

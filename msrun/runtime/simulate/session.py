@@ -17,8 +17,8 @@ import torch
 from msrun import contract
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.cost.devices import find_profile
 from msrun.runtime.joining.simulated import REAL_VALUES
+from msrun.runtime.parallel.search_settings import own_profile
 from msrun.runtime.simulate.changes import try_changes
 from msrun.runtime.simulate.job import simulate_job
 from msrun.runtime.simulate.report import Measured, Report, write_report
@@ -70,7 +70,7 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
 def _look(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int) -> Report:
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
-    device = find_profile(os.environ.get(contract.MSRUN_SIM_DEVICE, "cpu"))
+    device = own_profile()
     job = simulate_job(target, parallel.settings, args, kwargs, device, level, own_rank)
     changes = None
     if os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1":

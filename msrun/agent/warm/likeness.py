@@ -19,7 +19,7 @@ NO_JOB = "0" * 16
 """Stands in a warm server's environment where a job's id will be: as long as one."""
 _READ_AT_IMPORT = re.compile(
     r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"
-    r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|PATH|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"
+    r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"
 )
 """Names, or their beginnings, of variables that the interpreter, the C library and torch read when they are loaded."""
 _KEPT_STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:", "Mems_allowed:")

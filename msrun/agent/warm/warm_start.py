@@ -156,7 +156,7 @@ def _start_server(path: Path, warm: WarmStart, env: Mapping[str, str], working_d
     with listener, path.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", boot, *words],
-            env={**read_at_import(env), contract.MSRUN_JOB_ID: NO_JOB},
+            env={"PATH": env.get("PATH", os.defpath), **read_at_import(env), contract.MSRUN_JOB_ID: NO_JOB},
             cwd=working_directory,
             stdin=subprocess.DEVNULL,
             stdout=log,

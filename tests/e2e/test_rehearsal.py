@@ -16,7 +16,6 @@ from only_cases import ONLY_CASES
 from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
 from rehearsal import Rehearsals
-from tls_files import PASSWORDS, Authority, TlsFolder
 
 TRAINED = ("level3-experts",)
 """Cases of float64: losses, gradients and weights have to be those of one process to 1e-10."""
@@ -62,15 +61,6 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -
         ("host0", "127.0.0.2"),
         ("host1", "127.0.0.3"),
     ]
-
-
-@pytest.mark.slow
-def test_hosts_talk_through_tls(rehearsals: Rehearsals, workers: Path) -> None:
-    config = TlsFolder(rehearsals.cwd / "tls", Authority()).config()
-    job = rehearsals.run("2x1", f"--tls_config={config}", workers / "record.py", **PASSWORDS)
-    assert job.code == 0, job.stderr
-    registered = [event["text"] for event in job.events if event["event"] == "registered"]
-    assert registered == ["registered with the scheduler through TLSv1.3"] * 2
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("SIGSEGV", 139)])

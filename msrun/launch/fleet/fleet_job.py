@@ -66,7 +66,8 @@ class FleetRun:
             forwarded: variables that the hosts got from here.
             earlier: the attempts on other hosts, as `JobFailure` has them.
         """
-        self._earlier = list(earlier)
+        self.attempts = list(earlier)
+        """Those that are over, of other hosts and of these."""
         self._clock = clock
         self._spec = spec
         self._forwarded = forwarded
@@ -134,11 +135,6 @@ class FleetRun:
     def plan(self) -> LaunchPlan | None:
         """The plan of the job on these hosts; None as long as not all have said what they will run."""
         return self._plan
-
-    @property
-    def run_time_s(self) -> float:
-        """Seconds since the hosts were told to start."""
-        return round(self._clock() - self._started_at, 3)
 
     @property
     def restarts(self) -> int:
@@ -277,6 +273,7 @@ class FleetRun:
             elif order["type"] == "restart":
                 self._give_up_at = None
                 number = order["attempt"] + self._spec.first_attempt
+                self._note_attempt(number - 1, order["reason"])
                 self._record.restart(number, order["delay_s"], order["reason"], order["ranks"])
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -311,10 +308,16 @@ class FleetRun:
                 self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
                 self._end_host(link.node_rank)
 
+    def _note_attempt(self, number: int, reason: str) -> None:
+        now = self._clock()
+        self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
+        self._started_at = now
+
     def _end_attempt(self) -> None:
         """Say that the job goes on elsewhere."""
         ranks = sorted(rank for node in self.lost for rank in self._ranks[node])
         reason = "; ".join(self.lost.values())
+        self._note_attempt(self.restarts, reason)
         self._events.note(
             "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
         )
@@ -329,8 +332,7 @@ class FleetRun:
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
-            here = [{**one, "attempt": int(one["attempt"]) + self._spec.first_attempt} for one in failure.attempts]
-            failure = hide_secrets(replace(failure, attempts=[*self._earlier, *here]), plan.secrets)
+            failure = hide_secrets(replace(failure, attempts=self.attempts), plan.secrets)
             if problem := write_failure(plan, failure):
                 self._say(problem)
         if self._metrics is not None:

@@ -132,9 +132,7 @@ class JobStarts:
             self._plan = run.plan or self._plan
         if result is None:
             run.set_logs_aside()
-            self._earlier.append(
-                {"attempt": run.restarts, "reason": "; ".join(run.lost.values()), "run_time_s": run.run_time_s}
-            )
+            self._earlier = run.attempts
             self._restarts = run.restarts + 1
         return result
 

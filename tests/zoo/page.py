@@ -72,6 +72,28 @@ def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:
     return "\n\n".join([text, *tables]) + "\n"
 
 
+def read(page: str) -> dict[int, dict[Case, Outcome]]:
+    """Return the outcomes of each number of ranks that a page says; `render` of them writes the page again."""
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", page.partition("## Refused\n")[2], re.MULTILINE))
+    found: dict[int, dict[Case, Outcome]] = {}
+    for ranks, table in re.findall(r"^## (\d+) ranks\n\n((?:\|.*\n)+)", page, re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        found[int(ranks)] = {
+            (row[0].removesuffix(" (fp64)"), mode): _outcome(cell, reasons)
+            for row in rows
+            for mode, cell in zip(head[2:], row[2:], strict=True)
+            if cell != "-"
+        }
+    return found
+
+
+def kind(outcome: Outcome) -> str:
+    """Return what a page says of an outcome but for its figure: why it was refused, or whether it is a difference."""
+    if outcome.difference is not None:
+        return "difference"
+    return _FOLDERS.sub("", outcome.refusal) or "fails"
+
+
 def without_figures(page: str) -> str:
     """Return a page in which differences and versions, which are others on other machines, are left blank."""
     return _VERSION.sub("version", _FIGURE.sub("figure", page))
@@ -103,6 +125,14 @@ def _table(ranks: int, outcomes: Mapping[Case, Outcome], reasons: list[str]) -> 
     return "\n".join([*lines, *(["", "Left out (-):", "", *left_out] if left_out else [])])
 
 
+def _outcome(cell: str, reasons: Mapping[str, str]) -> Outcome:
+    refused = re.fullmatch(r"refused \((\d+)\)", cell)
+    if refused:
+        return Outcome(refusal=reasons[refused[1]])
+    figure = _FIGURE.search(cell)
+    return Outcome(difference=float(figure[0])) if figure else Outcome(failure=cell)
+
+
 def _cell(entry: Entry, mode: str, outcome: Outcome | None, reasons: list[str]) -> str:
     if outcome is None:
         return "-"
@@ -111,7 +141,7 @@ def _cell(entry: Entry, mode: str, outcome: Outcome | None, reasons: list[str]) 
         return figure if _trains(outcome, entry) else f"differs: {figure}"
     if not outcome.refusal:
         return "fails"
-    reason = _FOLDERS.sub("", outcome.refusal)
+    reason = kind(outcome)
     if reason not in reasons:
         reasons.append(reason)
     return f"refused ({reasons.index(reason) + 1})"

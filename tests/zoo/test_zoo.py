@@ -12,7 +12,7 @@ if missing():
 
 from zoo.collection import ENTRIES
 from zoo.jobs import CASES, Case, Outcome, run_cases
-from zoo.page import PAGE, render, without_figures
+from zoo.page import PAGE, kind, read, render, without_figures
 from zoo.training import tolerance
 
 DEADLINE_S = 1500.0
@@ -24,19 +24,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S)]
 def outcomes(
     msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[int, dict[Case, Outcome]]:
-    """What came of every case that a selected test is about, by the number of ranks; one process group for each."""
-    folder = tmp_path_factory.mktemp("zoo")
+    """What came of every case that a selected test is about, by the number of ranks; one process group for each.
+
+    With --update-golden every case runs, and the page is written.
+    """
+    is_page_written = request.config.getoption("--update-golden")
     items = [
         item for item in request.session.items if request.node.path == item.path and isinstance(item, pytest.Function)
     ]
     of_case = [item.callspec.params for item in items if hasattr(item, "callspec")]
     wanted = {(params["ranks"], params["case"]) for params in of_case}
-    if any(item.originalname == test_page_says_what_was_measured.__name__ for item in items):
-        wanted |= {(ranks, case) for ranks, cases in CASES.items() for case in cases}
-    return {
-        ranks: run_cases(msrun_of_module, ranks, [case for case in cases if (ranks, case) in wanted], folder)
+    folder = tmp_path_factory.mktemp("zoo")
+    found = {
+        ranks: run_cases(
+            msrun_of_module, ranks, [case for case in cases if is_page_written or (ranks, case) in wanted], folder
+        )
         for ranks, cases in CASES.items()
     }
+    if is_page_written:
+        PAGE.write_text(render(found))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -59,15 +66,18 @@ def test_model_has_the_losses_of_one_process_or_is_refused_as_its_entry_says(
         assert not outcome.refusal, outcome.refusal
         assert outcome.difference is not None
         assert outcome.difference <= tolerance(entry)
+    on_page = read(PAGE.read_text())[ranks].get(case)
+    assert on_page is not None and kind(on_page) == kind(outcome), "write the page: pytest tests/zoo --update-golden"
 
 
 def test_nearly_every_model_trains_in_semi_auto() -> None:
     assert sum("semi_auto" not in entry.refused for entry in ENTRIES.values()) >= 24
 
 
-def test_page_says_what_was_measured(outcomes: dict[int, dict[Case, Outcome]], request: pytest.FixtureRequest) -> None:
-    page = render(outcomes)
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(page)
-    text = PAGE.read_text() if PAGE.is_file() else ""
-    assert without_figures(text) == without_figures(page), "write it anew with pytest tests/zoo --update-golden"
+def test_page_names_the_models_and_cases_of_the_zoo() -> None:
+    """Whether it says what came of a case is seen where the case runs."""
+    text = PAGE.read_text()
+    assert {ranks: set(cases) for ranks, cases in read(text).items()} == {
+        ranks: set(cases) for ranks, cases in CASES.items()
+    }
+    assert without_figures(text) == without_figures(render(read(text)))

@@ -171,10 +171,10 @@ class Supervisor:
         self._start_workers()
 
     def _start_workers(self) -> None:
-        use_exec = self._start_method == "exec"
+        plan, use_exec = self._plan, self._start_method == "exec"
         workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
         self._are_workers_asked_for = True
-        self._server.start([*log_writer_specs(self._plan), *workers])
+        self._server.start([*log_writer_specs(plan.log_dir, plan.log_max_bytes, plan.log_keep), *workers])
 
     def _look_at_own(self) -> None:
         error = self._own.look_for_stopped(self._server.pid, time.monotonic(), self._stopped_limit_s)

@@ -23,7 +23,6 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Ended
 from msrun.cluster.messages import Channel
-from msrun.planning.plan import LaunchPlan
 
 MIN_PIPE_BYTES = 1 << 16
 MAX_PIPE_BYTES = 1 << 18
@@ -191,9 +190,8 @@ def open_log_pipes(specs: Sequence[ProcessSpec]) -> LogPipes | None:
     return LogPipes(writer.rotation, {spec.process_id: spec.log_path for spec in specs if spec.process_id >= 0})
 
 
-def log_writer_specs(plan: LaunchPlan) -> list[ProcessSpec]:
+def log_writer_specs(log_dir: str, max_bytes: int, keep: int) -> list[ProcessSpec]:
     """Return the log writer as a process to start, before the workers; nothing when logs are not rotated."""
-    if not plan.log_max_bytes:
+    if not max_bytes:
         return []
-    path = f"{plan.log_dir}/{contract.SCHEDULER_LOG}"
-    return [ProcessSpec(LOG_WRITER_ID, path, rotation=LogRotation(plan.log_max_bytes, plan.log_keep))]
+    return [ProcessSpec(LOG_WRITER_ID, f"{log_dir}/{contract.SCHEDULER_LOG}", rotation=LogRotation(max_bytes, keep))]

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Collection
 
 from msrun import contract
-from msrun.planning.placement.topology import format_cpu_list
+from msrun.planning.ranks import fold_ranks
 
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
@@ -27,7 +27,7 @@ def bind_cpus(cpus: Collection[int]) -> None:
     os.sched_setaffinity(0, cpus)
     allowed = os.sched_getaffinity(0)
     if allowed != set(cpus):
-        raise OSError(0, f"only CPUs {format_cpu_list(allowed)} were allowed")
+        raise OSError(0, f"only CPUs {fold_ranks(allowed)} were allowed")
 
 
 def bind_memory(nodes: Collection[int]) -> None:
@@ -69,14 +69,14 @@ def apply_binding(who: str, cpus: Collection[int], memory_nodes: Collection[int]
         try:
             bind_cpus(cpus)
         except OSError as error:
-            _write_line(f"msrun: cannot bind {who} to CPUs {format_cpu_list(cpus)}: {error.strerror}")
+            _write_line(f"msrun: cannot bind {who} to CPUs {fold_ranks(cpus)}: {error.strerror}")
             os._exit(contract.EXIT_CLUSTER)
     if memory_nodes:
         try:
             bind_memory(memory_nodes)
         except OSError as error:
             _write_line(
-                f"msrun: cannot bind the memory of {who} to NUMA node {format_cpu_list(memory_nodes)}: "
+                f"msrun: cannot bind the memory of {who} to NUMA node {fold_ranks(memory_nodes)}: "
                 f"{error.strerror}; going on without"
             )
 

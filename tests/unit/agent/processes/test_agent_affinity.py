@@ -67,7 +67,7 @@ def test_nothing_to_bind_changes_nothing() -> None:
 def test_a_process_that_cannot_have_its_processors_ends_with_one_line(cpus: tuple[int, ...], text: str) -> None:
     done = run(f"{IMPORT}; apply_binding('worker 3', {cpus}, ()); print('went on')")
     assert (done.returncode, done.stdout) == (contract.EXIT_CLUSTER, "")
-    shown = ",".join(map(str, cpus))
+    shown = ", ".join(map(str, cpus))
     assert done.stderr == f"msrun: cannot bind worker 3 to CPUs {shown}: {text}\n"
 
 

@@ -198,10 +198,9 @@ def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]
     """Return what tells dynamo which guards to keep."""
 
     def keep(entries: Sequence[Any]) -> list[bool]:
-        left_out = [str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name]
+        left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
         return [
-            not any(own in e.name for own in _OWN_NAMES) and not any(_is_part(e.name, name) for name in left_out)
-            for e in entries
+            not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries
         ]
 
     return keep
@@ -213,8 +212,10 @@ def _in_words(guard: str) -> str:
     return re.sub(r"L\['(\w+)'\]", lambda found: {"function": "net"}.get(found[1], found[1]), text)
 
 
-def _is_part(name: str, of: str) -> bool:
-    return name == of or (name.startswith(of) and name[len(of)] in ".[")
+def _wholes(name: str) -> Iterator[str]:
+    """Yield a name and those that it is a part of: `a.b['c']`, `a.b` and `a`."""
+    yield name
+    yield from (name[: found.start()] for found in re.finditer(r"[.\[]", name))
 
 
 @contextlib.contextmanager

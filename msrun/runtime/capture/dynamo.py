@@ -199,9 +199,7 @@ def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]
 
     def keep(entries: Sequence[Any]) -> list[bool]:
         left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
-        return [
-            not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries
-        ]
+        return [not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries]
 
     return keep
 

@@ -166,6 +166,7 @@ def plain_torch_losses() -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path: Path) -> None:
     pages = [
         [entry for block in doc_pages.blocks(page) for entry in entries(block, doc_pages.blocks(page))]

@@ -174,9 +174,6 @@ PARALLEL = [
 ]
 
 
-FAST = ("operator_parallel",)
-
-
 @pytest.fixture(scope="module")
 def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven batches of 32 in MNIST's form."""
@@ -187,10 +184,8 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [pytest.param(*row, id=row[0], marks=() if row[0] in FAST else pytest.mark.slow) for row in PARALLEL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "words"), [pytest.param(*row, id=row[0]) for row in PARALLEL])
 def test_every_way_to_train_in_parallel_equals_one_process(
     msrun: JobRunner, examples: Path, few_images: Path, name: str, words: str
 ) -> None:

@@ -74,6 +74,7 @@ def end(fleet: FleetRunner, job: Running) -> None:
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_killed_launcher_takes_every_host_with_it(fleet: FleetRunner, job: Running) -> None:
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
@@ -148,6 +149,7 @@ def test_launcher_that_is_frozen_for_long_is_given_up_and_told_why(fleet: FleetR
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
 def test_killed_agent_ends_the_job_and_its_host_is_named(fleet: FleetRunner, job: Running, host: int) -> None:
     (agent,) = fleet.agents(host)
@@ -411,6 +413,7 @@ def test_second_interrupt_kills_at_once_on_every_host(fleet: FleetRunner, worker
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_killed_scheduler_ends_the_job_on_every_host(fleet: FleetRunner, job: Running) -> None:
     pids = [json.loads(line) for line in (job.log_dir / "events.jsonl").read_text().splitlines()]
     scheduler = next(event["pid"] for event in pids if event["event"] == "host_scheduler" and event["node_rank"] == 0)

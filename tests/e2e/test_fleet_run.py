@@ -88,6 +88,7 @@ def test_imports_begin_before_hosts_have_come_together(fleet: FleetRunner, tmp_p
     assert [job.log(rank) for rank in range(2)] == [b"True False True\n"] * 2
 
 
+@pytest.mark.slow
 def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: Path) -> None:
     words = ["--bind_core", "--device_target=cpu", "sh", "-c", "true"]
     asked = fleet.run("host2:3,host0:1", "--plan=json", *words, log_dir=own_disk / "planned")
@@ -99,6 +100,7 @@ def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: 
     assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
+@pytest.mark.slow
 def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -249,6 +251,7 @@ def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     assert fleet.record(1)["env"]["MASTER_ADDR"] == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_one_remote_host_starts_again(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run("host1:2", "--max_restarts=1", workers / "attempt.py", "code=7:1")
     assert job.code == 0, job.stderr

@@ -46,6 +46,7 @@ def prove_losses(finished: Finished, steps: int, *, attempts: int) -> None:
         assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_servers_go_with_the_job(msrun: JobRunner, workers: Path, tmp_path: Path
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_job_that_lost_a_server_goes_on_from_its_checkpoint_as_uncut(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

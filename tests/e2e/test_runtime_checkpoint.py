@@ -194,22 +194,15 @@ DEATHS = 13
 """Of each form and way, 52 together."""
 
 
-@pytest.mark.parametrize(
-    ("form", "when", "deaths"),
-    [
-        ("directory", "beside", 1),
-        *(
-            pytest.param(form, when, DEATHS, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
-            for form in ("file", "directory")
-            for when in ("now", "beside")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["now", "beside"])
+@pytest.mark.parametrize("form", ["file", "directory"])
 def test_killed_at_random_moments_of_saving_it_always_goes_on_from_a_whole_checkpoint(
-    msrun: JobRunner, workers: Path, tmp_path: Path, form: str, when: str, deaths: int
+    msrun: JobRunner, workers: Path, tmp_path: Path, form: str, when: str
 ) -> None:
     args = (workers / "runtime" / "dying_saves.py", tmp_path / "checkpoints")
-    for seed in range(deaths):
+    for seed in range(DEATHS):
         done = msrun.run("--worker_num=2", "--quiet", *args, f"{form} {when} {seed}", form, when, cwd=tmp_path)
         assert done.code == 128 + signal.SIGALRM, f"death {seed}: {done.stderr}"
     found = find_checkpoints(tmp_path / "checkpoints", "net")

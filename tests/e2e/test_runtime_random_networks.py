@@ -52,6 +52,7 @@ def results(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.random
 def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dict[str, Any]]) -> None:
     bad = [entry for entry in results if entry["kind"] not in GOOD]
@@ -62,6 +63,7 @@ def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dic
     assert not bad, f"{len(bad)} of {CASES} cases of seed {SEED}:\n" + "\n".join(told)
 
 
+@pytest.mark.slow
 @pytest.mark.random
 def test_most_cases_run(results: list[dict[str, Any]]) -> None:
     """A grammar whose cases are refused, or fail in one process too, proves nothing."""

@@ -41,7 +41,8 @@ def net() -> Iterator[HostNet]:
         yield hosts
 
 
-@pytest.mark.parametrize("workers_of_hosts", [(2, 2), pytest.param((3, 1), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers_of_hosts", [(2, 2), (3, 1)])
 def test_random_programs_over_two_hosts(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path, workers_of_hosts: tuple[int, int]
 ) -> None:

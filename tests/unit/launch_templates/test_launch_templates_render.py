@@ -38,6 +38,10 @@ from launch_templates.version import own_version
 KINDS = list_kinds()
 MANIFESTS = [kind for kind in KINDS if load_kind(kind).write is None]
 SCRIPTS = [kind for kind in KINDS if kind not in MANIFESTS]
+FEW_FIRST = [
+    pytest.param(kind, marks=() if kind in ("jobset", "slurm") else pytest.mark.slow, id=kind) for kind in KINDS
+]
+"""The kinds, of which a manifest and a script are in the fast half."""
 DEFINITIONS = Path(os.environ.get("CRD_FOLDER", "crds"))
 MINIMAL = {"name": "train", "image": "registry.example/train:1"}
 FULL = {
@@ -167,7 +171,7 @@ def test_every_field_is_taken_by_a_kind_and_every_derived_value_is_used() -> Non
     assert DERIVED.keys() <= set(find_placeholders([nodes, load_fragment("pod")]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW_FIRST)
 def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
     """Nothing that is set is dropped in silence."""
     more = {
@@ -322,7 +326,7 @@ def shape_of(text: str, kind: str) -> list[str]:
     return [line.partition("=")[0] for line in text.splitlines() if line.startswith("exec")][:1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW_FIRST)
 def test_a_text_of_a_million_characters_comes_through(kind: str) -> None:
     long = "x'\"\n${A}" * 100_000
     rendered = render(kind, fitting(kind, MINIMAL), ["train.py", long])

@@ -102,3 +102,6 @@ def attend_part(
     """Return this rank's part of attention with dropout; `part` says which part of all weights it has."""
     mask = part_mask(draw, place, call, p, Part(*part), batch_dim, query.device)
     return attend(query, key, value, attn_mask, p, is_causal, scale, enable_gqa, lambda _: mask)
+
+
+RULES = [(Attention(), [aten.scaled_dot_product_attention.default])]

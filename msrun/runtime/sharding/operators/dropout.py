@@ -191,3 +191,6 @@ def refuse_random(node: fx.Node) -> None:
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'
         )
+
+
+RULES = [(Dropout(), list(KINDS))]

@@ -94,3 +94,6 @@ class RandomDraw(Elementwise):
             part=tuple(Part.of(form.layout(form.output, split), build.mesh, call.output_shape)),
             batch_dim=batch_dim_of(call.node),
         )
+
+
+RULES = [(RandomDraw(), list(CAPTURED))]

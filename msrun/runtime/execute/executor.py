@@ -1,10 +1,10 @@
 """The executor: runs the segments of a program for one or several copies of the batch, forward and backward.
 
-Issue order (forward): turn k of copy 1, turn k of copy 2, then turn k+1 of copy 1, ...; a turn is a run of segments
-(`turns`). A segment waits for the collectives that it reads, computes, and starts the ones that read it; while those of
-one copy are on their way the other copy computes. The way back is the mirror image, one backward call per segment: the
-autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last segment that reads
-it.
+Issue order (forward): slot k of copy 1, slot k of copy 2, then slot k+1 of copy 1, ...; a slot is a run of segments
+(`interleaving`). A segment waits for the collectives that it reads, computes, and starts the ones that read it; while
+those of one copy are on their way the other copy computes. The way back is the mirror image, one backward call per
+segment: the autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last
+segment that reads it.
 
 A recomputed region runs twice: forward, forgetting what only it needs, and again before its backward pass (`replay`).
 """
@@ -26,7 +26,12 @@ from msrun.runtime.execute.step import Copy, Step
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.buffers import plan_buffers
-from msrun.runtime.schedule.late_weights import LateWeight, compute_late_weights, forget_late_weights, take_late_weights
+from msrun.runtime.schedule.deferred_weights import (
+    DeferredWeightGradient,
+    compute_deferred_weights,
+    forget_deferred_weights,
+    take_deferred_weights,
+)
 from msrun.runtime.schedule.regions import Region
 from msrun.runtime.schedule.replay import Replay, plan_replays
 from msrun.runtime.schedule.segments import Name, Segment
@@ -121,14 +126,14 @@ class Executor:
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for turn in self._order.forward:
+            for slot in self._order.forward:
                 for copy in copies:
-                    for index in turn:
+                    for index in slot:
                         if copy is copies[0]:
                             self._wait_for_parameters(step, index)
                             self._prefetch(step, index + 1)
                         self.runner.run(step, copy, index, needs_grad)
-                for index in turn:
+                for index in slot:
                     self._free_after(step, index)
         with torch.no_grad():
             for name, value in step.buffers.items():
@@ -176,7 +181,7 @@ class Executor:
         gradients: Sequence[Mapping[Name, Tensor]],
         *,
         reduces: bool = True,
-        late: list[LateWeight] | None = None,
+        deferred: list[DeferredWeightGradient] | None = None,
         hand_out: Callable[[dict[str, Tensor]], None] | None = None,
     ) -> dict[str, Tensor]:
         """Run the backward pass; `gradients` holds per copy the gradient of every result that has one.
@@ -184,31 +189,31 @@ class Executor:
         Args:
             reduces: False when more micro batches of this step follow: gradients are added up, at level2 and level3
                 those of the stored part only; the last one, or `reduce`, gives them.
-            late: gets what gradients of weights are left for the caller to add, before `reduce`; None: none are.
+            deferred: gets what gradients of weights are left for the caller to add, before `reduce`; None: none are.
             hand_out: gets the gradients message by message as they arrive; see `LeavingGradients`.
 
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`, and with `hand_out`.
         """
-        forget_late_weights()
+        forget_deferred_weights()
         leaving = LeavingGradients(hand_out)
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
             self.runner.start_crossings(copy, self._order.way_back[0])
-        for turn in self._order.backward:
+        for slot in self._order.backward:
             for copy in step.copies:
-                for index in turn:
+                for index in slot:
                     if copy is step.copies[0]:
                         self._have_values_again(step, index)
                     self.runner.run_backward(step, copy, index)
                     self.runner.give_to_parameters(step, copy, index)
                     if index in self._order.next_back:
                         self.runner.start_crossings(copy, self._order.next_back[index])
-                    if late is None:
-                        compute_late_weights()
+                    if deferred is None:
+                        compute_deferred_weights()
                     else:
-                        late += take_late_weights()
+                        deferred += take_deferred_weights()
                     if copy is step.copies[-1]:
                         self._give_back(step, index, leaving, reduces=reduces)
         for task in step.tasks:
@@ -257,7 +262,7 @@ class Executor:
 
     @torch.enable_grad()
     def run_again(self, step: Step, replay: Replay) -> None:
-        """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
+        """Compute a region once more from what was kept, copies interleaved; now with all that backward needs."""
         for index in replay.steps:
             self._wait_for_parameters(step, index)
             for copy in step.copies:

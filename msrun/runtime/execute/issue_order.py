@@ -1,4 +1,4 @@
-"""IssueOrder: when an executor gathers, frees and sends off parameters, and in which turns copies run. Made once."""
+"""IssueOrder: when an executor gathers, frees and sends off parameters, and how copies are interleaved. Made once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from msrun.runtime.execute.gradients import GradientGroup, plan_departures
 from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots, way_back
 from msrun.runtime.schedule.segments import Segment
-from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns, way_back
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
@@ -54,8 +54,8 @@ def plan_issue_order(
     last_reader = {group: index for index, segment in enumerate(segments) for group in segment.groups}
     order = way_back(segments)
     return IssueOrder(
-        forward=join_turns(forward_turns(segments, gathered), spans),
-        backward=backward_turns(segments, gathered, replayed),
+        forward=join_slots(forward_slots(segments, gathered), spans),
+        backward=backward_slots(segments, gathered, replayed),
         gathered_before=[_upcoming(segments, index, gathered, bool(freed)) for index in range(len(segments) + 1)],
         gathered_again=[_following(segments, order[order.index(i) :], freed) for i in range(len(segments))],
         freed_after=[[g for g in freed if last_reader.get(g) == index] for index in range(len(segments))],

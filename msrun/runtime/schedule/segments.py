@@ -1,4 +1,4 @@
-"""Segments: the local program cut at its collectives, so that copies can take turns and gradients leave early.
+"""Segments: the local program cut at its collectives, so that copies can be interleaved and gradients leave early.
 
 Every node has a level: one more than the level of a collective that it waits for. Segment k holds the operators of
 level k; the collectives of level k start when it has been computed and are waited for by the first segment that reads

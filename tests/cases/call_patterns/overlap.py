@@ -75,7 +75,7 @@ class Events:
         self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
         self._wrap(executor.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
-        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda pending: self._wait(f, pending))
+        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda future: self._wait(f, future))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -100,10 +100,10 @@ class Events:
                 self.names.append(f"start {crossing.result} of copy {number}")
                 copy.arriving[crossing.result].label = f"{crossing.result} of copy {number}"
 
-    def _wait(self, original: Any, pending: Any) -> Tensor:
-        if hasattr(pending, "label"):
-            self.names.append(f"wait {pending.label}")
-        return original(pending)
+    def _wait(self, original: Any, future: Any) -> Tensor:
+        if hasattr(future, "label"):
+            self.names.append(f"wait {future.label}")
+        return original(future)
 
     def stop(self) -> None:
         for owner, name, original in self._undo:

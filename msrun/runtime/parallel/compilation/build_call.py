@@ -19,7 +19,7 @@ from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.partition.local_values import parameter_memory
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.late_weights import delay_weights
+from msrun.runtime.schedule.deferred_weights import defer_weights
 from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
 from msrun.runtime.schedule.replay import plan_replays
 from msrun.runtime.schedule.segments import cut_segments
@@ -60,7 +60,7 @@ def build_compiled_call(
     segments = cut_segments(program, group_of, region_of, memory_of)
     if spec.overlaps_weights or spec.defers_weights:
         dimensions = {use.placeholder: len(use.stored.shape) for use in used}
-        delay_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
+        defer_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = Executor(

@@ -38,10 +38,10 @@ from msrun.runtime.parallel.strategy_search import choose_strategies
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.layout_constraints import entry_layout
 from msrun.runtime.partition.lower import lower
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.wanted import entry_layout
 from msrun.runtime.schedule.regions import RecomputeSpec
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
@@ -119,7 +119,7 @@ class Compilation:
             program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
         compiled = build(recompute)
         if self.settings.overlaps_weights:
-            program.notes.append(describe_overlap(compiled.late_layers))
+            program.notes.append(describe_overlap(compiled.deferred_layers))
         unused = sorted(set(recompute) - {region.path for region in compiled.regions})
         if unused:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")

@@ -23,7 +23,7 @@ from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.parallel.verification.phase import is_verifying
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.late_weights import count_delayed
+from msrun.runtime.schedule.deferred_weights import count_deferred
 from msrun.runtime.schedule.regions import Region
 from msrun.runtime.schedule.segments import Segment
 
@@ -50,13 +50,13 @@ class CompiledCall:
 
     @property
     def copies(self) -> int:
-        """Copies that take turns within a micro batch."""
+        """Copies that are interleaved within a micro batch."""
         return self.parts.copies
 
     @property
-    def late_layers(self) -> int:
+    def deferred_layers(self) -> int:
         """Linear layers whose weights' gradients are computed while those of their inputs travel."""
-        return count_delayed(self.segments)
+        return count_deferred(self.segments)
 
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""

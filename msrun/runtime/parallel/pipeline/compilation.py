@@ -153,7 +153,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         for stage in own
     }
     if spec.overlaps_weights:
-        program.notes.append(describe_overlap(sum(call.late_layers for call in compiled.values())))
+        program.notes.append(describe_overlap(sum(call.deferred_layers for call in compiled.values())))
     result = PipelinedCall(
         program=program,
         schedule=schedule,

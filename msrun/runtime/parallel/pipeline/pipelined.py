@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.step import arrived
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw

@@ -28,9 +28,9 @@ BAGS = "b"
 
 
 class Bags(NamedTuple):
-    """Indices, where each bag begins among them and where the last one ends, and factors of the rows, if any."""
+    """Numbers of rows, where each bag begins among them and where the last one ends, and factors of rows, if any."""
 
-    index: Tensor
+    rows: Tensor
     begins: Tensor
     shares: Tensor | None
 
@@ -39,15 +39,15 @@ class Bags(NamedTuple):
         is_rising = (self.begins[1:] >= self.begins[:-1]).all() & (self.begins[0] == 0)
         torch._assert_async(is_rising, "offsets of embedding_bag must rise from 0: they are those of the whole batch")
         begins = self.begins.narrow(0, first_of_part(place, mesh_shape, axes, count), count + 1)
-        if isinstance(self.index, FakeTensor):  # shapes alone are asked for
+        if isinstance(self.rows, FakeTensor):  # shapes alone are asked for
             return self._replace(begins=begins)
         own = slice(int(begins[0]), int(begins[-1]))
-        return Bags(self.index[own], begins - begins[0], None if self.shares is None else self.shares[own])
+        return Bags(self.rows[own], begins - begins[0], None if self.shares is None else self.shares[own])
 
     def pool(self, table: Tensor, mode: str, padding_idx: int | None = None) -> Tensor:
         """Return the pooled rows of a table: (bags, width)."""
         return F.embedding_bag(
-            self.index,
+            self.rows,
             table,
             self.begins,
             mode=mode,
@@ -88,9 +88,9 @@ def pool_own_bags(
         own = own.of_rank(place, mesh_shape, bags, count)
     if not rows:
         return own.pool(table, mode, padding_idx)
-    local, is_elsewhere = own_rows(own.index, place, mesh_shape, rows, table.shape[0], size)
+    local, is_elsewhere = own_rows(own.rows, place, mesh_shape, rows, table.shape[0], size)
     counted = table.new_ones(local.shape)
-    counted = counted if padding_idx is None else counted.masked_fill(own.index == padding_idx, 0)
+    counted = counted if padding_idx is None else counted.masked_fill(own.rows == padding_idx, 0)
     factors = counted if own.shares is None else counted * own.shares
     found = Bags(local, own.begins, factors.masked_fill(is_elsewhere, 0)).pool(table, "sum")
     if mode == "sum":

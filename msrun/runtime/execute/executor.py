@@ -63,19 +63,20 @@ class Executor:
             memory_of: value -> the parameter whose memory it is, of those that are given back before the step ends.
         """
         self._program = program
-        self._segments = list(segments)
+        self.segments = list(segments)
         self.groups = list(groups)
         self.gradient_groups = list(gradient_groups or map(GradientGroup.of, self.groups))
-        self.replays = plan_replays(self._segments, regions, program.outputs)
+        self.regions = list(regions)
+        self.replays = plan_replays(self.segments, regions, program.outputs)
         self._mesh = mesh
         self._rank = rank
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
-        self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
-        self._buffer_plan = plan_buffers(program, self._segments)
+        self._asked = {PLACE, DRAW} & {name for segment in self.segments for name in segment.reads}
+        self._buffer_plan = plan_buffers(program, self.segments)
         self.runner = SegmentRunner(
             program,
-            self._segments,
+            self.segments,
             self.groups,
             self.replays,
             self._buffer_plan,
@@ -85,8 +86,8 @@ class Executor:
         )
         changed = set(self._buffer_plan.written)
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
-        self._order = plan_issue_order(
-            self._segments,
+        self.order = plan_issue_order(
+            self.segments,
             self.groups,
             self.gradient_groups,
             {r.last for r in self.replays if r.segments},
@@ -126,7 +127,7 @@ class Executor:
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for slot in self._order.forward:
+            for slot in self.order.forward:
                 for copy in copies:
                     for index in slot:
                         if copy is copies[0]:
@@ -161,15 +162,15 @@ class Executor:
                 copy.values[DRAW] = draw.key(index).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
-        for group in self._order.gathered_before[index]:
+        for group in self.order.gathered_before[index]:
             step.parameters.gathered[group].start_gather()
 
     def _wait_for_parameters(self, step: Step, index: int) -> None:
-        for group in self._segments[index].groups:
+        for group in self.segments[index].groups:
             step.parameters.gathered[group].wait()
 
     def _free_after(self, step: Step, index: int) -> None:
-        for group in self._order.freed_after[index]:
+        for group in self.order.freed_after[index]:
             step.wait_for_readers(group)
             step.parameters.gathered[group].free()
 
@@ -200,16 +201,16 @@ class Executor:
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
-            self.runner.start_crossings(copy, self._order.way_back[0])
-        for slot in self._order.backward:
+            self.runner.start_crossings(copy, self.order.way_back[0])
+        for slot in self.order.backward:
             for copy in step.copies:
                 for index in slot:
                     if copy is step.copies[0]:
                         self._have_values_again(step, index)
                     self.runner.run_backward(step, copy, index)
                     self.runner.give_to_parameters(step, copy, index)
-                    if index in self._order.next_back:
-                        self.runner.start_crossings(copy, self._order.next_back[index])
+                    if index in self.order.next_back:
+                        self.runner.start_crossings(copy, self.order.next_back[index])
                     if deferred is None:
                         compute_deferred_weights()
                     else:
@@ -226,11 +227,11 @@ class Executor:
         A message that is cut on arrival has the time of one segment, the next one waits for it: it holds whole
         parameters' worth of memory.
         """
-        for number in self._segments[index].new_groups:
+        for number in self.segments[index].new_groups:
             if self.groups[number].regathers:
                 step.wait_for_readers(number)
                 step.parameters.gathered[number].free()
-        for number in self._order.departures.get(index, []):
+        for number in self.order.departures.get(index, []):
             total = step.parameters.sums[number]
             for group in {self.runner.group_of[name] for name in total.group.placeholders}:
                 step.wait_for_readers(group)
@@ -251,13 +252,13 @@ class Executor:
     def _have_values_again(self, step: Step, index: int) -> None:
         """Gather and compute again what the forward pass has forgotten."""
         self._regather(step, index)
-        region = self._segments[index].region
+        region = self.segments[index].region
         if region is not None and index == self.replays[region].last:
             self.run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
         self._wait_for_parameters(step, index)  # first: a message and what it is copied to are both held till then
-        for group in self._order.gathered_again[index]:
+        for group in self.order.gathered_again[index]:
             step.parameters.gathered[group].start_gather()
 
     @torch.enable_grad()

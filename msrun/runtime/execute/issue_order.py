@@ -20,7 +20,7 @@ class IssueOrder:
     """What happens at which segment; groups and segments by their numbers."""
 
     forward: list[list[int]]
-    """Turns of segments."""
+    """Slots of segments: what one copy issues before the next one."""
     backward: list[list[int]]
     gathered_before: list[list[int]]
     """Segment -> groups to gather before it; one entry more, for the end."""
@@ -75,5 +75,5 @@ def _upcoming(segments: Sequence[Segment], index: int, gathered: Set[int], is_fe
 
 def _following(segments: Sequence[Segment], rest: Sequence[int], freed: Set[int]) -> list[int]:
     """Return the next groups of the way back."""
-    wanted = (group for index in rest for group in segments[index].groups)
-    return list(dict.fromkeys(group for group in wanted if group in freed))[:AHEAD]
+    upcoming = (group for index in rest for group in segments[index].groups)
+    return list(dict.fromkeys(group for group in upcoming if group in freed))[:AHEAD]

@@ -28,7 +28,6 @@ from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import OperatorPlan
-from msrun.runtime.schedule.segments import render_segments
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.named_layout import Layout
 
@@ -95,7 +94,7 @@ class ParallelPlan:
     operators: tuple[OperatorPlan, ...]
     notes: tuple[str, ...]
     program: str
-    """The local program as text: every operator and every collective."""
+    """The local program as text: every operator, collective and message in order, see `render_program`."""
     results: tuple[CollectiveTraffic, ...] = ()
     """Collectives that bring the results to the layout of the dataset strategy."""
     groups: tuple[GroupPlan, ...] = ()
@@ -280,7 +279,7 @@ def build_parallel_plan(
             for operator, moved in zip(compiled.program.operators, step.operators, strict=True)
         ),
         notes=(*compiled.program.notes, *step.notes),
-        program=render_segments(compiled.segments),
+        program=compiled.render(),
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,

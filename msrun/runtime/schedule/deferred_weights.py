@@ -92,14 +92,14 @@ def deferring_addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-_LATE: dict[Any, tuple[Callable[..., Tensor], dict[int, int]]] = {
+_DEFERRING: dict[Any, tuple[Callable[..., Tensor], dict[int, int]]] = {
     aten.linear.default: (deferring_linear, {1: 2, 2: 1}),
     aten.matmul.default: (deferring_matmul, {1: 2}),
     aten.mm.default: (deferring_matmul, {1: 2}),
     aten.addmm.default: (deferring_addmm, {2: 2, 0: 1}),
 }
 """operator -> what takes its place, and argument -> dimensions of those that must be parameters (or None)"""
-_FORMS = tuple(form for form, _ in _LATE.values())
+_FORMS = tuple(form for form, _ in _DEFERRING.values())
 
 
 def compute_deferred_weights() -> None:
@@ -144,26 +144,31 @@ def defer_weights(
             continue
         feeds = before is not None and any(crossing.collective.moves_backward for crossing in before.crossings)
         if everywhere or feeds:
-            _delay(segment, leaves)
+            _defer(segment, leaves)
+
+
+def deferred_in(segment: Segment) -> list[Name]:
+    """Return the linear layers of a segment whose weights' gradients `defer_weights` has deferred."""
+    return [node.name for node in segment.module.graph.nodes if node.target in _FORMS]
 
 
 def count_deferred(segments: Sequence[Segment]) -> int:
     """Return how many linear layers `defer_weights` has found."""
-    return sum(node.target in _FORMS for segment in segments for node in segment.module.graph.nodes)
+    return sum(len(deferred_in(segment)) for segment in segments)
 
 
-def _delay(segment: Segment, leaves: Mapping[Name, int]) -> None:
+def _defer(segment: Segment, leaves: Mapping[Name, int]) -> None:
     found = [node for node in segment.module.graph.nodes if _can_defer(node, leaves)]
     for node in found:
-        node.target, _ = _LATE[node.target]
+        node.target, _ = _DEFERRING[node.target]
     if found:
         segment.module.recompile()
 
 
 def _can_defer(node: fx.Node, leaves: Mapping[Name, int]) -> bool:
-    if node.target not in _LATE or node.kwargs:
+    if node.target not in _DEFERRING or node.kwargs:
         return False
-    dimensions = _LATE[node.target][1]
+    dimensions = _DEFERRING[node.target][1]
     given = {place: node.args[place] for place in dimensions if place < len(node.args)}
     return all(value is None or _is_leaf(value, leaves, dimensions[place]) for place, value in given.items())
 

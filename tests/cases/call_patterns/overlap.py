@@ -151,12 +151,12 @@ def backward_takes_turns_as_well() -> None:
     loss.backward()
     last = len(compiled.segments) - 1
     expected = [("start", last, 0), ("start", last, 1)]
-    turns = executor._order.backward
-    for turn, number_of_copy in itertools.product(turns, (0, 1)):
-        for index in turn:
+    slots = executor.order.backward
+    for slot, number_of_copy in itertools.product(slots, (0, 1)):
+        for index in slot:
             expected.append(("compute", index, number_of_copy))
             if index:
                 expected.append(("start", index - 1, number_of_copy))
     assert names == expected
-    assert [index for turn in turns for index in turn] == list(range(last, -1, -1))
-    assert len(turns) > 1, "the gradients of layer1's input are summed while the other copy computes"
+    assert [index for slot in slots for index in slot] == list(range(last, -1, -1))
+    assert len(slots) > 1, "the gradients of layer1's input are summed while the other copy computes"

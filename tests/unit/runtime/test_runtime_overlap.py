@@ -187,7 +187,7 @@ def test_four_copies_hide_no_less_than_two(step_time: Callable[..., Clock]) -> N
     assert step_time(4, 2.0).now <= step_time(2, 2.0).now
 
 
-def test_late_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
+def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
     """Two products' weights per message: one as long as they are costs nothing on the way back, the edge apart."""
     at_once, late = step_time(1, 2.0), step_time(1, 2.0, overlaps_weights=True)
     assert (late.computed, late.moved) == (at_once.computed, at_once.moved)
@@ -197,5 +197,5 @@ def test_late_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time
 
 
 @pytest.mark.parametrize("message", [1.0, 2.5, 4.0])
-def test_late_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
+def test_deferred_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
     assert step_time(2, message, overlaps_weights=True).now <= step_time(2, message).now

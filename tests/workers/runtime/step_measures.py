@@ -64,8 +64,8 @@ def order_of_issue(make, batch):
 
     def look(name, own, args):
         if name == "before start_gather":
-            was_idle[id(own)] = own._pending is None
-        elif name == "after start_gather" and was_idle[id(own)] and own._pending is not None:
+            was_idle[id(own)] = own._future is None
+        elif name == "after start_gather" and was_idle[id(own)] and own._future is not None:
             events.append(("gather", groups.index(own.group)))
         elif name == "after free":
             events.append(("free", groups.index(own.group)))
@@ -80,7 +80,7 @@ def order_of_issue(make, batch):
     with Watched([*methods, (SegmentRunner, "run"), (SegmentRunner, "run_backward")], look):
         step(*batch).backward()
     reads = {index: segment.groups for index, segment in enumerate(compiled.segments) if segment.groups}
-    return {"events": events, "reads": reads, "groups": len(groups)}
+    return {"program": step.plan.program, "events": events, "reads": reads, "groups": len(groups)}
 
 
 def by_layers(network):

@@ -19,6 +19,7 @@ from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.late_loss import LateLoss
+from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.parallel.verification.phase import is_verifying
 from msrun.runtime.partition.program import LocalProgram
@@ -52,6 +53,10 @@ class CompiledCall:
     def copies(self) -> int:
         """Copies that are interleaved within a micro batch."""
         return self.parts.copies
+
+    def render(self) -> str:
+        """Return the program as text."""
+        return render_program(self.executor, self.copies)
 
     @property
     def deferred_layers(self) -> int:

@@ -21,7 +21,7 @@ from msrun.runtime.parallel.pipeline.plan import PipelinePlan
 from msrun.runtime.parallel.pipeline.schedule import Schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.plan_json import build_from_json
-from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_pipeline_traffic, predict_traffic
+from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
@@ -258,11 +258,7 @@ def build_parallel_plan(
         layouts: those that the user gave; parameters are described in their names where they can be.
         price: of searched strategies.
     """
-    step = (
-        predict_traffic(compiled, rank)
-        if isinstance(compiled, CompiledCall)
-        else predict_pipeline_traffic(compiled, rank)
-    )
+    step = predict_traffic(compiled, rank)
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from msrun import contract
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, calibrate, get_rank, init
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.execute.traffic import traffic
 
 STEPS = 8
 WIDTH, HEADS, WORDS, LENGTH = 256, 4, 1000, 128

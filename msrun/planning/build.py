@@ -68,26 +68,16 @@ def build_plan(
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = threads_per_worker(topology, binding.workers)
-    common = common_environment(
-        caller=caller,
-        extra=dict(spec.env),
+    common = _environment_of_all(
+        spec,
+        host,
+        seating,
+        caller,
         job_id=job_id,
-        world_size=spec.worker_num,
-        local_world_size=spec.local_worker_num,
-        master_addr=seating.master_addr if seating else host.address,
+        run_dir=run_dir,
         master_port=master_port,
-        log_dir=str(spec.log_dir),
-        rank_table_file=rank_table_path(spec),
-        rendezvous="env://" if seating else f"file://{run_dir}/store",
-        progress=f"{run_dir}/progress",
-        trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
-        max_restarts=spec.max_restarts,
-        first_attempt=spec.first_attempt,
-        device_target=devices.target,
+        target=devices.target,
         threads=min(threads),
-        group_world_size=len(seating.hosts) if seating else 1,
-        interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
-        has_store=host.has_torch or seating is not None,
     )
     common |= parameter_server_environment(spec.server_num, server_token)
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
@@ -114,6 +104,42 @@ def build_plan(
         target=(devices.target, devices.reason),
         notes=notes,
         fleet=seating.hosts if seating else (),
+    )
+
+
+def _environment_of_all(
+    spec: LaunchSpec,
+    host: HostFacts,
+    seating: Seating | None,
+    caller: Mapping[str, str],
+    *,
+    job_id: str,
+    run_dir: str,
+    master_port: int,
+    target: str,
+    threads: int,
+) -> dict[str, str]:
+    """Return the variables that are equal for all workers of a job on one host or on several."""
+    return common_environment(
+        caller=caller,
+        extra=dict(spec.env),
+        job_id=job_id,
+        world_size=spec.worker_num,
+        local_world_size=spec.local_worker_num,
+        master_addr=seating.master_addr if seating else host.address,
+        master_port=master_port,
+        log_dir=str(spec.log_dir),
+        rank_table_file=rank_table_path(spec),
+        rendezvous="env://" if seating else f"file://{run_dir}/store",
+        progress=f"{run_dir}/progress",
+        trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
+        max_restarts=spec.max_restarts,
+        first_attempt=spec.first_attempt,
+        device_target=target,
+        threads=threads,
+        group_world_size=len(seating.hosts) if seating else 1,
+        interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
+        has_store=host.has_torch or seating is not None,
     )
 
 

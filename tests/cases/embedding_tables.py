@@ -31,7 +31,7 @@ from msrun.runtime import (
     save_checkpoint,
     value_and_grad,
 )
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 
 Result = dict[str, Any]
 ROWS, WIDTH, STEPS = 13, 8, 3

@@ -10,6 +10,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
 
-MODULES = ("operator_cases", "operator_cases_conv", "operator_cases_transformer")
+MODULES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("operator_cases*.py")))
+"""Every table of operators beside this file."""
 WORLDS = (2, 4, 8)
 
 

@@ -18,7 +18,6 @@ embedding-2d embedding-padding gather gather-some index-select index-first index
 attention-grouped cat einsum einsum-heads baddbmm-scaled outer nll-cut-classes-weights-ignore
 ce-none-smoothing-weights-ignore ce-sum-spatial-probabilities ce-of-large-scores split unbind tril triu
 repeat-interleave movedim softmax-first softmax-of-masked log-softmax-of-large-values logsumexp-of-two topk
-bags-mean-padding bags-weighted bags-offsets-mean-padding
 """.split()  # noqa: SIM905 - quotes would hide the names
 """In a world of four run these only: what has collectives or a place of its own in more than one dimension."""
 
@@ -44,37 +43,7 @@ def _sum_of(call: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], 
     return lambda x: torch.stack([(i + 1) * part for i, part in enumerate(call(x))]).sum(0)
 
 
-def _bags(rows: int | None = None, **settings: Any) -> Callable[..., Tensor]:
-    """Look up bags of equal length, which a matrix of indices makes, or those that offsets begin."""
-    if rows is None:
-        return lambda w, i, offsets: F.embedding_bag(i, w, offsets, **settings)
-    return lambda w, i, weights=None: F.embedding_bag(
-        i.reshape(rows, -1), w, per_sample_weights=None if weights is None else weights.reshape(rows, -1), **settings
-    )
-
-
-def _case_of_bags(
-    name: str, call: Callable[..., Tensor], labels: str, whole: str = "", classes: int = 8
-) -> OperatorCase:
-    kinds = {2: "fc", 3: "fco" if labels.startswith("ve,.") else "fcf"}[labels.count(",") + 1]
-    shapes = {"ve,b": ((24,),), "ve,b,.": ((24,), (24,)), "ve,.,b": ((20,), (8,)), "ve,.,.": ((20,), (9,))}[labels]
-    return OperatorCase(name, call, ((8, 4), *shapes), labels, whole, (0,), kinds, classes)
-
-
-_BAGS = [
-    _case_of_bags("bags", _bags(8, mode="sum"), "ve,b"),
-    _case_of_bags("bags-mean", _bags(8), "ve,b"),
-    _case_of_bags("bags-mean-padding", _bags(8, padding_idx=2), "ve,b", classes=4),
-    _case_of_bags("bags-max", _bags(8, mode="max"), "ve,b", "v"),
-    _case_of_bags("bags-by-frequency", _bags(8, mode="sum", scale_grad_by_freq=True), "ve,b", "vb"),
-    _case_of_bags("bags-weighted", _bags(8, mode="sum"), "ve,b,."),
-    _case_of_bags("bags-offsets", _bags(mode="sum"), "ve,.,b"),
-    _case_of_bags("bags-offsets-mean-padding", _bags(padding_idx=1), "ve,.,b", classes=4),
-    _case_of_bags("bags-offsets-max", _bags(mode="max"), "ve,.,b", "v"),
-    _case_of_bags("bags-offsets-with-end", _bags(mode="sum", include_last_offset=True), "ve,.,."),
-]
 _BINARY = [
-    *_BAGS,
     OperatorCase("embedding", lambda w, i: F.embedding(i, w), ((8, 4), (4,)), "ve,i", "", (0,), "fc", 8),
     OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, WithLoss, shard
 from msrun.runtime.cost.devices import PROFILES
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 
 Found = dict[str, Any]
 STEPS = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import operator_cases_transformer
 import pytest
 from asked_cases import CaseTable
 from job_runner import JobRunner
-from law_graphs import WORLDS, runs_of
+from law_graphs import MODULES, WORLDS, runs_of
 
 DEADLINE_S = 400.0
 KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in WORLDS}
 REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
 FAST = {
     "operator_cases": ["linear-bias", "mul-outer", "permute", "mean-dims-kept"],
+    "operator_cases_bags": ["bags-offsets-mean-padding"],
     "operator_cases_conv": ["batch-norm-2d", "max-pool2d-overlapping"],
     "operator_cases_transformer": ["attention", "nll-cut-classes-weights-ignore"],
 }
@@ -85,7 +87,7 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "legal"), COUNTS, ids=list(FAST))
+@pytest.mark.parametrize(("module", "legal"), COUNTS, ids=[module.__name__ for module, _ in COUNTS])
 def test_cases_try_many_strategies(module: Any, legal: dict[str, int]) -> None:
     """Guards the guard: a mistake in the table of cases must not empty the law."""
     counts = {case.name: len(case.legal(4)) for case in module.BINARY}
@@ -95,7 +97,7 @@ def test_cases_try_many_strategies(module: Any, legal: dict[str, int]) -> None:
 
 def test_every_case_runs_in_a_world() -> None:
     run = {key.partition("/")[2] for keys in KEYS.values() for key in keys}
-    modules = (operator_cases, operator_cases_conv, operator_cases_transformer)
+    modules = [importlib.import_module(name) for name in MODULES]
     assert run == {f"{m.__name__}/{case.name}" for m in modules for case in [*m.BINARY, *m.UNARY]}
     assert {key for keys in KEYS.values() for key in keys if key.startswith("8/")}
     assert set(operator_cases_transformer.ON_FOUR) <= {key.split("/")[2] for key in KEYS[4]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,18 @@ def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_n
             assert on_the_way_back < backward[segment + 1][0]
         if segment - AHEAD - 1 in forward:
             assert on_the_way > forward[segment - AHEAD - 1][0]
+
+
+@TABLE.looks_at("order")
+def test_text_of_the_program_has_what_happens_in_a_step_in_its_order(measures: dict[str, Any]) -> None:
+    order = measures["order"]
+    words = {"segment": "forward", "backward of segment": "backward", "gather message": "gather"}
+    words |= {"free message": "free", "send gradients": "reduce"}
+    told = re.findall(rf"^ *({'|'.join(words)}) (\d+)", order["program"], re.MULTILINE)
+    computed = {(name, number) for name, number in map(tuple, order["events"])}
+    shown = [(words[name], int(number)) for name, number in told]
+    quiet = {event for event in shown if event[0] in ("forward", "backward")} - computed  # collectives alone
+    assert [event for event in shown if event not in quiet] == [*map(tuple, order["events"])]
 
 
 @TABLE.looks_at("order")

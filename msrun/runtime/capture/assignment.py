@@ -25,8 +25,8 @@ FOLLOWS, LAYOUT = "msrun_follows", "msrun_layout"
 
 
 @dataclass(frozen=True)
-class WantedLayout:
-    """A layout that the user wants at one place of the graph."""
+class LayoutConstraint:
+    """A layout that the user asks for at one place of the graph."""
 
     entry: Entry
     name: str
@@ -54,7 +54,7 @@ def follows_region(node: fx.Node) -> bool:
     return FOLLOWS in node.meta
 
 
-def wanted_layout(node: fx.Node) -> WantedLayout | None:
+def layout_constraint(node: fx.Node) -> LayoutConstraint | None:
     """Return the layout that a captured mark stands for."""
     return node.meta.get(LAYOUT)
 
@@ -169,29 +169,29 @@ def _lay_out(region: Region, marks: Mapping[Mark, fx.Node], operators: Sequence[
     for mark, node in marks.items():
         entry = region.strategy.inputs[mark.index] if mark.index < len(region.strategy.inputs) else None
         if entry is not None and not mark.leaves:
-            node.meta[LAYOUT] = WantedLayout(entry, region.name, leaves=False)
+            node.meta[LAYOUT] = LayoutConstraint(entry, region.name, leaves=False)
 
 
 def _lay_out_results(region: Region, marks: Mapping[Mark, fx.Node]) -> None:
-    wanted = region.strategy.outputs
-    if wanted and len(wanted) != region.outputs:
+    outputs = region.strategy.outputs
+    if outputs and len(outputs) != region.outputs:
         raise StrategyError(
-            f"out_strategy of {region.name} has {len(wanted)} tuples for its {region.outputs} results; "
+            f"out_strategy of {region.name} has {len(outputs)} tuples for its {region.outputs} results; "
             "give one for each"
         )
     for mark, node in marks.items():
-        entry = wanted[mark.index] if mark.leaves and wanted else None
+        entry = outputs[mark.index] if mark.leaves and outputs else None
         if entry is not None:
-            node.meta[LAYOUT] = WantedLayout(entry, region.name, leaves=True)
+            node.meta[LAYOUT] = LayoutConstraint(entry, region.name, leaves=True)
 
 
 def _settle_mark(node: fx.Node, parameter_of: Mapping[str, str], assignment: Assignment) -> None:
-    """Take out a mark that lays nothing out, or that stands for a parameter: that one is stored as wanted."""
-    wanted, source = wanted_layout(node), node.args[0]
+    """Take out a mark that lays nothing out, or that stands for a parameter: that one is stored as it says."""
+    constraint, source = layout_constraint(node), node.args[0]
     assert isinstance(source, fx.Node)
-    if wanted is not None and source.name in parameter_of:
-        assignment.parameters.setdefault(parameter_of[source.name], (wanted.entry, ()))
-    elif wanted is not None:
+    if constraint is not None and source.name in parameter_of:
+        assignment.parameters.setdefault(parameter_of[source.name], (constraint.entry, ()))
+    elif constraint is not None:
         return
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)

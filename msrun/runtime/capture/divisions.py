@@ -40,8 +40,8 @@ def check_wrappers(graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collect
         entering, _ = calls[wrapper.number][0]
         if any(skip_marks(mark).name not in inputs for mark in entering):
             raise StrategyError(
-                f"{name} is called with tensors that the step has computed, so its copies cannot take turns: hand the "
-                "step's own inputs to it, and put what you do with them before into its network"
+                f"{name} is called with tensors that the step has computed, so its copies cannot be interleaved: hand "
+                "the step's own inputs to it, and put what you do with them before into its network"
             )
     own = {node for wrapper in wrappers for node in calls[wrapper.number][0][1]}
     output: Any = next(node for node in graph.nodes if node.op == "output").args[0]

@@ -16,7 +16,7 @@ from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime.agreement import describe
 from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.writing import Writing, explain
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.parameters.optimizers import before_steps_in_backward
 from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import at_release
@@ -98,15 +98,15 @@ class BackgroundWriter:
         except CheckpointError as error:
             _log.error(str(error))
 
-    def _copy(self, key: TensorKey, part: Part) -> Part:
+    def _copy(self, key: TensorKey, part: Chunk) -> Chunk:
         """Return a copy in the host's memory; memory of the save before is used again."""
         value = part.tensor.detach()
         copy = self._copies.get(key)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
             copy = self._copies[key] = torch.empty(value.shape, dtype=value.dtype)
-        return Part(copy.copy_(value), part.box)
+        return Chunk(copy.copy_(value), part.box)
 
-    def _write(self, writing: Writing, now: dict[TensorKey, Part], versions: dict[TensorKey, int]) -> None:
+    def _write(self, writing: Writing, now: dict[TensorKey, Chunk], versions: dict[TensorKey, int]) -> None:
         fault = None
         try:
             later = {key: self._copy(key, writing.parts[key]) for key in versions}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from msrun.runtime.checkpoint.tensor_key import TensorKey
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box
 
 
@@ -29,7 +29,7 @@ Held = list[tuple[TensorKey, Box, torch.dtype]]
 """What one rank holds."""
 
 
-def list_held(parts: Mapping[TensorKey, Part]) -> Held:
+def list_held(parts: Mapping[TensorKey, Chunk]) -> Held:
     """Return what a rank tells the others of its parts."""
     return [(key, part.box, part.tensor.dtype) for key, part in parts.items()]
 
@@ -62,7 +62,7 @@ def build_catalogue(held: Mapping[int, Held], first: int | None = None) -> Catal
     }
 
 
-def pieces_of(catalogue: Catalogue, parts: Mapping[TensorKey, Part], rank: int) -> dict[TensorKey, Part]:
+def pieces_of(catalogue: Catalogue, parts: Mapping[TensorKey, Chunk], rank: int) -> dict[TensorKey, Chunk]:
     """Return the parts that a rank writes, in the catalogue's order."""
     return {
         key: parts[key]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime.checkpoint.tensor_key import TensorKey
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 
 
@@ -46,7 +46,7 @@ class DictTensors:
         """Return the part that is there."""
         return [self._boxes[key]]
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
         for key, part in parts.items():
             value = self._tensors[key].detach()[part.box.slices_in(self._boxes[key])]

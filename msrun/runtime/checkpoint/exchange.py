@@ -12,7 +12,7 @@ from msrun.runtime.checkpoint.catalogue import covers
 from msrun.runtime.checkpoint.dict_tensors import DictTensors
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_key import TensorKey
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.box import Box
 from msrun.runtime.world import get_rank
@@ -60,7 +60,7 @@ def _bring(reader: CheckpointReader, key: TensorKey, tables: list[Table], failur
         part = torch.zeros(box.sizes, dtype=dtype)
         if owner == get_rank():
             try:
-                reader.fill({key: Part(part, box)})
+                reader.fill({key: Chunk(part, box)})
             except CheckpointError as error:  # the others wait for the message
                 failures.append(str(error))
         with waiting_in(lambda: f"the parts of {'.'.join(key)}"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.tensor_key import TensorKey
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 
 _CHUNK_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class FileTensors:
         """Return the parts that the file has: the whole."""
         return [whole(self.shape(key))]
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted.
 
         Raises:

@@ -32,11 +32,11 @@ from msrun.runtime.nn.deferred_init import defer_values
 from msrun.runtime.nn.random_state import State, choose_random_state, put_random_state
 from msrun.runtime.nn.random_stream import put_stream_state
 from msrun.runtime.parallel.parameters.network_state import (
+    Chunk,
     NetworkState,
-    Part,
     find_box,
+    find_chunk,
     find_network_state,
-    find_part,
     give_back,
     set_extra_state,
 )
@@ -260,7 +260,7 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
     Raises:
         CheckpointError: a file is damaged.
     """
-    parts: dict[TensorKey, Part] = {}
+    parts: dict[TensorKey, Chunk] = {}
     deferred: dict[str, Callable[[], Tensor]] = {}
     seen: set[int] = set()
     for name, tensor in network.tensors.items():
@@ -271,7 +271,7 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
         if tensor.is_meta:
             deferred[name] = _deferred_read(source, key, tensor)
         else:
-            parts[key] = find_part(tensor, find_box(tensor))
+            parts[key] = find_chunk(tensor, find_box(tensor))
     source.fill(parts)
     for name, tensor in network.tensors.items():
         if key_of(network, name) in parts:
@@ -284,7 +284,7 @@ def _deferred_read(source: TensorSource, key: TensorKey, tensor: Tensor) -> Call
 
     def read() -> Tensor:
         value = torch.empty(box.sizes, dtype=dtype)
-        source.fill({key: Part(value, box)})
+        source.fill({key: Chunk(value, box)})
         return value
 
     return read

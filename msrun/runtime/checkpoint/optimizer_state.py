@@ -20,9 +20,8 @@ from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_key import TensorKey, key_of
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES
-from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_box, find_part, find_share
-from msrun.runtime.parallel.parameters.part import Part as CutPart
-from msrun.runtime.parallel.parameters.part import as_part
+from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
+from msrun.runtime.parallel.parameters.part import Part, as_part
 from msrun.runtime.parallel.parameters.placement import find_placement, find_stages, is_held
 from msrun.runtime.server.remote import RemoteParameter, find_remote
 from msrun.runtime.server.stepping import before_remote_steps
@@ -37,7 +36,7 @@ _hooked: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 def find_optimizer_state(
     optimizer: torch.optim.Optimizer, network: NetworkState
-) -> tuple[dict[TensorKey, Part], dict[str, Any]]:
+) -> tuple[dict[TensorKey, Chunk], dict[str, Any]]:
     """Return the parts of the state, and everything else of it: settings, step counts, which parts there are.
 
     Raises:
@@ -45,7 +44,7 @@ def find_optimizer_state(
     """
     finish_waiting(optimizer)
     names = _names(optimizer, network)
-    parts: dict[TensorKey, Part] = {}
+    parts: dict[TensorKey, Chunk] = {}
     state: dict[str, Any] = {}
     for parameter, name in names.items():
         if not is_held(parameter):
@@ -58,7 +57,7 @@ def find_optimizer_state(
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
-                parts[key_of(network, name, key)] = find_part(value, find_box(parameter))
+                parts[key_of(network, name, key)] = find_chunk(value, find_box(parameter))
                 cut.append(key)
             else:
                 if not isinstance(optimizer, LOOK_AT_WHOLES):  # whose state of other shapes is that of the whole
@@ -137,7 +136,7 @@ def _reader_of(
 
     def read() -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
-        parts: dict[TensorKey, Part] = {}
+        parts: dict[TensorKey, Chunk] = {}
         for index, (old, name) in enumerate(parameters):
             parameter = current(old)
             if not is_held(parameter):
@@ -151,7 +150,7 @@ def _reader_of(
             for key in of_parameter["parts"]:
                 full_key, box = key_of(network, name, key), find_box(parameter)
                 part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
-                parts[full_key] = Part(part, box)
+                parts[full_key] = Chunk(part, box)
                 values[key] = _like(parameter, part)
             if values:
                 state[index] = values
@@ -162,14 +161,14 @@ def _reader_of(
 
 
 def _remote_state(
-    remote: RemoteParameter, parts: dict[TensorKey, Part], key_of: Callable[[str], TensorKey]
+    remote: RemoteParameter, parts: dict[TensorKey, Chunk], key_of: Callable[[str], TensorKey]
 ) -> dict[str, Any]:
     """Add this rank's share of the state that servers have to the parts, and return the rest."""
     numbers, dtypes = remote.describe_state()
     box = find_share(remote.shape)
     begin, end = (box.offsets[0], box.offsets[0] + box.sizes[0]) if remote.shape else (0, 1)
     for key, dtype in dtypes.items():
-        parts[key_of(key)] = Part(remote.read(key, begin, end, dtype).reshape(box.sizes), box)
+        parts[key_of(key)] = Chunk(remote.read(key, begin, end, dtype).reshape(box.sizes), box)
     return {"parts": list(dtypes), "values": numbers}
 
 
@@ -178,7 +177,7 @@ def _read_remote(
 ) -> None:
     """Send this rank's share of a saved state to the servers. They step when the gradients of all ranks have come."""
     box = find_share(remote.shape)
-    parts = {full: Part(torch.empty(box.sizes, dtype=reader.dtype(full)), box) for full in keys.values()}
+    parts = {full: Chunk(torch.empty(box.sizes, dtype=reader.dtype(full)), box) for full in keys.values()}
     reader.fill(parts)
     for key, full in keys.items():
         remote.write(key, box.offsets[0] if remote.shape else 0, remote.rows_of(parts[full].tensor))
@@ -187,7 +186,7 @@ def _read_remote(
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:
     """Return a part of the state as the parameter has its own; it shares the part's memory."""
-    if isinstance(parameter, CutPart):
+    if isinstance(parameter, Part):
         return as_part(part.view_as(part), parameter.placement)
     if not isinstance(parameter, DTensor):
         return part

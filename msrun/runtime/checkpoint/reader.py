@@ -19,7 +19,7 @@ from msrun.runtime.checkpoint.foreign import is_foreign, open_foreign
 from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 
 
@@ -38,14 +38,14 @@ class PartReader(Protocol):
     def boxes(self, key: TensorKey) -> list[Box]:
         """Return the parts that are there; they do not overlap."""
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes, all of which is there."""
 
 
 class TensorSource(Protocol):
     """Where the values of tensors come from: a checkpoint or a dict."""
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
 
 
@@ -98,9 +98,9 @@ class CheckpointReader:
         """Return the different parts that are there."""
         return list(dict.fromkeys(box for source in self._of_key[key] for box in source.boxes(key)))
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
-        direct: dict[int, dict[TensorKey, Part]] = {}
+        direct: dict[int, dict[TensorKey, Chunk]] = {}
         for key, part in parts.items():
             if not math.prod(part.box.sizes):
                 continue
@@ -112,7 +112,7 @@ class CheckpointReader:
         for number, wanted in direct.items():
             self.sources[number].fill(wanted)
 
-    def _fill_from_many(self, key: TensorKey, part: Part) -> None:
+    def _fill_from_many(self, key: TensorKey, part: Chunk) -> None:
         done: set[Box] = set()
         count = 0
         for source in self._of_key[key]:
@@ -121,7 +121,7 @@ class CheckpointReader:
                 if box in done or common is None:
                     continue
                 done.add(box)
-                source.fill({key: Part(part.tensor[common.slices_in(part.box)], common)})
+                source.fill({key: Chunk(part.tensor[common.slices_in(part.box)], common)})
                 count += math.prod(common.sizes)
         if count != math.prod(part.box.sizes):
             raise CheckpointError(f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one")
@@ -130,7 +130,7 @@ class CheckpointReader:
         """Return a whole tensor."""
         shape = self.shape(key)
         value = torch.empty(shape, dtype=self.dtype(key))
-        self.fill({key: Part(value, whole(shape))})
+        self.fill({key: Chunk(value, whole(shape))})
         return value
 
     def state(self) -> dict[str, Any]:

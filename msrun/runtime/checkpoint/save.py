@@ -25,7 +25,7 @@ from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.checkpoint.writing import Writing, explain, needed_parts, share_out
 from msrun.runtime.nn.random_state import State, take_random_state
 from msrun.runtime.nn.random_stream import take_stream_state
-from msrun.runtime.parallel.parameters.network_state import NetworkState, Part, find_network_state, find_parts
+from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_chunks, find_network_state
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -213,9 +213,9 @@ def _prepare(
 
 def _collect(
     network: Any, optimizer: torch.optim.Optimizer | None, appended: Mapping[str, Any]
-) -> tuple[NetworkState, dict[TensorKey, Part], dict[str, Any]]:
+) -> tuple[NetworkState, dict[TensorKey, Chunk], dict[str, Any]]:
     network_state = find_network_state(network)
-    parts = {key_of(network_state, name): part for name, part in find_parts(network_state).items()}
+    parts = {key_of(network_state, name): part for name, part in find_chunks(network_state).items()}
     state: dict[str, Any] = {"extra": network_state.extra, "appended": dict(appended), "optimizer": None}
     state["dropout"] = take_stream_state(network_state.tensors.values())
     if optimizer is not None:

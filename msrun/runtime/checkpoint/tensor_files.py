@@ -41,7 +41,7 @@ from msrun.runtime.checkpoint.directory import DAMAGED
 from msrun.runtime.checkpoint.file_tensors import TensorPlace, read_box, reading
 from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.torch_saving import TensorStream, find_values, system_errors
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box
 
 METADATA = ".metadata"
@@ -53,7 +53,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
-def write_parts(path: Path, parts: Iterable[tuple[TensorKey, Part]], rank: int) -> tuple[Written, dict[str, int]]:
+def write_parts(path: Path, parts: Iterable[tuple[TensorKey, Chunk]], rank: int) -> tuple[Written, dict[str, int]]:
     """Write parts into one file of a directory, through to the disk. No other rank is needed.
 
     torch's own writer keeps all tensors until its file is closed; here each may go as soon as it is written.
@@ -100,7 +100,7 @@ def write_metadata(path: Path, catalogue: Catalogue, written: Sequence[Written])
 class _LoadPlanner(DefaultLoadPlanner):
     """Names the tensors to be filled."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
+    def __init__(self, parts: Mapping[str, Chunk]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._parts = parts
 
@@ -150,7 +150,7 @@ class PartFilesReader:
         found = self._tensors[flat_name(key)]
         return [Box(tuple(found.size), tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
 
-    def fill(self, parts: Mapping[TensorKey, Part]) -> None:
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
         for key, part in parts.items():
             common = (box.intersect(part.box) for box in self.boxes(key))
@@ -171,7 +171,7 @@ class PartFilesReader:
             reason = (str(error).splitlines() or [repr(error)])[0]
             raise CheckpointError(f"checkpoint {self.path} cannot be read: {reason}; load another one") from None
 
-    def _fill_plainly(self, parts: Mapping[TensorKey, Part]) -> None:
+    def _fill_plainly(self, parts: Mapping[TensorKey, Chunk]) -> None:
         of_file: dict[Path, list[tuple[TensorPlace, Box, Tensor]]] = {}
         for key, part in parts.items():
             for box in self.boxes(key):

@@ -37,7 +37,7 @@ from msrun.runtime.checkpoint.tensor_files import write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.sharding.box import Box, whole
 
@@ -217,12 +217,12 @@ def _boxes(reader: CheckpointReader, strategy: Strategy, rank: int) -> dict[Tens
     return boxes
 
 
-def _read_parts(reader: CheckpointReader, boxes: Mapping[TensorKey, Box]) -> Iterator[tuple[TensorKey, Part]]:
+def _read_parts(reader: CheckpointReader, boxes: Mapping[TensorKey, Box]) -> Iterator[tuple[TensorKey, Chunk]]:
     """Read one part after another, all into the same memory."""
     sizes = [math.prod(box.sizes) * reader.dtype(key).itemsize for key, box in boxes.items()]
     memory = torch.empty(max(sizes, default=0), dtype=torch.uint8)
     for (key, box), size in zip(boxes.items(), sizes, strict=True):
-        part = Part(memory[:size].view(reader.dtype(key)).view(box.sizes), box)
+        part = Chunk(memory[:size].view(reader.dtype(key)).view(box.sizes), box)
         reader.fill({key: part})
         yield key, part
 

@@ -33,7 +33,7 @@ from msrun.runtime.checkpoint.places import Place
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
 from msrun.runtime.checkpoint.tensor_files import Written, write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.world import get_rank
 
 VISIBLE_WITHIN_S = 10.0
@@ -46,7 +46,7 @@ class Writing:
 
     places: list[Place]
     own: Place
-    parts: Mapping[TensorKey, Part]
+    parts: Mapping[TensorKey, Chunk]
     """What this rank writes or sends."""
     catalogues: list[Catalogue]
     """Of each place."""
@@ -61,7 +61,7 @@ class Writing:
     then: Callable[[], None] = lambda: None
     """What a leader does when its checkpoint has its name."""
 
-    def with_parts(self, parts: Mapping[TensorKey, Part]) -> Writing:
+    def with_parts(self, parts: Mapping[TensorKey, Chunk]) -> Writing:
         """Return the same with other tensors of the same values."""
         return replace(self, parts=parts)
 
@@ -214,7 +214,9 @@ def share_out(
     return catalogues
 
 
-def needed_parts(catalogues: Sequence[Catalogue], parts: Mapping[TensorKey, Part], rank: int) -> dict[TensorKey, Part]:
+def needed_parts(
+    catalogues: Sequence[Catalogue], parts: Mapping[TensorKey, Chunk], rank: int
+) -> dict[TensorKey, Chunk]:
     """Return what a rank writes or sends."""
     return {key: part for catalogue in catalogues for key, part in pieces_of(catalogue, parts, rank).items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from msrun.runtime.execute.copies import start_copy
-from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import (
     start_all_reduce,
     start_exchange,
@@ -19,7 +19,9 @@ from msrun.runtime.sharding.halo import Window, add_gradients, gradient_message,
 from msrun.runtime.sharding.layout import Mesh
 
 
-def start_forward(collective: Collective, value: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False) -> Pending:
+def start_forward(
+    collective: Collective, value: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False
+) -> TensorFuture:
     """Start what happens to a value.
 
     Args:
@@ -32,11 +34,11 @@ def start_forward(collective: Collective, value: Tensor, mesh: Mesh, rank: int, 
         case "all_reduce":
             return start_all_reduce(value, group, in_place=in_place)
         case "enter":
-            return Pending(value)
+            return TensorFuture(value)
         case "gather" | "gather_enter":
             return start_gather(value, group, collective.dim)
         case "slice":
-            return Pending(_part(collective, value, mesh, rank))
+            return TensorFuture(_part(collective, value, mesh, rank))
         case "reduce_scatter":
             return start_reduce_scatter(value, group, collective.dim)
         case "exchange":
@@ -48,18 +50,20 @@ def start_forward(collective: Collective, value: Tensor, mesh: Mesh, rank: int, 
     raise AssertionError(collective.kind)
 
 
-def start_backward(collective: Collective, grad: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False) -> Pending:
+def start_backward(
+    collective: Collective, grad: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False
+) -> TensorFuture:
     """Start what happens to the gradient of the result; gives the gradient of the value. `in_place`: see there."""
     if collective.is_copy:
         return start_copy(grad, to_host=collective.kind == "to_device")
     group = axes_group(mesh, collective.axes)
     match collective.kind:
         case "all_reduce":
-            return Pending(grad)
+            return TensorFuture(grad)
         case "enter":
             return start_all_reduce(grad, group, in_place=in_place)
         case "gather":
-            return Pending(_part(collective, grad, mesh, rank))
+            return TensorFuture(_part(collective, grad, mesh, rank))
         case "gather_enter":
             return start_reduce_scatter(grad, group, collective.dim)
         case "slice" | "reduce_scatter":

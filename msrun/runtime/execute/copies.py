@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from msrun.runtime import world
-from msrun.runtime.execute.pending import Pending, traffic
+from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.traffic import traffic
 
 HOST = torch.device("cpu")
 
 
-def start_copy(value: Tensor, *, to_host: bool) -> Pending:
+def start_copy(value: Tensor, *, to_host: bool) -> TensorFuture:
     """Copy a tensor to the memory of the host, or of this rank's device. Nobody may write to it before the wait."""
     traffic.add_copy("to_host" if to_host else "to_device", value)
     accelerator = value.device if to_host else world.device()
     if accelerator.type == "cpu":
-        return Pending(value.clone())
+        return TensorFuture(value.clone())
     devices = torch.get_device_module(accelerator.type)
     stream = _stream(accelerator, to_host=to_host)
     with devices.device(accelerator):
@@ -38,7 +39,7 @@ def start_copy(value: Tensor, *, to_host: bool) -> Pending:
             return _Copying(value, copied, stream.record_event())
 
 
-class _Copying(Pending):
+class _Copying(TensorFuture):
     """A tensor that a stream is copying."""
 
     def __init__(self, source: Tensor, copied: Tensor, event: Any) -> None:

@@ -1,10 +1,10 @@
 """The executor: runs the segments of a program for one or several copies of the batch, forward and backward.
 
-Issue order (forward): turn k of copy 1, turn k of copy 2, then turn k+1 of copy 1, ...; a turn is a run of segments
-(`turns`). A segment waits for the collectives that it reads, computes, and starts the ones that read it; while those of
-one copy are on their way the other copy computes. The way back is the mirror image, one backward call per segment: the
-autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last segment that reads
-it.
+Issue order (forward): slot k of copy 1, slot k of copy 2, then slot k+1 of copy 1, ...; a slot is a run of segments
+(`interleaving`). A segment waits for the collectives that it reads, computes, and starts the ones that read it; while
+those of one copy are on their way the other copy computes. The way back is the mirror image, one backward call per
+segment: the autograd engine never decides the order. Gradients of a fusion group leave after the last copy's last
+segment that reads it.
 
 A recomputed region runs twice: forward, forgetting what only it needs, and again before its backward pass (`replay`).
 """
@@ -26,7 +26,12 @@ from msrun.runtime.execute.step import Copy, Step
 from msrun.runtime.nn.random_stream import current_draw
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.buffers import plan_buffers
-from msrun.runtime.schedule.late_weights import LateWeight, compute_late_weights, forget_late_weights, take_late_weights
+from msrun.runtime.schedule.deferred_weights import (
+    DeferredWeightGradient,
+    compute_deferred_weights,
+    forget_deferred_weights,
+    take_deferred_weights,
+)
 from msrun.runtime.schedule.regions import Region
 from msrun.runtime.schedule.replay import Replay, plan_replays
 from msrun.runtime.schedule.segments import Name, Segment
@@ -58,19 +63,20 @@ class Executor:
             memory_of: value -> the parameter whose memory it is, of those that are given back before the step ends.
         """
         self._program = program
-        self._segments = list(segments)
+        self.segments = list(segments)
         self.groups = list(groups)
         self.gradient_groups = list(gradient_groups or map(GradientGroup.of, self.groups))
-        self.replays = plan_replays(self._segments, regions, program.outputs)
+        self.regions = list(regions)
+        self.replays = plan_replays(self.segments, regions, program.outputs)
         self._mesh = mesh
         self._rank = rank
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
-        self._asked = {PLACE, DRAW} & {name for segment in self._segments for name in segment.reads}
-        self._buffer_plan = plan_buffers(program, self._segments)
+        self._asked = {PLACE, DRAW} & {name for segment in self.segments for name in segment.reads}
+        self._buffer_plan = plan_buffers(program, self.segments)
         self.runner = SegmentRunner(
             program,
-            self._segments,
+            self.segments,
             self.groups,
             self.replays,
             self._buffer_plan,
@@ -80,8 +86,8 @@ class Executor:
         )
         changed = set(self._buffer_plan.written)
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
-        self._order = plan_issue_order(
-            self._segments,
+        self.order = plan_issue_order(
+            self.segments,
             self.groups,
             self.gradient_groups,
             {r.last for r in self.replays if r.segments},
@@ -121,14 +127,14 @@ class Executor:
         step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
-            for turn in self._order.forward:
+            for slot in self.order.forward:
                 for copy in copies:
-                    for index in turn:
+                    for index in slot:
                         if copy is copies[0]:
                             self._wait_for_parameters(step, index)
                             self._prefetch(step, index + 1)
                         self.runner.run(step, copy, index, needs_grad)
-                for index in turn:
+                for index in slot:
                     self._free_after(step, index)
         with torch.no_grad():
             for name, value in step.buffers.items():
@@ -156,15 +162,15 @@ class Executor:
                 copy.values[DRAW] = draw.key(index).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:
-        for group in self._order.gathered_before[index]:
+        for group in self.order.gathered_before[index]:
             step.parameters.gathered[group].start_gather()
 
     def _wait_for_parameters(self, step: Step, index: int) -> None:
-        for group in self._segments[index].groups:
+        for group in self.segments[index].groups:
             step.parameters.gathered[group].wait()
 
     def _free_after(self, step: Step, index: int) -> None:
-        for group in self._order.freed_after[index]:
+        for group in self.order.freed_after[index]:
             step.wait_for_readers(group)
             step.parameters.gathered[group].free()
 
@@ -176,7 +182,7 @@ class Executor:
         gradients: Sequence[Mapping[Name, Tensor]],
         *,
         reduces: bool = True,
-        late: list[LateWeight] | None = None,
+        deferred: list[DeferredWeightGradient] | None = None,
         hand_out: Callable[[dict[str, Tensor]], None] | None = None,
     ) -> dict[str, Tensor]:
         """Run the backward pass; `gradients` holds per copy the gradient of every result that has one.
@@ -184,31 +190,31 @@ class Executor:
         Args:
             reduces: False when more micro batches of this step follow: gradients are added up, at level2 and level3
                 those of the stored part only; the last one, or `reduce`, gives them.
-            late: gets what gradients of weights are left for the caller to add, before `reduce`; None: none are.
+            deferred: gets what gradients of weights are left for the caller to add, before `reduce`; None: none are.
             hand_out: gets the gradients message by message as they arrive; see `LeavingGradients`.
 
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`, and with `hand_out`.
         """
-        forget_late_weights()
+        forget_deferred_weights()
         leaving = LeavingGradients(hand_out)
         for copy, given in zip(step.copies, gradients, strict=True):
             for name, gradient in given.items():
                 copy.gradients.setdefault(name, []).append(gradient)
-            self.runner.start_crossings(copy, self._order.way_back[0])
-        for turn in self._order.backward:
+            self.runner.start_crossings(copy, self.order.way_back[0])
+        for slot in self.order.backward:
             for copy in step.copies:
-                for index in turn:
+                for index in slot:
                     if copy is step.copies[0]:
                         self._have_values_again(step, index)
                     self.runner.run_backward(step, copy, index)
                     self.runner.give_to_parameters(step, copy, index)
-                    if index in self._order.next_back:
-                        self.runner.start_crossings(copy, self._order.next_back[index])
-                    if late is None:
-                        compute_late_weights()
+                    if index in self.order.next_back:
+                        self.runner.start_crossings(copy, self.order.next_back[index])
+                    if deferred is None:
+                        compute_deferred_weights()
                     else:
-                        late += take_late_weights()
+                        deferred += take_deferred_weights()
                     if copy is step.copies[-1]:
                         self._give_back(step, index, leaving, reduces=reduces)
         for task in step.tasks:
@@ -221,11 +227,11 @@ class Executor:
         A message that is cut on arrival has the time of one segment, the next one waits for it: it holds whole
         parameters' worth of memory.
         """
-        for number in self._segments[index].new_groups:
+        for number in self.segments[index].new_groups:
             if self.groups[number].regathers:
                 step.wait_for_readers(number)
                 step.parameters.gathered[number].free()
-        for number in self._order.departures.get(index, []):
+        for number in self.order.departures.get(index, []):
             total = step.parameters.sums[number]
             for group in {self.runner.group_of[name] for name in total.group.placeholders}:
                 step.wait_for_readers(group)
@@ -246,18 +252,18 @@ class Executor:
     def _have_values_again(self, step: Step, index: int) -> None:
         """Gather and compute again what the forward pass has forgotten."""
         self._regather(step, index)
-        region = self._segments[index].region
+        region = self.segments[index].region
         if region is not None and index == self.replays[region].last:
             self.run_again(step, self.replays[region])
 
     def _regather(self, step: Step, index: int) -> None:
         self._wait_for_parameters(step, index)  # first: a message and what it is copied to are both held till then
-        for group in self._order.gathered_again[index]:
+        for group in self.order.gathered_again[index]:
             step.parameters.gathered[group].start_gather()
 
     @torch.enable_grad()
     def run_again(self, step: Step, replay: Replay) -> None:
-        """Compute a region once more, copies in turns, from what was kept; now with everything that backward needs."""
+        """Compute a region once more from what was kept, copies interleaved; now with all that backward needs."""
         for index in replay.steps:
             self._wait_for_parameters(step, index)
             for copy in step.copies:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.row_gradients import start_row_sum
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_all_reduce, start_reduce_scatter
 from msrun.runtime.groups import axes_group
 from msrun.runtime.schedule.segments import Segment
@@ -58,19 +58,23 @@ class GradientGroup:
         """True when its sum is a message; False when every rank has the whole gradient already."""
         return bool(self.shard_axes or self.partial_axes)
 
-    def start(self, grads: list[Tensor]) -> Pending:
+    def start(self, grads: list[Tensor]) -> TensorFuture:
         """Start summing the members' gradients, which nobody else may hold; gives those of stored parts in a row.
 
         A sparse gradient is given as it is, with the rows of all ranks.
         """
         if grads[0].is_sparse:
             (rows,) = grads
-            return start_row_sum(rows, axes_group(self.mesh, self.partial_axes)) if self.partial_axes else Pending(rows)
+            return (
+                start_row_sum(rows, axes_group(self.mesh, self.partial_axes))
+                if self.partial_axes
+                else TensorFuture(rows)
+            )
         if self.shard_axes:
             return _start_sharded(self, grads)
         if self.partial_axes:
             return start_all_reduce(flatten(grads), axes_group(self.mesh, self.partial_axes), in_place=True)
-        return Pending(flatten(grads))
+        return TensorFuture(flatten(grads))
 
 
 def plan_departures(segments: Sequence[Segment], groups: Sequence[GradientGroup]) -> dict[int, list[int]]:
@@ -91,7 +95,7 @@ class GradientSum:
     def __init__(self, group: GradientGroup) -> None:
         self.group = group
         self._total: Tensor | None = None
-        self._pending: Pending | None = None
+        self._future: TensorFuture | None = None
         self._reached: set[str] = set()
         """Placeholders of the parameters that have a gradient."""
 
@@ -100,13 +104,15 @@ class GradientSum:
         if self.group.scatters_each and self.group.shard_axes:
             self.settle()
             if self._has_new(leaf_of):
-                self._pending = self.group.start(self._take(leaf_of))
+                self._future = self.group.start(self._take(leaf_of))
 
     def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
         self.settle()
         if not self._has_new(leaf_of):
-            return PendingGradients(self.group, self._reached, None if self._total is None else Pending(self._total))
+            return PendingGradients(
+                self.group, self._reached, None if self._total is None else TensorFuture(self._total)
+            )
         grads = self._take(leaf_of)
         if not self.group.is_sent:
             return PendingGradients(self.group, self._reached, None, grads)
@@ -119,21 +125,21 @@ class GradientSum:
     def kept_bytes(self, leaf_of: Callable[[str], Tensor]) -> int:
         """Return the bytes of gradients that are held now."""
         grads = [leaf_of(name).grad for name in self.group.placeholders]
-        kept = [*grads, self._total, self._pending.wait() if self._pending is not None else None]
+        kept = [*grads, self._total, self._future.wait() if self._future is not None else None]
         values = [grad._values() if grad.is_sparse else grad for grad in kept if grad is not None]
         return sum(value.numel() * value.element_size() for value in values)
 
     @property
     def is_heavy(self) -> bool:
         """True while a message takes more memory than what comes of it."""
-        return self._pending is not None
+        return self._future is not None
 
     def settle(self) -> None:
         """Wait for what was sent off, add it and let go of the message."""
-        if self._pending is not None:
-            part = self._pending.wait()
+        if self._future is not None:
+            part = self._future.wait()
             self._total = part if self._total is None else self._total.add_(part)
-            self._pending = None
+            self._future = None
 
     def _take(self, leaf_of: Callable[[str], Tensor]) -> list[Tensor]:
         grads = []
@@ -158,14 +164,14 @@ class PendingGradients:
         self,
         group: GradientGroup,
         reached: Set[str],
-        pending: Pending | None,
+        future: TensorFuture | None,
         ready: list[Tensor] | None = None,
         before: Tensor | None = None,
     ) -> None:
         self._group = group
         self._reached = reached
         """Placeholders of the parameters that have a gradient; without any, nothing is on its way."""
-        self._pending = pending
+        self._future = future
         self._ready = ready
         self._before = before
         """Sum of earlier micro batches, in one row."""
@@ -173,16 +179,16 @@ class PendingGradients:
     @property
     def is_heavy(self) -> bool:
         """True while the message takes more memory than what comes of it."""
-        return self._pending is not None and bool(self._group.shard_axes)
+        return self._future is not None and bool(self._group.shard_axes)
 
     def settle(self) -> None:
         """Wait for the message and let go of it."""
-        if self._pending is not None:
-            flat = self._pending.wait()
+        if self._future is not None:
+            flat = self._future.wait()
             flat = flat if self._before is None else flat + self._before
             parts = [m.part for m in self._group.members]
             self._ready = [flat] if flat.is_sparse else split_like(flat.reshape(-1), parts)
-            self._pending = None
+            self._future = None
 
     def wait(self) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part, of those that have one."""
@@ -268,7 +274,7 @@ def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:
     return torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
 
 
-def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> Pending:
+def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> TensorFuture:
     """Reduce-scatter along the partial shard axes, then all-reduce along the partial axes that are not cut.
 
     Where the shard axes hold equal copies, the gradient is only cut. Shard axes stand with those outermost, so
@@ -281,14 +287,14 @@ def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> Pending:
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)
     rest = tuple(axis for axis in group.partial_axes if axis not in group.shard_axes)
     if group.shard_axes != same + summed:  # stored for another program: sum everything, then cut
-        pending = start_all_reduce(rows, axes_group(group.mesh, tuple(sorted(summed + rest))))
+        future = start_all_reduce(rows, axes_group(group.mesh, tuple(sorted(summed + rest))))
         index = group.mesh.index(group.rank, group.shard_axes)
-        return Pending(rows, None, lambda _: pending.wait()[index : index + 1])
+        return TensorFuture(rows, None, lambda _: future.wait()[index : index + 1])
     if same:
         length = group.mesh.extent(summed)
         rows = rows.narrow(0, group.mesh.index(group.rank, same) * length, length)
-    pending = start_reduce_scatter(rows, axes_group(group.mesh, summed)) if summed else Pending(rows)
+    future = start_reduce_scatter(rows, axes_group(group.mesh, summed)) if summed else TensorFuture(rows)
     if not rest:
-        return pending
+        return future
     others = axes_group(group.mesh, rest)
-    return Pending(rows, None, lambda _: start_all_reduce(pending.wait(), others, in_place=True).wait())
+    return TensorFuture(rows, None, lambda _: start_all_reduce(future.wait(), others, in_place=True).wait())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.tensor_future import TensorFuture
 
 
 class HostTask:
@@ -60,7 +60,7 @@ class HostThread:
         return HostTask(self._pool.submit(run), self)
 
 
-class GradientFromHost(Pending):
+class GradientFromHost(TensorFuture):
     """A gradient that the host computes and copies to the device; there may be none."""
 
     def __init__(self, task: HostTask) -> None:

@@ -1,4 +1,4 @@
-"""IssueOrder: when an executor gathers, frees and sends off parameters, and in which turns copies run. Made once."""
+"""IssueOrder: when an executor gathers, frees and sends off parameters, and how copies are interleaved. Made once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from msrun.runtime.execute.gradients import GradientGroup, plan_departures
 from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots, way_back
 from msrun.runtime.schedule.segments import Segment
-from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns, way_back
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
@@ -20,7 +20,7 @@ class IssueOrder:
     """What happens at which segment; groups and segments by their numbers."""
 
     forward: list[list[int]]
-    """Turns of segments."""
+    """Slots of segments: what one copy issues before the next one."""
     backward: list[list[int]]
     gathered_before: list[list[int]]
     """Segment -> groups to gather before it; one entry more, for the end."""
@@ -54,8 +54,8 @@ def plan_issue_order(
     last_reader = {group: index for index, segment in enumerate(segments) for group in segment.groups}
     order = way_back(segments)
     return IssueOrder(
-        forward=join_turns(forward_turns(segments, gathered), spans),
-        backward=backward_turns(segments, gathered, replayed),
+        forward=join_slots(forward_slots(segments, gathered), spans),
+        backward=backward_slots(segments, gathered, replayed),
         gathered_before=[_upcoming(segments, index, gathered, bool(freed)) for index in range(len(segments) + 1)],
         gathered_again=[_following(segments, order[order.index(i) :], freed) for i in range(len(segments))],
         freed_after=[[g for g in freed if last_reader.get(g) == index] for index in range(len(segments))],
@@ -75,5 +75,5 @@ def _upcoming(segments: Sequence[Segment], index: int, gathered: Set[int], is_fe
 
 def _following(segments: Sequence[Segment], rest: Sequence[int], freed: Set[int]) -> list[int]:
     """Return the next groups of the way back."""
-    wanted = (group for index in rest for group in segments[index].groups)
-    return list(dict.fromkeys(group for group in wanted if group in freed))[:AHEAD]
+    upcoming = (group for index in rest for group in segments[index].groups)
+    return list(dict.fromkeys(group for group in upcoming if group in freed))[:AHEAD]

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.execute.pending import Pending, traffic
+from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.progress import waiting_in
 
 
-def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Callable[[], str]) -> Pending:
+def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Callable[[], str]) -> TensorFuture:
     """Send a tensor to one rank of the group. Nobody may write to it before `wait` has returned.
 
     Args:
@@ -37,7 +38,7 @@ def start_receive(
     from_rank: int,
     group: dist.ProcessGroup,
     what: Callable[[], str],
-) -> Pending:
+) -> TensorFuture:
     """Receive a tensor of known shape from one rank of the group.
 
     Args:
@@ -55,7 +56,7 @@ def start_receive(
     return _Message(value, work, describe)
 
 
-class _Message(Pending):
+class _Message(TensorFuture):
     """A message whose name is made only when somebody waits for it."""
 
     def __init__(self, value: Tensor, work: dist.Work | None, describe: Callable[[], str]) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
@@ -104,16 +104,16 @@ class GatheredGroup:
     group: ParameterGroup
     leaves: dict[str, Tensor] = field(default_factory=dict)
     """placeholder -> the part that operators read; autograd adds up its gradient"""
-    _pending: Pending | None = None
-    _read_by: list[Pending] = field(default_factory=list)
+    _future: TensorFuture | None = None
+    _read_by: list[TensorFuture] = field(default_factory=list)
     """messages on their way that are read from the leaves' memory"""
 
     def start_gather(self) -> None:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
-        if group.shard_axes and self._pending is None and not self._is_present():
+        if group.shard_axes and self._future is None and not self._is_present():
             parts = [group.read(m) for m in group.members]
-            self._pending = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
+            self._future = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
         """Make the leaves hold values."""
@@ -128,9 +128,9 @@ class GatheredGroup:
                 }
             return
         self.start_gather()
-        assert self._pending is not None
-        gathered = self._pending.wait()
-        self._pending = None
+        assert self._future is not None
+        gathered = self._future.wait()
+        self._future = None
         with plain_tensors():
             parts = gathered.split([m.parameter.numel() for m in group.members], dim=1)
             for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
@@ -164,9 +164,9 @@ class GatheredGroup:
         if not self.group.shard_axes:
             return 0
         storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in self.leaves.values()}
-        return sum(storages.values()) + (self.group.gathered_bytes() if self._pending is not None else 0)
+        return sum(storages.values()) + (self.group.gathered_bytes() if self._future is not None else 0)
 
-    def lend(self, message: Pending) -> None:
+    def lend(self, message: TensorFuture) -> None:
         """Keep the memory until a message that is read from it has arrived."""
         self._read_by.append(message)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_gather
 
 
@@ -50,7 +50,7 @@ def _is_ascending(rows: Tensor) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
 
 
-def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
+def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> TensorFuture:
     """Sum the sparse gradients of a group's ranks: the same rows and values on all of them, in rank order.
 
     The numbers of rows travel first, and are waited for: messages have the size of the largest one.
@@ -60,16 +60,16 @@ def start_row_sum(gradient: Tensor, group: dist.ProcessGroup) -> Pending:
     counts = start_gather(rows.new_tensor([rows.shape[0]]), group).wait().tolist()
     most = max(counts)
     if not most:
-        return Pending(gradient)
+        return TensorFuture(gradient)
     of_rows, of_values = start_gather(_padded(rows, most), group), start_gather(_padded(values, most), group)
 
     def add_up(_: Tensor) -> Tensor:
-        def joined(pending: Pending) -> Tensor:
-            return torch.cat([part[:n] for part, n in zip(pending.wait().split(most), counts, strict=True)])
+        def joined(future: TensorFuture) -> Tensor:
+            return torch.cat([part[:n] for part, n in zip(future.wait().split(most), counts, strict=True)])
 
         return row_gradient(joined(of_rows), joined(of_values), gradient.shape)
 
-    return Pending(gradient, None, add_up)
+    return TensorFuture(gradient, None, add_up)
 
 
 def added(one: Tensor, other: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from msrun.errors import CaptureError
 from msrun.runtime.execute.collectives import start_backward, start_forward
 from msrun.runtime.execute.host_thread import GradientFromHost, HostThread
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.step import Copy, Step, ValueOnItsWay, add_up
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.buffers import BufferPlan
 from msrun.runtime.schedule.replay import Replay, SavedResults, forgetting
@@ -146,12 +146,12 @@ class SegmentRunner:
     def _start_crossing(self, step: Step, copy: Copy, crossing: Crossing) -> None:
         source = self.read(step, copy, crossing.source)
         in_place = crossing.takes_source
-        pending = start_forward(crossing.collective, source.detach(), self._mesh, self._rank, in_place=in_place)
+        future = start_forward(crossing.collective, source.detach(), self._mesh, self._rank, in_place=in_place)
         if crossing.source in self._freed_with:
-            step.parameters.gathered[self._freed_with[crossing.source]].lend(pending)
-        copy.arriving[crossing.result] = ValueOnItsWay(pending, source.requires_grad)
+            step.parameters.gathered[self._freed_with[crossing.source]].lend(future)
+        copy.arriving[crossing.result] = ValueOnItsWay(future, source.requires_grad)
         if crossing.result in self._borrowed_results:
-            copy.copied[crossing.result] = pending.wait().detach().clone()
+            copy.copied[crossing.result] = future.wait().detach().clone()
 
     def read(self, step: Step, copy: Copy, name: Name) -> Tensor:
         """Return a value, waiting for it."""
@@ -210,19 +210,19 @@ class SegmentRunner:
                 step.wait_for_readers(self.group_of[crossing.source])
                 leaf = step.parameters.leaf(crossing.source)
                 parts = copy.gradients.pop(crossing.source, [])
-                leaf.grad = add_up([leaf.grad, *(p.wait() if isinstance(p, Pending) else p for p in parts)])
+                leaf.grad = add_up([leaf.grad, *(p.wait() if isinstance(p, TensorFuture) else p for p in parts)])
 
     def start_crossings(self, copy: Copy, index: int) -> None:
         """Start the way back of the collectives of one level: everything that read their results is done."""
         for crossing in self.segments[index].crossings:
             if crossing.collective.kind == "to_host":  # the host's thread has the gradient
-                found: Pending | None = GradientFromHost(self._host.start(partial(self._way_back, copy, crossing)))
+                found: TensorFuture | None = GradientFromHost(self._host.start(partial(self._way_back, copy, crossing)))
             else:
                 found = self._way_back(copy, crossing)
             if found is not None:
                 copy.gradients.setdefault(crossing.source, []).append(found)
 
-    def _way_back(self, copy: Copy, crossing: Crossing) -> Pending | None:
+    def _way_back(self, copy: Copy, crossing: Crossing) -> TensorFuture | None:
         gradient = copy.take_gradient(crossing.result)
         if gradient is None:
             return None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from msrun.runtime.execute.gradients import StepParameters
 from msrun.runtime.execute.host_thread import HostTask
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.row_gradients import added
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.schedule.replay import SavedResults
 from msrun.runtime.schedule.segments import Name
 
@@ -27,7 +27,7 @@ class Copy:
     """Results of collectives, not yet waited for."""
     written: dict[int, list[Tensor]] = field(default_factory=dict)
     """segment -> what it wrote, with its autograd graph."""
-    gradients: dict[Name, list[Tensor | Pending]] = field(default_factory=dict)
+    gradients: dict[Name, list[Tensor | TensorFuture]] = field(default_factory=dict)
     """Parts of a value's gradient that do not come through its leaf."""
     saved: dict[int, SavedResults] = field(default_factory=dict)
     """segment of a recomputed region -> results that are kept of it"""
@@ -42,7 +42,7 @@ class Copy:
         """Return the whole gradient of a value: from its leaf, from results, from collectives."""
         for task in self.reading.pop(name, ()):
             task.wait()
-        parts = [p.wait() if isinstance(p, Pending) else p for p in self.gradients.pop(name, [])]
+        parts = [p.wait() if isinstance(p, TensorFuture) else p for p in self.gradients.pop(name, [])]
         leaf = self.values.pop(name, None)
         if leaf is not None and leaf.grad is not None:
             parts.append(leaf.grad)
@@ -53,7 +53,7 @@ class Copy:
         """Wait for what is on its way from other ranks to the gradients of these values."""
         for name in names:
             parts = self.gradients.get(name, [])
-            parts[:] = [p.wait() if isinstance(p, Pending) and p.is_message else p for p in parts]
+            parts[:] = [p.wait() if isinstance(p, TensorFuture) and p.is_message else p for p in parts]
 
 
 def add_up(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -65,26 +65,26 @@ def add_up(parts: Sequence[Tensor | None]) -> Tensor | None:
     return total
 
 
-class ValueOnItsWay(Pending):
+class ValueOnItsWay(TensorFuture):
     """A value on its way that becomes a leaf on arrival."""
 
-    def __init__(self, pending: Pending, requires_grad: bool) -> None:
-        self._pending = pending
+    def __init__(self, future: TensorFuture, requires_grad: bool) -> None:
+        self._future = future
         self._requires_grad = requires_grad
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the value."""
-        return self._pending.dtype
+        return self._future.dtype
 
     @property
     def is_number_on_host(self) -> bool:
         """Whether it is a scalar with a gradient, and waiting for it would hold this process up."""
-        return self._requires_grad and self._pending.is_number_on_host
+        return self._requires_grad and self._future.is_number_on_host
 
     def wait(self) -> Tensor:
         """Return the arrived value as a leaf."""
-        return self._pending.wait().detach().requires_grad_(self._requires_grad)
+        return self._future.wait().detach().requires_grad_(self._requires_grad)
 
 
 def arrived(value: Any) -> Any:

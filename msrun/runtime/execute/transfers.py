@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.execute.pending import Pending, name_of, traffic
+from msrun.runtime.execute.tensor_future import TensorFuture, name_of
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.sharding.halo import Message
 
 # torch 2.13 renamed both and warns about the old names.
@@ -19,14 +20,14 @@ _MOST_BROADCASTS = 8
 """Largest group of gloo's in which parameters are gathered by a broadcast from each rank."""
 
 
-def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> Pending:
+def start_all_reduce(value: Tensor, group: dist.ProcessGroup, *, in_place: bool = False) -> TensorFuture:
     """Sum over the group. `value` is not changed, unless `in_place`: then nobody may read it any more."""
     traffic.add("all_reduce", value)
     own = value.contiguous() if in_place else value.clone(memory_format=torch.contiguous_format)
-    return Pending(own, dist.all_reduce(own, group=group, async_op=True), name=name_of("all_reduce", group))
+    return TensorFuture(own, dist.all_reduce(own, group=group, async_op=True), name=name_of("all_reduce", group))
 
 
-def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
+def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> TensorFuture:
     """Join the parts of the group's ranks along `dim`: (.., n, ..) -> (.., n * group size, ..)."""
     value = value.contiguous()
     shape, size = value.shape, dist.get_world_size(group)
@@ -40,10 +41,10 @@ def start_gather(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pendi
             return parts.view(size * shape[0], *shape[1:])
         return torch.cat(list(parts.view(size, *shape).unbind(0)), dim)
 
-    return Pending(flat, work, join, name)
+    return TensorFuture(flat, work, join, name)
 
 
-def start_gather_of(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Pending:
+def start_gather_of(parts: Sequence[Tensor], group: dist.ProcessGroup) -> TensorFuture:
     """Join several tensors of each rank in one message: -> (group size, elements of all of them).
 
     They are written into this rank's place of the result, so that the message needs no memory of its own. gloo's
@@ -59,11 +60,11 @@ def start_gather_of(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Pendin
         sent = [
             dist.broadcast(gathered[source], group=group, group_src=source, async_op=True) for source in range(size)
         ]
-        return Pending(gathered, sent, name=name)
-    return Pending(gathered, _all_gather_flat(gathered.view(-1), own, group=group, async_op=True), name=name)
+        return TensorFuture(gathered, sent, name=name)
+    return TensorFuture(gathered, _all_gather_flat(gathered.view(-1), own, group=group, async_op=True), name=name)
 
 
-def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> Pending:
+def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) -> TensorFuture:
     """Sum over the group and keep this rank's part of `dim`: (.., n * group size, ..) -> (.., n, ..).
 
     gloo has no real reduce-scatter; exchanging the parts and adding them up moves half the bytes of its all-reduce
@@ -75,11 +76,11 @@ def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) 
     if dist.get_backend(group) != "gloo":
         result = torch.empty_like(parts[0])
         work = _reduce_scatter_flat(result, parts.view(-1, *parts.shape[2:]), group=group, async_op=True)
-        return Pending(result, work, name=name_of("reduce_scatter", group))
+        return TensorFuture(result, work, name=name_of("reduce_scatter", group))
     return _start_exchange_and_add(parts, group)
 
 
-def _start_exchange_and_add(parts: Tensor, group: dist.ProcessGroup) -> Pending:
+def _start_exchange_and_add(parts: Tensor, group: dist.ProcessGroup) -> TensorFuture:
     """Reduce-scatter of gloo: (ranks, *part) -> the sum of this rank's parts, added up in rank order.
 
     The first and the last rank leave their own part out of the exchange; the others would have to copy what is left.
@@ -98,30 +99,34 @@ def _start_exchange_and_add(parts: Tensor, group: dist.ProcessGroup) -> Pending:
             total += part
         return total
 
-    return Pending(received, work, add_up, name_of("reduce_scatter", group))
+    return TensorFuture(received, work, add_up, name_of("reduce_scatter", group))
 
 
-def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: int) -> Pending:
+def start_exchange(value: Tensor, group: dist.ProcessGroup, dim: int, from_dim: int) -> TensorFuture:
     """Cut `dim` over the group and join `from_dim`: an all-to-all."""
     traffic.add("all_to_all", value)
     size = dist.get_world_size(group)
     parts = _parts(value, size, dim)
     received = torch.empty_like(parts)
     work = dist.all_to_all_single(received, parts, group=group, async_op=True)
-    return Pending(received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim), name_of("all_to_all", group))
+    return TensorFuture(
+        received, work, lambda got: torch.cat(list(got.unbind(0)), from_dim), name_of("all_to_all", group)
+    )
 
 
-def start_halo(message: Message, group: dist.ProcessGroup, join: Callable[[list[Tensor]], Tensor]) -> Pending:
+def start_halo(message: Message, group: dist.ProcessGroup, join: Callable[[list[Tensor]], Tensor]) -> TensorFuture:
     """Send each rank of the group its piece, of any size, and join what the others sent."""
     traffic.add("halo", message.flat)
     received = message.flat.new_empty(sum(message.receive_sizes))
     work = dist.all_to_all_single(
         received, message.flat, message.receive_sizes, message.send_sizes, group=group, async_op=True
     )
-    return Pending(received, work, lambda got: join(message.pieces(got)), name_of("halo", group))
+    return TensorFuture(received, work, lambda got: join(message.pieces(got)), name_of("halo", group))
 
 
-def start_row_exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Pending:
+def start_row_exchange(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> TensorFuture:
     """Send each rank of the group its rows, and join what the others sent: (sum of sent, ..) -> (sum of received, ..).
 
     Args:
@@ -131,7 +136,7 @@ def start_row_exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int
     traffic.add("all_to_all", rows)
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     work = dist.all_to_all_single(arrived, rows.contiguous(), [*received], [*sent], group=group, async_op=True)
-    return Pending(arrived, work, name=name_of("all_to_all", group))
+    return TensorFuture(arrived, work, name=name_of("all_to_all", group))
 
 
 def _parts(value: Tensor, count: int, dim: int) -> Tensor:

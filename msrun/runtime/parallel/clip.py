@@ -20,9 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import coalesced
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise

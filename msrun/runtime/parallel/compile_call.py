@@ -7,9 +7,11 @@ from typing import Any
 
 from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.parallel.compilation.compilation import Compilation
+from msrun.runtime.parallel.batch.divided_batch import DividedBatch
+from msrun.runtime.parallel.batch.parts import find_tensors
+from msrun.runtime.parallel.compilation.compilation import Compilation, Draft
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.pipeline.compilation import compile_pipeline
+from msrun.runtime.parallel.pipeline.compilation import Division, add_stages, build_stages, divide
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -27,11 +29,39 @@ def compile_call(
         StrategyError: an illegal strategy, schedule or assignment of stages.
     """
     wrappers = compilation.find_wrappers()
-    if compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
-        if compilation.settings.search is not None:
-            raise StrategyError(
-                f"parallel_mode={compilation.settings.search.mode!r} with a pipeline: strategies of its stages are not "
-                'searched for; use parallel_mode="semi_auto" with it, or no pipeline'
-            )
-        return compile_pipeline(compilation, wrappers, args, kwargs)
-    return compilation.compile(wrappers, args, kwargs)
+    draft: Draft
+    with compilation.failing_together():
+        if is_pipeline(compilation, wrappers):
+            draft = divide(compilation, wrappers, args, kwargs)
+        else:
+            draft = compilation.draft(wrappers, args, kwargs)
+        compilation.storage.check(draft.program, draft.stages)
+    compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)))
+    call: CompiledCall | PipelinedCall
+    with compilation.failing_together():
+        if isinstance(draft, Division):
+            call, plan = build_stages(compilation, draft)
+        else:
+            call, plan = compilation.build(draft)
+    compilation.check_ranks_agree("built")
+    if isinstance(draft, Division) and isinstance(call, PipelinedCall):
+        _ = call.line.group  # its ranks make it together, before other groups of some of them
+        plan = add_stages(plan, call, draft.assignment, compilation.mesh)
+    return draft.captured, call, plan
+
+
+def is_pipeline(compilation: Compilation, wrappers: Sequence[DividedBatch]) -> bool:
+    """Return whether a network runs in stages.
+
+    Raises:
+        StrategyError: it does, and its strategies are to be searched for.
+    """
+    settings = compilation.settings
+    if settings.pipeline.stages == 1 and not any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
+        return False
+    if settings.search is not None:
+        raise StrategyError(
+            f"parallel_mode={settings.search.mode!r} with a pipeline: strategies of its stages are not searched for; "
+            'use parallel_mode="semi_auto" with it, or no pipeline'
+        )
+    return True

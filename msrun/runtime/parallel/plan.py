@@ -21,14 +21,13 @@ from msrun.runtime.parallel.pipeline.plan import PipelinePlan
 from msrun.runtime.parallel.pipeline.schedule import Schedule
 from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
 from msrun.runtime.parallel.plan_json import build_from_json
-from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_pipeline_traffic, predict_traffic
+from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import OperatorPlan
-from msrun.runtime.schedule.segments import render_segments
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.named_layout import Layout
 
@@ -95,7 +94,7 @@ class ParallelPlan:
     operators: tuple[OperatorPlan, ...]
     notes: tuple[str, ...]
     program: str
-    """The local program as text: every operator and every collective."""
+    """The local program as text: every operator, collective and message in order, see `render_program`."""
     results: tuple[CollectiveTraffic, ...] = ()
     """Collectives that bring the results to the layout of the dataset strategy."""
     groups: tuple[GroupPlan, ...] = ()
@@ -259,11 +258,7 @@ def build_parallel_plan(
         layouts: those that the user gave; parameters are described in their names where they can be.
         price: of searched strategies.
     """
-    step = (
-        predict_traffic(compiled, rank)
-        if isinstance(compiled, CompiledCall)
-        else predict_pipeline_traffic(compiled, rank)
-    )
+    step = predict_traffic(compiled, rank)
     group_of = {m.name: i for i, group in enumerate(compiled.groups) for m in group.members}
     level = settings.hsdp.optimizer_level if settings.hsdp else None
     return ParallelPlan(
@@ -280,7 +275,7 @@ def build_parallel_plan(
             for operator, moved in zip(compiled.program.operators, step.operators, strict=True)
         ),
         notes=(*compiled.program.notes, *step.notes),
-        program=render_segments(compiled.segments),
+        program=compiled.render(),
         results=step.results,
         groups=_groups(compiled, step),
         traffic=step.totals,

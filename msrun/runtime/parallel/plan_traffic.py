@@ -40,56 +40,40 @@ class StepTraffic:
     notes: tuple[str, ...] = ()
 
 
-def predict_traffic(compiled: CompiledCall, rank: int) -> StepTraffic:
-    """Return the messages of a training step of a program, told from its shapes.
+def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffic:
+    """Return the messages of a training step of a program, told from its shapes: of a pipeline those of this rank.
 
     A program that cannot be walked without values has a note instead of totals: it trains all the same.
     """
-    parts = compiled.parts
-    gathers = [gather_messages(group, parts.micro_batches) for group in compiled.groups]
-    sums = [sum_messages(group, parts.micro_batches) for group in compiled.executor.gradient_groups]
-    program = compiled.program
+    program, parts = call.program, call.parts
+    own = [call] if isinstance(call, CompiledCall) else list(call.own.values())
+    groups = [group for compiled in own for group in compiled.executor.gradient_groups]
+    gathers = [gather_messages(group, parts.micro_batches) for group in call.groups]
+    sums = [sum_messages(group, parts.micro_batches) for group in groups]
     try:
-        values = local_values(program)
+        values = local_values(program) if isinstance(call, CompiledCall) else call.values
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
         return StepTraffic(nothing, (), gathers, sums, (), None, (note,))
-    trained = {node.name for node in nodes_with_gradient(program, values)}
-    groups = compiled.executor.gradient_groups
+    reached = nodes_with_gradient(program, values)
+    trained = {node.name for node in reached}
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
-    borders = collective_traffic(program.borders, program, values, nodes_with_gradient(program, values), rank)
-    messages = [m for of_one in (*moved, borders) for traffic in of_one for m in traffic.messages]
-    messages = (messages + _again(compiled, values, rank)) * parts.total
-    messages += [m for of_group in (*gathers, *sums) for m in of_group]
-    return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
-
-
-def predict_pipeline_traffic(call: PipelinedCall, rank: int) -> StepTraffic:
-    """Return the messages of a training step of a pipeline; the totals are those of this rank with all its stages."""
-    program, values = call.program, call.values
-    moved = operator_traffic(program, values, rank)
-    own = {node.name for stage in call.own for node in call.stages[stage].program.graph.nodes}
-    here = [[node.name in own for node in nodes] for nodes in program.collectives]
-    of_one_part = [
-        message
-        for collectives, are_here in zip(moved, here, strict=True)
-        for collective, is_here in zip(collectives, are_here, strict=True)
-        if is_here
-        for message in collective.messages
+    borders = collective_traffic(program.borders, program, values, reached, rank)
+    here = {node.name for compiled in own for node in compiled.program.graph.nodes}
+    nodes = [node for of_one in (*program.collectives, program.borders) for node in of_one]
+    all_moved = [traffic for of_one in (*moved, borders) for traffic in of_one]
+    messages = [
+        m for node, traffic in zip(nodes, all_moved, strict=True) if node.name in here for m in traffic.messages
     ]
-    messages = [*of_one_part, *_across_borders(call)]
-    for compiled in call.own.values():
+    for compiled in own:
         messages += _again(compiled, values, rank)
-    messages *= call.parts.total
-    for compiled in call.own.values():
-        for group in compiled.groups:
-            messages += gather_messages(group, call.parts.micro_batches)
-        for gradients in compiled.executor.gradient_groups:
-            messages += sum_messages(gradients, call.parts.micro_batches)
-    messages += _along_the_line(call)
-    return StepTraffic(moved[:-1], moved[-1], [], [], (), Totals.of(messages))
+    messages += [] if isinstance(call, CompiledCall) else _across_borders(call)
+    messages *= parts.total
+    messages += [m for of_group in (*gathers, *sums) for m in of_group]
+    messages += [] if isinstance(call, CompiledCall) else _along_the_line(call)
+    return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
 
 
 def _across_borders(call: PipelinedCall) -> list[Message]:

@@ -23,8 +23,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain_tensors
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.scaling import scale_gradient
 from msrun.runtime.progress import waiting_in
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from msrun.runtime.capture.assignment import WantedLayout, follows_region, strategy_of, wanted_layout
+from msrun.runtime.capture.assignment import LayoutConstraint, follows_region, layout_constraint, strategy_of
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use
+from msrun.runtime.partition.layout_constraints import layout_of_result
 from msrun.runtime.partition.local_work import split_of_result
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
 from msrun.runtime.partition.strictness import refuse_redistributions
-from msrun.runtime.partition.wanted import layout_of_result
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes
@@ -182,20 +182,20 @@ class _Walk:
         return self._parameters.layout_of(node)
 
     def _input(
-        self, node: fx.Node, wanted: TensorLayout, entered: Axes, *, by: object, reader: str = "", asked: bool = False
+        self, node: fx.Node, target: TensorLayout, entered: Axes, *, by: object, reader: str = "", asked: bool = False
     ) -> Read:
         entered = entered if node in self._differentiable else ()
         if node not in self._values:
-            return self._parameters.read(node, Use(wanted, entered), by=by, reader=reader)
+            return self._parameters.read(node, Use(target, entered), by=by, reader=reader)
         self._reads.hold(node, self._values[node].layout)
-        return self._reads.bring(node, wanted, entered, by=by, reader=reader, asked=asked)
+        return self._reads.bring(node, target, entered, by=by, reader=reader, asked=asked)
 
     # -- operators ----------------------------------------------------------------------------------------------
 
     def _operator(self, node: fx.Node) -> OperatorDecision:
         if node.target is operator.getitem:
             return self._item(node)
-        mark = wanted_layout(node)
+        mark = layout_constraint(node)
         if mark is not None:
             return self._lay_out(node, mark)
         refuse_lists(node)
@@ -228,8 +228,8 @@ class _Walk:
         reads = []
         for index, tensor in enumerate(call.tensors):
             own = after if index in form.added else split
-            wanted, entered = form.layout_of_input(index, own, self._mesh), form.entered(index, own)
-            reads.append(self._input(tensor, wanted, entered, by=node, reader=describe_operator(node)))
+            target, entered = form.layout_of_input(index, own, self._mesh), form.entered(index, own)
+            reads.append(self._input(tensor, target, entered, by=node, reader=describe_operator(node)))
         value = node.meta["val"]
         if self._differentiable & set(call.tensors) and (
             not isinstance(value, torch.Tensor) or value.is_floating_point()
@@ -240,12 +240,12 @@ class _Walk:
         self._values[node] = _Value(of_results[0], summed)
         return OperatorDecision(tuple(reads), of_results, split, origin, scatter)
 
-    def _lay_out(self, node: fx.Node, wanted: WantedLayout) -> OperatorDecision:
+    def _lay_out(self, node: fx.Node, constraint: LayoutConstraint) -> OperatorDecision:
         """Give a value the layout that the user wants where it enters or leaves a region."""
         source = node.args[0]
         assert isinstance(source, fx.Node)
         held, shape = self._values[source], tuple(node.meta["val"].shape)
-        layout = layout_of_result(wanted, shape, self._mesh, held.layout, held.summed)
+        layout = layout_of_result(constraint, shape, self._mesh, held.layout, held.summed)
         read = self._input(source, layout, (), by=node, asked=True)
         if source in self._differentiable:
             self._differentiable.add(node)
@@ -283,7 +283,7 @@ class _Walk:
         if not isinstance(value, fx.Node):
             return value
         shape, axes = tuple(value.meta["val"].shape), self._given.output_batch_axes
-        wanted = TensorLayout.replicated(len(shape))
+        target = TensorLayout.replicated(len(shape))
         if not is_whole and shape and shape[0] % self._mesh.extent(axes) == 0:
-            wanted = TensorLayout((axes, *((),) * (len(shape) - 1)))
-        return self._input(value, wanted, (), by="results", reader="the results", asked=True)
+            target = TensorLayout((axes, *((),) * (len(shape) - 1)))
+        return self._input(value, target, (), by="results", reader="the results", asked=True)

@@ -7,7 +7,7 @@ from collections.abc import Set
 
 from torch import Tensor, fx
 
-from msrun.runtime.capture.assignment import wanted_layout
+from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.decide import is_whole_operator
 from msrun.runtime.partition.local_work import LocalWorks
@@ -60,7 +60,7 @@ def _passes(node: fx.Node, works: LocalWorks, differentiable: Set[fx.Node]) -> b
     """Return whether an operator whose inputs have gradients gives its result one."""
     value = node.meta.get("val")
     rule = find_rule(node.target)
-    if node.target is operator.getitem or wanted_layout(node) is not None or is_whole_operator(node, rule):
+    if node.target is operator.getitem or layout_constraint(node) is not None or is_whole_operator(node, rule):
         return not isinstance(value, Tensor) or value.is_floating_point()
     rule, call = rule or REPLICATED, operator_call(node)
     needed = [source in differentiable for source in call.tensors]

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from msrun.runtime.capture.assignment import wanted_layout
+from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.decide import is_whole_operator
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
@@ -107,7 +107,7 @@ class _Lowering:
     # -- operators ----------------------------------------------------------------------------------------------
 
     def _operator(self, node: fx.Node, decision: OperatorDecision) -> None:
-        mark = wanted_layout(node)
+        mark = layout_constraint(node)
         if node.target is operator.getitem:
             self._item(node, decision)
         elif mark is not None:

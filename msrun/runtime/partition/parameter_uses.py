@@ -15,8 +15,8 @@ from torch import fx
 
 from msrun.runtime.capture.assignment import Assignment
 from msrun.runtime.partition.decisions import Read, Use
+from msrun.runtime.partition.layout_constraints import entry_layout
 from msrun.runtime.partition.reads import Reads
-from msrun.runtime.partition.wanted import entry_layout
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.redistribution import Move, plan_redistribution
 
@@ -105,7 +105,7 @@ class ParameterUses:
         best = {
             read.name: (self._choose(read), read.stored) for read in self._reads.values() if read.stored is not None
         }
-        return {name: wanted for name, (wanted, present) in best.items() if wanted != present}
+        return {name: chosen for name, (chosen, present) in best.items() if chosen != present}
 
     def _choose(self, read: _Read) -> Use:
         fixed = self._fixed.get(read.name) or self._planned.get(read.name)

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from msrun.runtime.capture.assignment import wanted_layout
+from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.collectives import message_seconds
 from msrun.runtime.cost.devices import DeviceProfile
@@ -290,7 +290,7 @@ class _Pricing:
         own = self._begin(node.name, call.module_path)
         is_reached = node in self._flow.reached
         tensors = [source for source in call.tensors if isinstance(source.meta.get("val"), Tensor)]
-        if wanted_layout(node) is not None:
+        if layout_constraint(node) is not None:
             (found,) = (self._read(read, own, has_gradient=is_reached) for read in decision.reads)
             self._held.name_as(found, node.name, decision.layouts[0])
             return

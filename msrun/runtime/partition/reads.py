@@ -38,7 +38,7 @@ class Reads:
     def bring(
         self,
         node: fx.Node,
-        wanted: TensorLayout,
+        target: TensorLayout,
         entered: Axes,
         *,
         by: object,
@@ -47,7 +47,7 @@ class Reads:
         asked: bool = False,
         producer: str = "",
     ) -> Read:
-        """Return how a value comes to the wanted layout, from the nearest one that it has already.
+        """Return how a value comes to a layout, from the nearest one that it has already.
 
         Args:
             entered: axes along which the reader leaves partial sums of its gradient.
@@ -58,7 +58,7 @@ class Reads:
         value = node.meta["val"]
         held = [layout for layout in self._held[node] if not layout.used & set(kept_axes)]
         moves = [
-            Move(self._mesh, layout, wanted, tuple(value.shape), node in self._differentiable, kept_axes)
+            Move(self._mesh, layout, target, tuple(value.shape), node in self._differentiable, kept_axes)
             for layout in held
         ]
         chains = [plan_redistribution(move) for move in moves]
@@ -79,9 +79,9 @@ class Reads:
             layout = after
         if is_new:
             moved_bytes = moves[best].total_elements(chains[best]) * value.dtype.itemsize
-            source, target = (each.numbers(self._mesh) for each in (held[best], wanted))
+            ends = held[best].numbers(self._mesh), target.numbers(self._mesh)
             producer = producer or _describe(node)
-            self.redistributions.append(Redistribution(producer, reader, source, target, moved_bytes, asked))
+            self.redistributions.append(Redistribution(producer, reader, *ends, moved_bytes, asked))
         if entered:
             steps.append((Collective("enter", entered), None))
             if len(steps) == 1:

@@ -1,9 +1,9 @@
 """Buffers that the forward pass changes: when they are written, and which segments a copy runs without a break.
 
 Copy 2 must read what copy 1 wrote, as one process that runs the copies one after the other. From the first segment
-that reads such a buffer to the one in which its new value comes, copies therefore do not take turns: these segments
+that reads such a buffer to the one in which its new value comes, copies are therefore not interleaved: these segments
 are one span, run by copy 1, then by copy 2. Batch normalisation reads and writes its statistics in one segment, so its
-copies still take turns everywhere.
+copies are still interleaved everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Segments: the local program cut at its collectives, so that copies can take turns and gradients leave early.
+"""Segments: the local program cut at its collectives, so that copies can be interleaved and gradients leave early.
 
 Every node has a level: one more than the level of a collective that it waits for. Segment k holds the operators of
 level k; the collectives of level k start when it has been computed and are waited for by the first segment that reads
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import fx, nn
 
 from msrun.runtime.partition.program import ON_HOST, LocalProgram
@@ -252,17 +253,20 @@ def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:
     return Segment(module, [n.name for n in reads], [n.name for n in writes])
 
 
-def render_segments(segments: list[Segment]) -> str:
-    """Return the whole local program as text: operators, and every collective where it starts."""
-    lines: list[str] = []
-    for number, segment in enumerate(segments):
-        where = " on the host" if segment.on_host else ""
-        lines.append(f"segment {number}{where}: reads {', '.join(segment.reads) or 'nothing'}")
-        for node in segment.module.graph.nodes:
-            if node.op == "call_function":
-                lines.append(f"    {node.name} = {node.target}({_arguments(node)})")
-        lines += [f"    {c.result} = {c.collective} of {c.source}" for c in segment.crossings]
-    return "\n".join(lines)
+def render_segment(number: int, segment: Segment, note: str = "") -> list[str]:
+    """Return a segment as lines of text: its operators, and the collectives that start after them."""
+    where = " on the host" if segment.on_host else ""
+    lines = [f"segment {number}{where}: reads {', '.join(segment.reads) or 'nothing'}{note}"]
+    for node in segment.module.graph.nodes:
+        if node.op == "call_function":
+            lines.append(f"    {node.name} = {_operator(node)}({_arguments(node)})")
+    return [*lines, *(f"    {c.result} = {c.collective} of {c.source}" for c in segment.crossings)]
+
+
+def _operator(node: fx.Node) -> str:
+    """Return an operator's name, equal in every process."""
+    is_function = not isinstance(node.target, torch._ops.OpOverload) and hasattr(node.target, "__name__")
+    return str(node.target.__name__) if is_function else str(node.target)  # type: ignore[union-attr]
 
 
 def _arguments(node: fx.Node) -> str:

@@ -14,14 +14,14 @@ import numpy as np
 from torch import Tensor, fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.capture.assignment import follows_region, strategy_of, wanted_layout
+from msrun.runtime.capture.assignment import follows_region, layout_constraint, strategy_of
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, is_whole_operator
 from msrun.runtime.partition.gradient_flow import GradientFlow
+from msrun.runtime.partition.layout_constraints import layout_of_result
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import StepSpec
-from msrun.runtime.partition.wanted import layout_of_result
 from msrun.runtime.search.problem import Costs, Problem, Variable
 from msrun.runtime.search.split_costs import MovedValue, SplitCosts
 from msrun.runtime.search.splits import find_splits, parts_of
@@ -103,7 +103,7 @@ class ProblemBuilder:
             )
             return
         rule = find_rule(node.target)
-        if wanted_layout(node) is not None:
+        if layout_constraint(node) is not None:
             self._mark(node)
         elif is_whole_operator(node, rule):
             for source in node.all_input_nodes:
@@ -119,7 +119,7 @@ class ProblemBuilder:
 
     def _mark(self, node: fx.Node) -> None:
         """Bring a value to the layout that the user wants where it enters or leaves a region."""
-        source, wanted = node.args[0], wanted_layout(node)
+        source, wanted = node.args[0], layout_constraint(node)
         assert isinstance(source, fx.Node)
         assert wanted is not None
         shape, place = tuple(node.meta["val"].shape), self._places[source]

@@ -24,8 +24,8 @@ from torch.utils.flop_counter import flop_registry
 from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import Work, is_view, operations
-from msrun.runtime.execute import pending
-from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute import tensor_future
+from msrun.runtime.execute.tensor_future import TensorFuture
 
 ACTIVATIONS, RECOMPUTED, BACKWARD = "activations", "recompute", "backward"
 MESSAGES, GRADIENTS, OPTIMIZER = "messages", "gradients", "optimizer"
@@ -117,7 +117,7 @@ class Recording(TorchDispatchMode):
         self._given = {tensor.untyped_storage()._cdata: tensor for tensor in given}
         self._sent: list[float] = []
         """when the messages of the newest collectives arrive, until somebody holds them"""
-        self._arrivals: weakref.WeakKeyDictionary[Pending, float] = weakref.WeakKeyDictionary()
+        self._arrivals: weakref.WeakKeyDictionary[TensorFuture, float] = weakref.WeakKeyDictionary()
         self._groups: dict[str, tuple[int, ...]] = {}
 
     @contextmanager
@@ -134,15 +134,15 @@ class Recording(TorchDispatchMode):
         """Record what runs inside."""
         resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resizing(resize)  # type: ignore[method-assign]
-        pending.on_message.append(self._hold)
-        pending.on_wait.append(self._wait)
+        tensor_future.on_message.append(self._hold)
+        tensor_future.on_wait.append(self._wait)
         try:
             with self:
                 yield
         finally:
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-            pending.on_message.remove(self._hold)
-            pending.on_wait.remove(self._wait)
+            tensor_future.on_message.remove(self._hold)
+            tensor_future.on_wait.remove(self._wait)
 
     def kind_of(self, tensors: Sequence[Tensor], kind: str) -> None:
         """Say what the memory of tensors is for."""
@@ -234,12 +234,12 @@ class Recording(TorchDispatchMode):
 
     # -- messages on their way ----------------------------------------------------------------------------------
 
-    def _hold(self, message: Pending) -> None:
+    def _hold(self, message: TensorFuture) -> None:
         if self._sent:
             self._arrivals[message] = max(self._sent)
             self._sent.clear()
 
-    def _wait(self, message: Pending) -> None:
+    def _wait(self, message: TensorFuture) -> None:
         self.clock_s = max(self.clock_s, self._arrivals.get(message, 0.0))
 
     # -- memory -------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def sketch_call(
         settings.hsdp.check_world(size)
     wrappers = compilation.find_wrappers()
     if settings.pipeline.stages == 1 and not any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
-        _, call, plan = compilation.compile(wrappers, args, kwargs)
+        call, plan = compilation.build(compilation.draft(wrappers, args, kwargs))
         assert isinstance(compilation.storage, SketchedStorage)
         return [Sketch(range(size), own_rank, call, compilation.storage, plan)]
     division = divide(compilation, wrappers, args, kwargs)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from msrun.errors import StrategyError
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind
 from msrun.runtime.parallel.pipeline.stage_runner import on_action

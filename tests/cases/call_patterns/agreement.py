@@ -26,7 +26,6 @@ from call_patterns.pattern import (
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, get_rank, no_init_parameters
 from msrun.runtime.parallel.compilation import compilation
-from msrun.runtime.parallel.pipeline import compilation as pipeline_compilation
 
 
 @pattern
@@ -129,7 +128,6 @@ def failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
         x, y = batch()
         with pytest.MonkeyPatch.context() as patch:
             if get_rank() == 1:
-                for module in (compilation, pipeline_compilation):
-                    patch.setattr(module, "build_compiled_call", fail)
+                patch.setattr(compilation, "build_compiled_call", fail)
             text = refused(KeyError if get_rank() == 1 else CaptureError, step, mine(x), mine(y))
         assert get_rank() == 1 or text == "rank 1 cannot run this call: KeyError: 'planted'"

@@ -75,7 +75,7 @@ class Events:
         self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
         self._wrap(executor.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
-        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda pending: self._wait(f, pending))
+        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda future: self._wait(f, future))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -100,10 +100,10 @@ class Events:
                 self.names.append(f"start {crossing.result} of copy {number}")
                 copy.arriving[crossing.result].label = f"{crossing.result} of copy {number}"
 
-    def _wait(self, original: Any, pending: Any) -> Tensor:
-        if hasattr(pending, "label"):
-            self.names.append(f"wait {pending.label}")
-        return original(pending)
+    def _wait(self, original: Any, future: Any) -> Tensor:
+        if hasattr(future, "label"):
+            self.names.append(f"wait {future.label}")
+        return original(future)
 
     def stop(self) -> None:
         for owner, name, original in self._undo:
@@ -151,12 +151,12 @@ def backward_takes_turns_as_well() -> None:
     loss.backward()
     last = len(compiled.segments) - 1
     expected = [("start", last, 0), ("start", last, 1)]
-    turns = executor._order.backward
-    for turn, number_of_copy in itertools.product(turns, (0, 1)):
-        for index in turn:
+    slots = executor.order.backward
+    for slot, number_of_copy in itertools.product(slots, (0, 1)):
+        for index in slot:
             expected.append(("compute", index, number_of_copy))
             if index:
                 expected.append(("start", index - 1, number_of_copy))
     assert names == expected
-    assert [index for turn in turns for index in turn] == list(range(last, -1, -1))
-    assert len(turns) > 1, "the gradients of layer1's input are summed while the other copy computes"
+    assert [index for slot in slots for index in slot] == list(range(last, -1, -1))
+    assert len(slots) > 1, "the gradients of layer1's input are summed while the other copy computes"

@@ -20,7 +20,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel import host_operators
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall

@@ -20,7 +20,7 @@ from msrun.runtime.checkpoint.catalogue import build_catalogue, list_held, piece
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_metadata, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
-from msrun.runtime.parallel.parameters.network_state import Part
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
@@ -66,7 +66,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
 
-def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Part]]) -> list[int]:
+def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> list[int]:
     """Write as a world of many ranks does; return how many elements each rank wrote."""
     path.mkdir(exist_ok=True)
     catalogue = build_catalogue({rank: list_held(parts) for rank, parts in enumerate(ranks)})
@@ -87,7 +87,7 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
     tensor, (mesh, layout), (other_mesh, other_layout) = case
     boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(mesh.size)]
     with tempfile.TemporaryDirectory() as folder:
-        written = write_of_all_ranks(Path(folder), [{KEY: Part(cut(tensor, box), box)} for box in boxes])
+        written = write_of_all_ranks(Path(folder), [{KEY: Chunk(cut(tensor, box), box)} for box in boxes])
         assert sum(written) == tensor.numel(), "every element once"
         reader = CheckpointReader([PartFilesReader(Path(folder))])
         assert reader.shape(KEY) == tuple(tensor.shape)
@@ -95,14 +95,16 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
         for rank in range(other_mesh.size):
             box = box_of(other_mesh, other_layout, tensor.shape, rank)
             value = torch.zeros(box.sizes, dtype=tensor.dtype)
-            reader.fill({KEY: Part(value, box)})
+            reader.fill({KEY: Chunk(value, box)})
             assert torch.equal(value, cut(tensor, box))
         assert torch.equal(reader.read(KEY), tensor)
 
 
 def test_copies_are_shared_out_among_the_ranks_that_hold_them(tmp_path: Path) -> None:
     tensors = {(NETWORK, f"layer{i}.weight"): torch.full((10,), float(i)) for i in range(8)}
-    written = write_of_all_ranks(tmp_path, [{k: Part(t, whole(t.shape)) for k, t in tensors.items()} for _ in range(4)])
+    written = write_of_all_ranks(
+        tmp_path, [{k: Chunk(t, whole(t.shape)) for k, t in tensors.items()} for _ in range(4)]
+    )
     assert written == [20, 20, 20, 20]
 
 
@@ -113,7 +115,7 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
         (NETWORK, "a.b.c"): torch.tensor(3.0),
         (OPTIMIZER, "a.b.c", "step"): torch.tensor(4.0),
     }
-    write_of_all_ranks(tmp_path, [{key: Part(value, whole(value.shape)) for key, value in values.items()}])
+    write_of_all_ranks(tmp_path, [{key: Chunk(value, whole(value.shape)) for key, value in values.items()}])
     reader = CheckpointReader([PartFilesReader(tmp_path)])
     assert sorted(reader.network_names) == ["a.b.c", "optimizer.weight"]
     assert all(torch.equal(reader.read(key), value) for key, value in values.items())
@@ -122,22 +124,22 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
 def test_parts_that_are_views_are_written_without_the_rest(tmp_path: Path) -> None:
     big = torch.arange(1_000_000, dtype=torch.float32)
     part = big[500:510]
-    write_of_all_ranks(tmp_path, [{KEY: Part(part, whole(part.shape))}])
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(part, whole(part.shape))}])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
     assert torch.equal(read(tmp_path, KEY), part)
 
 
 def test_value_that_is_not_contiguous_comes_back(tmp_path: Path) -> None:
     value = torch.arange(12.0).reshape(3, 4).t()
-    write_of_all_ranks(tmp_path, [{KEY: Part(value, whole(value.shape))}])
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(value, whole(value.shape))}])
     target = torch.zeros(3, 4).t()
-    CheckpointReader([PartFilesReader(tmp_path)]).fill({KEY: Part(target, whole(target.shape))})
+    CheckpointReader([PartFilesReader(tmp_path)]).fill({KEY: Chunk(target, whole(target.shape))})
     assert torch.equal(target, value)
 
 
 def test_part_that_nobody_wrote_is_an_error(tmp_path: Path) -> None:
     half = torch.ones(2)
-    write_of_all_ranks(tmp_path, [{KEY: Part(half, Box((4,), (0,), (2,)))}])
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(half, Box((4,), (0,), (2,)))}])
     with pytest.raises(CheckpointError, match=r"parts of model\.weight are missing; load another one"):
         read(tmp_path, KEY)
 
@@ -145,7 +147,7 @@ def test_part_that_nobody_wrote_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["metadata", "file gone", "file cut off", "file overwritten"])
 def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
     value = torch.ones(100)
-    write_of_all_ranks(tmp_path, [{KEY: Part(value, whole(value.shape))}])
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(value, whole(value.shape))}])
     (file,) = tmp_path.glob("*.distcp")
     if damage == "metadata":
         os.truncate(tmp_path / ".metadata", 10)
@@ -166,10 +168,10 @@ def test_torchs_own_tools_read_the_files(tmp_path: Path) -> None:
     mesh, layout = build_mesh(4), TensorLayout(((0,), (1,)))
     weight = torch.arange(16.0).reshape(4, 4)
     boxes = [box_of(mesh, layout, weight.shape, rank) for rank in range(4)]
-    ranks: list[dict[TensorKey, Part]] = [
+    ranks: list[dict[TensorKey, Chunk]] = [
         {
-            (NETWORK, "layer.weight"): Part(cut(weight, box), box),
-            (OPTIMIZER, "layer.weight", "exp_avg"): Part(cut(-weight, box), box),
+            (NETWORK, "layer.weight"): Chunk(cut(weight, box), box),
+            (OPTIMIZER, "layer.weight", "exp_avg"): Chunk(cut(-weight, box), box),
         }
         for box in boxes
     ]
@@ -192,10 +194,10 @@ def test_every_pair_of_layouts_of_four_ranks_in_two_dimensions(tmp_path: Path) -
     for number, layout in enumerate(layouts):
         boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(4)]
         folder = tmp_path / str(number)
-        write_of_all_ranks(folder, [{KEY: Part(cut(tensor, box), box)} for box in boxes])
+        write_of_all_ranks(folder, [{KEY: Chunk(cut(tensor, box), box)} for box in boxes])
         reader = CheckpointReader([PartFilesReader(folder)])
         for other, rank in itertools.product(layouts, range(4)):
             box = box_of(mesh, other, tensor.shape, rank)
             value = torch.zeros(box.sizes)
-            reader.fill({KEY: Part(value, box)})
+            reader.fill({KEY: Chunk(value, box)})
             assert torch.equal(value, cut(tensor, box)), (layout, other, rank)

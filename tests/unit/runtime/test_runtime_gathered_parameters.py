@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.execute.parameters import GatheredGroup
-from msrun.runtime.execute.pending import Pending
+from msrun.runtime.execute.tensor_future import TensorFuture
 
 
-class OnItsWay(Pending):
+class OnItsWay(TensorFuture):
     """A message that is read from a tensor's memory until somebody waits for it."""
 
     def __init__(self, source: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast
+from law_graphs import MODULES
 from operator_cases import OperatorNetwork
-from operator_cases_transformer import BINARY, OperatorCase
+from operator_cases_transformer import OperatorCase
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError, StrategyError
@@ -23,13 +25,17 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.operators.bags import _sizes_of_bags
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, operator_call
 from msrun.runtime.sharding.operators.selection import triangle
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 MANY = 300
+ELSEWHERE = ("operator_cases", "operator_cases_conv")
+"""Tables with tests of their own."""
+BINARY: list[OperatorCase] = [
+    case for name in MODULES if name not in ELSEWHERE for case in importlib.import_module(name).BINARY
+]
 
 
 class Calls(nn.Module):
@@ -248,9 +254,3 @@ def test_part_of_a_triangle_is_that_part_of_the_whole(is_upper: bool, diagonal: 
     found = triangle(part, torch.tensor(place), (2, 2), (0,), (1,), diagonal, is_upper)
     right = (whole.triu if is_upper else whole.tril)(diagonal)[:, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
     assert torch.equal(found, right)
-
-
-@pytest.mark.parametrize(("padding", "sizes"), [(None, [2, 2, 1, 3, 3, 3]), (7, [1, 1, 1, 2, 2, 2])])
-def test_sizes_of_bags_count_what_is_no_padding(padding: int | None, sizes: list[int]) -> None:
-    index, begins = torch.tensor([7, 1, 7, 2, 7, 3]), torch.tensor([0, 2, 3, 6])
-    assert _sizes_of_bags(index, begins, padding).tolist() == sizes

@@ -14,15 +14,15 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.segment_runner import SegmentRunner
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
-from msrun.runtime.schedule import late_weights
+from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.segments import Segment
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
@@ -60,7 +60,7 @@ class Clock:
         self.now += duration
         self.computed += duration
 
-    def send(self, value: Tensor, share: float) -> Pending:
+    def send(self, value: Tensor, share: float) -> TensorFuture:
         self.link_free = max(self.now, self.link_free) + self.message * share
         self.moved += self.message * share
         arrival = self.link_free
@@ -69,7 +69,7 @@ class Clock:
             self.now = max(self.now, arrival)
             return result
 
-        return Pending(value, None, arrive)
+        return TensorFuture(value, None, arrive)
 
 
 def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> CompiledCall:
@@ -98,7 +98,7 @@ def products(segment: Segment, *targets: object) -> int:
     return sum(node.target in targets for node in segment.module.graph.nodes)
 
 
-AT_ONCE, LATE = torch.ops.aten.linear.default, late_weights.late_linear
+AT_ONCE, LATE = torch.ops.aten.linear.default, deferred_weights.deferring_linear
 
 
 @pytest.fixture
@@ -120,34 +120,34 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
             segment = self.segments[index]
             for name in segment.writes:
                 copy.gradients[name] = [
-                    part.wait() if isinstance(part, Pending) else part for part in copy.gradients.get(name, [])
+                    part.wait() if isinstance(part, TensorFuture) else part for part in copy.gradients.get(name, [])
                 ]
             clock.compute((2 * products(segment, AT_ONCE) + products(segment, LATE)) / copies)
             run_backward(self, step, copy, index)
 
         def compute_late() -> None:
-            clock.compute(len(late_weights._left) / copies)
-            late_weights.compute_late_weights()
+            clock.compute(len(deferred_weights._left) / copies)
+            deferred_weights.compute_deferred_weights()
 
-        def start_forward(collective: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
+        def start_forward(collective: Collective, value: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> TensorFuture:
             if collective.kind == "slice":
-                return Pending(value[: value.shape[0] // RANKS])
+                return TensorFuture(value[: value.shape[0] // RANKS])
             if collective.kind == "reduce_scatter":
                 return clock.send(value[: value.shape[0] // RANKS], 1 / copies)
             is_big = collective.kind == "all_reduce" and value.dim() > 0
-            return clock.send(value, 1 / copies) if is_big else Pending(value)
+            return clock.send(value, 1 / copies) if is_big else TensorFuture(value)
 
-        def start_backward(collective: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> Pending:
+        def start_backward(collective: Collective, grad: Tensor, _mesh: Mesh, _rank: int, **_: bool) -> TensorFuture:
             if collective.kind in ("slice", "reduce_scatter"):
-                return Pending(torch.cat([grad] * RANKS))
-            return clock.send(grad, 1 / copies) if collective.kind == "enter" else Pending(grad)
+                return TensorFuture(torch.cat([grad] * RANKS))
+            return clock.send(grad, 1 / copies) if collective.kind == "enter" else TensorFuture(grad)
 
         with monkeypatch.context() as patch:
             patch.setattr(SegmentRunner, "run", forward)
             patch.setattr(SegmentRunner, "run_backward", backward)
             patch.setattr(segment_runner, "start_forward", start_forward)
             patch.setattr(segment_runner, "start_backward", start_backward)
-            patch.setattr(executor, "compute_late_weights", compute_late)
+            patch.setattr(executor, "compute_deferred_weights", compute_late)
             compile_on_one_rank(copies, overlaps_weights=overlaps_weights).run([torch.ones(BATCH, WIDTH)])[0].backward()
         return clock
 
@@ -187,7 +187,7 @@ def test_four_copies_hide_no_less_than_two(step_time: Callable[..., Clock]) -> N
     assert step_time(4, 2.0).now <= step_time(2, 2.0).now
 
 
-def test_late_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
+def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time: Callable[..., Clock]) -> None:
     """Two products' weights per message: one as long as they are costs nothing on the way back, the edge apart."""
     at_once, late = step_time(1, 2.0), step_time(1, 2.0, overlaps_weights=True)
     assert (late.computed, late.moved) == (at_once.computed, at_once.moved)
@@ -197,5 +197,5 @@ def test_late_weights_hide_messages_of_the_way_back_even_with_one_copy(step_time
 
 
 @pytest.mark.parametrize("message", [1.0, 2.5, 4.0])
-def test_late_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
+def test_deferred_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
     assert step_time(2, message, overlaps_weights=True).now <= step_time(2, message).now

@@ -25,7 +25,7 @@ from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.nn.random_values import Source
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, Part
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape
 from msrun.runtime.sharding.operators.random_draws import CAPTURED, draw_part
 
 aten = torch.ops.aten
@@ -229,16 +229,16 @@ def test_every_ranks_draw_is_its_part_of_the_whole_one(
     key = DrawKey(3, 5).to_tensor()
     value = torch.linspace(0, 1, math.prod(shape), dtype=dtype).view(shape) - (0.5 if "rrelu" in operator else 0)
 
-    def result(local: Tensor, place: int, part: Part) -> Any:
+    def result(local: Tensor, place: int, part: CutShape) -> Any:
         given = (local, *OPERATORS[operator])
         return draw_part(
             key, torch.tensor(place), given, {}, operator=operator, call=2, part=tuple(part), batch_dim=None
         )
 
-    right = result(value, 0, Part((1,), shape, ((),) * len(shape)))
+    right = result(value, 0, CutShape((1,), shape, ((),) * len(shape)))
     for rank in range(mesh.size):
         place = layout.slices(mesh, shape, rank)
-        assert torch.equal(result(value[place], rank, Part.of(layout, mesh, shape)), right[place])
+        assert torch.equal(result(value[place], rank, CutShape.of(layout, mesh, shape)), right[place])
 
 
 @pytest.mark.parametrize("batch_parts", [1, 2])
@@ -335,7 +335,7 @@ def test_captured_draws_have_the_numbers_of_the_network_as_it_is(name: str) -> N
                 (node.args, node.kwargs),
                 lambda n: (-example if "rrelu" in name else example).to(n.meta["val"].dtype),
             )
-            part = Part((1,), shape, ((), ()))
+            part = CutShape((1,), shape, ((), ()))
             seen[node.meta[CALL]] = draw_part(
                 DrawKey(11, 0).to_tensor(),
                 torch.tensor(0),
@@ -362,7 +362,7 @@ def test_gradients_are_those_of_torchs_operators() -> None:
     assert torch.allclose(gradient, y.detach() / x.detach())
     (gradient,) = torch.autograd.grad(AutoParallel(Network(lambda x: torch.bernoulli(-x)))(x).sum(), x)
     assert not gradient.any()
-    part = tuple(Part((1,), (8, 6), ((), ())))
+    part = tuple(CutShape((1,), (8, 6), ((), ())))
     given = {"call": 0, "part": part, "batch_dim": None}
     key, place = DrawKey(1, 0).to_tensor(), torch.tensor(0)
     y = draw_part(key, place, (-x,), {}, operator="aten.bernoulli.default", **given)
@@ -534,5 +534,5 @@ def test_random_numbers_made_of_nothing_are_drawn_in_the_part_that_all_readers_t
     rows = TensorLayout(((0,), ()))
     program = partition(captured, Mesh((2,)), input_layouts=[rows], strategies={}, output_batch_axes=(0,))
     parts = [node.kwargs["part"] for node in program.graph.nodes if node.target is draw_part]
-    assert parts == [tuple(Part((2,), shape, ((0,), ())))] * 2
+    assert parts == [tuple(CutShape((2,), shape, ((0,), ())))] * 2
     assert not [text for operator in program.operators for text in operator.collectives if "slice" in text]

@@ -30,7 +30,7 @@ from msrun.runtime.nn.random_stream import (
     take_stream_state,
 )
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.sharding.operators.dropout import LOST, Part, part_mask
+from msrun.runtime.sharding.operators.dropout import LOST, CutShape, part_mask
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def test_every_ranks_mask_is_its_part_of_the_whole_one(case: tuple[Mesh, tuple[i
     key = DrawKey(3, 5)
     right = keep_mask(key, 2, 0.4, Box.whole(shape), None, CPU)
     for rank in range(mesh.size):
-        part = Part.of(layout, mesh, shape)
+        part = CutShape.of(layout, mesh, shape)
         mine = part_mask(key.to_tensor(), torch.tensor(rank), 2, 0.4, part, None, CPU)
         assert torch.equal(mine, right[layout.slices(mesh, shape, rank)])
 
@@ -125,7 +125,7 @@ def test_rows_of_a_copy_have_the_masks_of_their_rows_in_the_whole_batch(
 
 
 def test_copies_of_rows_that_nobody_can_find_are_refused() -> None:
-    part = Part((2,), (4, 4), ((), ()))
+    part = CutShape((2,), (4, 4), ((), ()))
     with pytest.raises(StrategyError, match="2 copies of the batch cannot have the numbers of one"):
         part_mask(DrawKey(1, 0, 0, 2).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU)
     assert part_mask(DrawKey(1, 0).to_tensor(), torch.tensor(0), 0, 0.5, part, LOST, CPU).shape == (4, 4)

@@ -17,7 +17,7 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.local_values import parameter_memory
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.segments import Segment, cut_segments, render_segments
+from msrun.runtime.schedule.segments import Segment, cut_segments, render_segment
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import apply_collective
 
@@ -57,8 +57,9 @@ ONE_GROUP = {"up.weight": 0, "up.bias": 0, "down.weight": 0}
 
 def test_text_of_a_tensor_parallel_program_shows_every_operator_and_collective() -> None:
     cut = program(tensor_parallel=True)
-    text = render_segments(cut_segments(cut, groups_of(cut, ONE_GROUP)))
-    steps = [line.split(" = ")[-1].partition("(")[0].partition(" of ")[0] for line in text.splitlines()]
+    segments = cut_segments(cut, groups_of(cut, ONE_GROUP))
+    lines = [line for number, segment in enumerate(segments) for line in render_segment(number, segment)]
+    steps = [line.split(" = ")[-1].partition("(")[0].partition(" of ")[0] for line in lines]
     assert [step.partition(": reads")[0] for step in steps] == [
         "segment 0",
         "enter over axes 0,1",
@@ -73,7 +74,7 @@ def test_text_of_a_tensor_parallel_program_shows_every_operator_and_collective()
         "aten.div.Scalar",
         "all_reduce over axes 0,1",
     ]
-    assert "segment 0: reads nothing" in text
+    assert "segment 0: reads nothing" in "\n".join(lines)
 
 
 def run(cut: LocalProgram, segments: list[Segment], values: dict[str, Tensor]) -> Tensor:

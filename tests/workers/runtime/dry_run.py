@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, get_rank, init, recompute, shard
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain
+from msrun.runtime.execute.traffic import traffic
 
 WIDTH, ROWS, WORDS, LENGTH = 32, 8, 20, 6
 

@@ -30,11 +30,11 @@ from msrun.runtime import (
     release,
     shard,
 )
-from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, WantedLayout, strategy_of, wanted_layout
+from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, LayoutConstraint, layout_constraint, strategy_of
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
@@ -132,13 +132,13 @@ def out_strategies(rank):
         strategies=strategies_of(network),
     )
     (product,) = [node for node in captured.graph.nodes if strategy_of(node)]
-    (mark,) = [node for node in captured.graph.nodes if wanted_layout(node)]
+    (mark,) = [node for node in captured.graph.nodes if layout_constraint(node)]
     mesh, numbers, wrong, runs = build_mesh(6), (1, 2, 3, 6), [], 0
     for a, b, c, x, y in itertools.product(numbers, repeat=5):
         if 6 % (a * b * c) or 6 % (x * y):
             continue
         product.meta[STRATEGY] = OperatorStrategy(((a, b), (c, b), (c,)))
-        mark.meta[LAYOUT] = WantedLayout((x, y), "0", leaves=True)
+        mark.meta[LAYOUT] = LayoutConstraint((x, y), "0", leaves=True)
         program = partition(
             captured,
             mesh,

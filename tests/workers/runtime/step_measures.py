@@ -21,8 +21,8 @@ from msrun.runtime import (
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import GatheredGroup
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.segment_runner import SegmentRunner
+from msrun.runtime.execute.traffic import traffic
 
 LEVELS = ("level1", "level2", "level3")
 
@@ -64,8 +64,8 @@ def order_of_issue(make, batch):
 
     def look(name, own, args):
         if name == "before start_gather":
-            was_idle[id(own)] = own._pending is None
-        elif name == "after start_gather" and was_idle[id(own)] and own._pending is not None:
+            was_idle[id(own)] = own._future is None
+        elif name == "after start_gather" and was_idle[id(own)] and own._future is not None:
             events.append(("gather", groups.index(own.group)))
         elif name == "after free":
             events.append(("free", groups.index(own.group)))
@@ -80,7 +80,7 @@ def order_of_issue(make, batch):
     with Watched([*methods, (SegmentRunner, "run"), (SegmentRunner, "run_backward")], look):
         step(*batch).backward()
     reads = {index: segment.groups for index, segment in enumerate(compiled.segments) if segment.groups}
-    return {"events": events, "reads": reads, "groups": len(groups)}
+    return {"program": step.plan.program, "events": events, "reads": reads, "groups": len(groups)}
 
 
 def by_layers(network):

@@ -32,7 +32,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.parameters.placement import find_placement
 
 

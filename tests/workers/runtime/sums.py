@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.execute.pending import traffic
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.shm.segment import SLOT_BYTES
 
@@ -42,14 +42,14 @@ for dtype in TYPES:
                 values = values_of_all(shape, dtype, transposed)
                 own = values[rank].clone(memory_format=torch.preserve_format)
                 before = traffic.calls["all_reduce"], traffic.bytes["all_reduce"]
-                pending = start_all_reduce(own, group, in_place=in_place)
+                future = start_all_reduce(own, group, in_place=in_place)
                 name = f"{dtype} {shape} in_place={in_place} transposed={transposed}"
                 counted = traffic.calls["all_reduce"] - before[0], traffic.bytes["all_reduce"] - before[1]
                 if counted != (1, own.numel() * own.element_size()):
                     wrong.append(f"{name}: counted {counted}")
-                started.append((name, pending, own, values, in_place))
-for name, pending, own, values, in_place in reversed(started):  # waited for in another order
-    total = pending.wait()
+                started.append((name, future, own, values, in_place))
+for name, future, own, values, in_place in reversed(started):  # waited for in another order
+    total = future.wait()
     if not torch.equal(total, sum(values[1:], values[0])) or total.dtype != own.dtype:
         wrong.append(f"{name}: another sum")
     if not in_place and not torch.equal(own, values[rank]):

@@ -1,4 +1,4 @@
-"""MicroBatchInterleaved: several copies of the batch take turns, one computes while the other's data travels."""
+"""MicroBatchInterleaved: several copies of the batch are interleaved, one computes while the other's data travels."""
 
 from __future__ import annotations
 

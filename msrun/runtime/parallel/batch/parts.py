@@ -28,7 +28,7 @@ class BatchParts:
 
     @property
     def copies(self) -> int:
-        """Parts that take turns."""
+        """Parts that are interleaved."""
         return self._count("copies")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.partition.local_values import parameter_memory
-from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.late_weights import delay_weights
+from msrun.runtime.schedule.deferred_weights import defer_weights
 from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
 from msrun.runtime.schedule.replay import plan_replays
 from msrun.runtime.schedule.segments import cut_segments
@@ -42,12 +42,12 @@ def build_compiled_call(
     Args:
         memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
     """
-    used = _use_of_parameters(program, stored)
+    used = [_Used(stored[name], program.parameters[name]) for name in _order_of_use(program)]
     regions = find_regions(program, spec.recompute)
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
-    regathered = {use.stored.name for use in used} if spec.regathers else parameters_of(program, again)
+    regathered = {each.use.name for each in used} if spec.regathers else parameters_of(program, again)
     if memory_of is None:
-        is_freed = any(use.stored.shard_axes and use.stored.name in regathered for use in used)
+        is_freed = any(each.stored.shard_axes and each.use.name in regathered for each in used)
         memory_of = _find_memory(program) if is_freed else {}
     if memory_of is None:
         regathered = set()
@@ -59,8 +59,8 @@ def build_compiled_call(
     memory_of = {value: parameter for value, parameter in (memory_of or {}).items() if parameter in freed}
     segments = cut_segments(program, group_of, region_of, memory_of)
     if spec.overlaps_weights or spec.defers_weights:
-        dimensions = {use.placeholder: len(use.stored.shape) for use in used}
-        delay_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
+        dimensions = {use.node.name: len(use.shape) for _, use in used}
+        defer_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = Executor(
@@ -74,7 +74,7 @@ def build_compiled_call(
         regions=regions,
         memory_of=memory_of,
     )
-    trained = [use.stored for use in used if use.stored.parameter.requires_grad]
+    trained = [stored for stored, _ in used if stored.parameter.requires_grad]
     return CompiledCall(program, segments, executor, trained, groups, spec.parts, spec.scales, regions, captured)
 
 
@@ -109,39 +109,27 @@ def _find_memory(program: LocalProgram) -> dict[str, str] | None:
         return None
 
 
-@dataclass(frozen=True)
-class _Use:
-    """A parameter that operators read."""
+class _Used(NamedTuple):
+    """A parameter that operators read: as it is stored, and as the graph uses it."""
 
     stored: StoredParameter
-    placeholder: str
-    partial_axes: Axes
-    """Axes along which its gradient is a partial sum."""
-    dtype: torch.dtype
-    """In which operators read it."""
-    has_row_gradient: bool
-
-
-def _use_of_parameters(program: LocalProgram, stored: Mapping[str, StoredParameter]) -> list[_Use]:
-    """Return the parameters that operators read, in order of first use."""
-    uses = ((name, program.parameters[name]) for name in _order_of_use(program))
-    return [_Use(stored[name], use.node.name, use.partial_axes, use.dtype, use.has_row_gradient) for name, use in uses]
+    use: ParameterUse
 
 
 def _gather_groups(
-    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+    used: Sequence[_Used], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
 ) -> list[ParameterGroup]:
     """Return the parameters in the groups in which they travel to their use."""
     groups = []
     for members in _grouped(used, "gather", spec, regathered):
         first = members[0]
-        is_freed = bool(first.stored.shard_axes) and first.stored.name in regathered
-        groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.dtype))
+        is_freed = bool(first.stored.shard_axes) and first.use.name in regathered
+        groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.use.dtype))
     return groups
 
 
 def _gradient_groups(
-    used: Sequence[_Use], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+    used: Sequence[_Used], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
 ) -> list[GradientGroup]:
     """Return the trained parameters in the groups in which their gradients travel."""
     return [
@@ -150,26 +138,26 @@ def _gradient_groups(
             mesh,
             rank,
             spec.scatters,
-            _sum_dtype(members[0].dtype, spec.sums_wide),
-            members[0].has_row_gradient,
+            _sum_dtype(members[0].use.dtype, spec.sums_wide),
+            members[0].use.has_row_gradient,
         )
         for members in _grouped(used, "reduce", spec, regathered)
         if members[0].stored.parameter.requires_grad
     ]
 
 
-def _grouped(used: Sequence[_Use], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Use]]:
+def _grouped(used: Sequence[_Used], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Used]]:
     """Return parameters that travel together and are read in one type."""
-    pairs = [(use.stored, use.partial_axes) for use in used]
-    alone = {use.stored.name for use in used if use.has_row_gradient}
+    pairs = [(stored, use.partial_axes) for stored, use in used]
+    alone = {use.name for _, use in used if use.has_row_gradient}
     together = group_parameters(pairs, way, spec.fusion, regathered=regathered, alone=alone)
-    types = [use.dtype for use in used]
+    types = [use.dtype for _, use in used]
     return [[used[i] for i in members] for members in _of_one_type(together, types)]
 
 
-def _columns(members: Sequence[_Use]) -> tuple[list[StoredParameter], list[str], Axes]:
+def _columns(members: Sequence[_Used]) -> tuple[list[StoredParameter], list[str], Axes]:
     """Return the members of a group, their placeholders, and the axes along which their gradients are partial."""
-    return [use.stored for use in members], [use.placeholder for use in members], members[0].partial_axes
+    return [stored for stored, _ in members], [use.node.name for _, use in members], members[0].use.partial_axes
 
 
 def _of_one_type(groups: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> list[list[int]]:

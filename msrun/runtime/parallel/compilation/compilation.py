@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
@@ -28,7 +28,7 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.host_operators import targets_in
 from msrun.runtime.parallel.host_search import choose_host_operators, keep_host_operators
 from msrun.runtime.parallel.overlap import describe_overlap
-from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import recomputed_in
@@ -38,16 +38,44 @@ from msrun.runtime.parallel.strategy_search import choose_strategies
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.layout_constraints import entry_layout
 from msrun.runtime.partition.lower import lower
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.wanted import entry_layout
-from msrun.runtime.schedule.regions import RecomputeSpec
+from msrun.runtime.schedule.regions import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
 from msrun.runtime.sharding.strategies import entry_numbers
 
+if TYPE_CHECKING:
+    from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A captured and partitioned call, before its parameters are placed: the same on every rank."""
+
+    captured: CapturedGraph
+    program: LocalProgram
+    parts: BatchParts
+    recompute: Mapping[str, RecomputeSpec]
+
+    @property
+    def stages(self) -> StageHolders | None:
+        """Who holds which parameter; None: every rank holds its part of all."""
+        return None
+
+    def describe(self, tensors: Sequence[Tensor]) -> str:
+        """Return the program, its inputs and how it is run as text that is equal on all ranks that run the same."""
+        nodes = [describe_node(n) for n in self.program.graph.nodes]
+        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
+        again = [
+            f"{path} {spec.mp_comm_recompute} {spec.parallel_optimizer_comm_recompute}"
+            for path, spec in self.recompute.items()
+        ]
+        return "\n".join([*nodes, *inputs, str(self.parts), *again])
 
 
 @dataclass
@@ -69,85 +97,103 @@ class Compilation:
         with self.failing_together():
             return find_wrappers(self.target.root)
 
-    def compile(
-        self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
-        """Return the graph and the program for arguments of these shapes, and what was decided.
+    def draft(self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draft:
+        """Return the graph and the local program for arguments of these shapes; exchanges nothing.
 
         Args:
             wrappers: those of the network that divide its batch.
 
         Raises:
-            CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
+            CaptureError: the network cannot be captured.
             StrategyError: an illegal strategy.
         """
-        tensors = find_tensors(args, kwargs)
-        with self.failing_together():
-            parts = find_parts(wrappers)
-            recompute: Mapping[str, RecomputeSpec] = recomputed_in(self.target.root)
-            captured, program = self.capture_program(args, kwargs, parts, wrappers)
-            self.storage.check(program)
-        self.check_ranks_agree(self.describe(program, tensors, parts, recompute))
-        with self.failing_together():
-            result = self._build(captured, program, parts, recompute)
-        self.check_ranks_agree("built")
-        return result
+        parts = find_parts(wrappers)
+        recompute = recomputed_in(self.target.root)
+        return Draft(*self.capture_program(args, kwargs, parts, wrappers), parts, recompute)
 
-    def _build(
-        self,
-        captured: CapturedGraph,
-        program: LocalProgram,
-        parts: BatchParts,
-        recompute: Mapping[str, RecomputeSpec],
-    ) -> tuple[CapturedGraph, CompiledCall, ParallelPlan]:
+    def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
+        """Place the parameters and make the program run; returns what runs it and what was decided."""
+        program, recompute = draft.program, draft.recompute
+        self.place(program)
+        limit = self.settings.activation_limit_bytes
+        if limit is not None:
+            try:
+                recompute = choose_recomputed(
+                    program, recompute, limit, lambda specs: self.build_call(draft, program, specs).activations()
+                )
+            except StrategyError as error:
+                if self.settings.search is None:
+                    raise
+                raise StrategyError(f"no searched strategy fits into the device: {error}") from None
+            program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
+        compiled = self.build_call(draft, program, recompute)
+        if draft.parts.micro_batches > 1 and len(program.outputs) > 1:
+            program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
+        self.note_calls(program, recompute, [compiled])
+        return compiled, self.plan_of(compiled)
+
+    def place(self, program: LocalProgram, stages: StageHolders | None = None) -> None:
+        """Give every rank its parts of the parameters that a program reads, and say so in its notes."""
         program.notes += self.settings.notes
         program.notes += [
             f"{user_name(use.name)}: the rows that a batch names travel; how many only the run can tell"
             for use in program.parameters.values()
             if use.has_row_gradient
         ]
-        program.notes += self.storage.place(program)
-        build = self._builder(captured, program, parts)
-        limit = self.settings.activation_limit_bytes
-        if limit is not None:
-            try:
-                recompute = choose_recomputed(program, recompute, limit, lambda specs: build(specs).activations())
-            except StrategyError as error:
-                if self.settings.search is None:
-                    raise
-                raise StrategyError(f"no searched strategy fits into the device: {error}") from None
-            program.notes.append(f"recompute auto: {', '.join(map(user_name, recompute)) or 'nothing needs to be'}")
-        compiled = build(recompute)
-        if self.settings.overlaps_weights:
-            program.notes.append(describe_overlap(compiled.late_layers))
-        unused = sorted(set(recompute) - {region.path for region in compiled.regions})
+        program.notes += self.storage.place(program, stages)
+
+    def build_call(
+        self,
+        draft: Draft,
+        program: LocalProgram,
+        recompute: Mapping[str, RecomputeSpec],
+        memory_of: Mapping[str, str] | None = None,
+        *,
+        defers_weights: bool = False,
+    ) -> CompiledCall:
+        """Return what runs a program, or one stage of it; the parameters have been placed.
+
+        Args:
+            memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
+            defers_weights: weights' gradients are computed when the schedule of a pipeline says.
+        """
+        spec = RunSpec.of(self.settings, draft.parts, recompute, defers_weights=defers_weights)
+        buffers = dict(self.target.root.named_buffers())
+        return build_compiled_call(
+            draft.captured,
+            program,
+            self.storage.stored,
+            buffers,
+            mesh=self.mesh,
+            rank=self.rank,
+            spec=spec,
+            memory_of=memory_of,
+        )
+
+    def note_calls(
+        self, program: LocalProgram, recompute: Mapping[str, RecomputeSpec], calls: Collection[CompiledCall]
+    ) -> None:
+        """Say in the notes of a program which weights are deferred, and what of the user's wishes came to nothing.
+
+        Args:
+            calls: those whose weights' gradients are computed while gradients of inputs travel, if the user wants so.
+        """
+        if self.settings.overlaps_weights and calls:
+            program.notes.append(describe_overlap(sum(call.deferred_layers for call in calls)))
+        unused = sorted(set(recompute) - {region.path for region in find_regions(program, recompute)})
         if unused:
             program.notes.append(f"recomputed modules that the graph does not call: {', '.join(unused)}")
-        if parts.micro_batches > 1 and len(program.outputs) > 1:
-            program.notes.append("GradAccumulation: gradients flow from the first result, the loss, only")
-        plan = build_parallel_plan(
-            compiled,
+
+    def plan_of(self, call: CompiledCall | PipelinedCall) -> ParallelPlan:
+        """Return what was decided; of a pipeline it knows nothing of other ranks' traffic yet."""
+        return build_parallel_plan(
+            call,
             self.storage,
             settings=self.settings,
             mesh=self.mesh,
             rank=self.rank,
             layouts=self.layouts,
             price=self.price,
-        )
-        return captured, compiled, plan
-
-    def _builder(
-        self, captured: CapturedGraph, program: LocalProgram, parts: BatchParts
-    ) -> Callable[[Mapping[str, RecomputeSpec]], CompiledCall]:
-        """Return what makes the compiled call when it is known which modules are recomputed."""
-        return lambda recompute: build_compiled_call(
-            captured,
-            program,
-            self.storage.stored,
-            dict(self.target.root.named_buffers()),
-            mesh=self.mesh,
-            rank=self.rank,
-            spec=RunSpec.of(self.settings, parts, recompute),
         )
 
     def capture_program(
@@ -284,16 +330,6 @@ class Compilation:
         except Exception as error:
             self.check_ranks_agree("", failure=f"{type(error).__name__}: {error}")
             raise
-
-    @staticmethod
-    def describe(
-        program: LocalProgram, tensors: Sequence[Tensor], parts: BatchParts, recompute: Mapping[str, RecomputeSpec]
-    ) -> str:
-        """Return a program, its inputs and how it is run as text that is equal on all ranks that run the same."""
-        nodes = [describe_node(n) for n in program.graph.nodes]
-        inputs = [f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}" for tensor in tensors]
-        again = [f"{path} {s.mp_comm_recompute} {s.parallel_optimizer_comm_recompute}" for path, s in recompute.items()]
-        return "\n".join([*nodes, *inputs, str(parts), *again])
 
     def check_ranks_agree(self, program: str, failure: str = "") -> None:
         """Refuse to start collectives that would not match: the same program must have come out on every rank.

@@ -19,11 +19,12 @@ from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.late_loss import LateLoss
+from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.parallel.verification.phase import is_verifying
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.late_weights import count_delayed
+from msrun.runtime.schedule.deferred_weights import count_deferred
 from msrun.runtime.schedule.regions import Region
 from msrun.runtime.schedule.segments import Segment
 
@@ -50,13 +51,17 @@ class CompiledCall:
 
     @property
     def copies(self) -> int:
-        """Copies that take turns within a micro batch."""
+        """Copies that are interleaved within a micro batch."""
         return self.parts.copies
 
+    def render(self) -> str:
+        """Return the program as text."""
+        return render_program(self.executor, self.copies)
+
     @property
-    def late_layers(self) -> int:
+    def deferred_layers(self) -> int:
         """Linear layers whose weights' gradients are computed while those of their inputs travel."""
-        return count_delayed(self.segments)
+        return count_deferred(self.segments)
 
     def activations(self) -> ActivationEstimate:
         """Return what a rank keeps between the forward and the backward pass of one micro batch."""

@@ -35,8 +35,15 @@ class RunSpec:
     """Weights' gradients are computed when the schedule of a pipeline says."""
 
     @classmethod
-    def of(cls, settings: ParallelSettings, parts: BatchParts, recompute: Mapping[str, RecomputeSpec]) -> RunSpec:
-        """Return what the settings ask for."""
+    def of(
+        cls,
+        settings: ParallelSettings,
+        parts: BatchParts,
+        recompute: Mapping[str, RecomputeSpec],
+        *,
+        defers_weights: bool = False,
+    ) -> RunSpec:
+        """Return what the settings ask for; weights that a schedule defers are not computed in between too."""
         return cls(
             parts,
             scales(settings.compat, parts.copies, parts.micro_batches),
@@ -44,7 +51,8 @@ class RunSpec:
             settings.comm_fusion,
             recompute,
             settings.gradient_fp32_sync,
-            settings.overlaps_weights,
+            settings.overlaps_weights and not defers_weights,
+            defers_weights,
         )
 
     @property

@@ -208,8 +208,8 @@ class Replicas:
             flat = torch.cat([part.reshape(-1) for part in parts])
             wide = flat.float() if self._settings.gradient_fp32_sync and _is_short(flat.dtype) else flat
             assert dist.group.WORLD is not None
-            pending = start_all_reduce(wide, dist.group.WORLD, in_place=True)
-            mean = (pending.wait() / self._ranks).to(flat.dtype)
+            future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
+            mean = (future.wait() / self._ranks).to(flat.dtype)
             for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
                 result[i] = part.view(gradients[i].shape)
         return result

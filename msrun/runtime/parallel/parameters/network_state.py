@@ -27,7 +27,7 @@ _EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True)
-class Part:
+class Chunk:
     """A tensor of this rank and the box that it fills."""
 
     tensor: Tensor
@@ -86,7 +86,7 @@ def find_share(shape: Sequence[int]) -> Box:
     return Box(tuple(shape), (begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:]))
 
 
-def find_part(tensor: Tensor, box: Box) -> Part:
+def find_chunk(tensor: Tensor, box: Box) -> Chunk:
     """Return this rank's elements of a tensor, as they lie in its memory, with the box that they fill.
 
     Those of a table on servers are a copy; `give_back` sends what is written to it.
@@ -94,12 +94,12 @@ def find_part(tensor: Tensor, box: Box) -> Part:
     remote = find_remote(tensor)
     if remote is not None and remote.is_table and remote.is_placed:
         begin, count = box.offsets[0], box.sizes[0]
-        return Part(remote.read(VALUE, begin, begin + count, remote.dtype), box)
+        return Chunk(remote.read(VALUE, begin, begin + count, remote.dtype), box)
     local = tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
-    return Part(local, box)
+    return Chunk(local, box)
 
 
-def give_back(tensor: Tensor, part: Part) -> None:
+def give_back(tensor: Tensor, part: Chunk) -> None:
     """Send what was read into a part of a tensor to the servers, if it is on them already.
 
     Every rank has the whole of what is no table: rank 0's is sent.
@@ -153,7 +153,7 @@ def set_extra_state(state: NetworkState, extra: dict[str, Any]) -> None:
         state.module.get_submodule(path).set_extra_state(value)
 
 
-def find_parts(state: NetworkState) -> dict[str, Part]:
+def find_chunks(state: NetworkState) -> dict[str, Chunk]:
     """Return this rank's part of every tensor that it holds.
 
     Raises:
@@ -165,4 +165,4 @@ def find_parts(state: NetworkState) -> dict[str, Part]:
                 f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before"
             )
     held = {name: tensor for name, tensor in state.tensors.items() if is_held(tensor)}
-    return {name: find_part(tensor, find_box(tensor)) for name, tensor in held.items()}
+    return {name: find_chunk(tensor, find_box(tensor)) for name, tensor in held.items()}

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from msrun.errors import ParallelError
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_gather
 from msrun.runtime.groups import axes_group
 from msrun.runtime.parallel.parameters.placement import Placement, placements

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.execute.row_gradients import coalesced
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.parameters.part import Part, as_part, describe
 from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.progress import waiting_in

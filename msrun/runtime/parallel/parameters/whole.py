@@ -14,13 +14,13 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.nn.put_value import holding
 from msrun.runtime.parallel.modes.fsdp import unsharded
-from msrun.runtime.parallel.parameters.network_state import Part, find_box, find_part
+from msrun.runtime.parallel.parameters.network_state import Chunk, find_box, find_chunk
 from msrun.runtime.parallel.parameters.part import PartParameter
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.box import Box
 
 
-def join_parts(parts: Sequence[Part]) -> list[Tensor]:
+def join_chunks(parts: Sequence[Chunk]) -> list[Tensor]:
     """Return the whole tensors of which every rank holds parts. All ranks call it together, with the same tensors.
 
     A tensor that is whole on every rank is returned as it is. Of the others every part travels once: each rank sends
@@ -55,7 +55,7 @@ def _sent_by(boxes: Sequence[Sequence[Box]], is_cut: Sequence[bool]) -> list[lis
     return sent
 
 
-def _send(sender: int, boxes: Sequence[Box], parts: Sequence[Part], wholes: Sequence[Tensor]) -> None:
+def _send(sender: int, boxes: Sequence[Box], parts: Sequence[Chunk], wholes: Sequence[Tensor]) -> None:
     """Put a rank's parts into the whole tensors of all ranks; as bytes, so that types travel together."""
     sizes = [torch.Size(box.sizes).numel() * whole.element_size() for box, whole in zip(boxes, wholes, strict=True)]
     if world.get_rank() == sender:
@@ -77,9 +77,9 @@ def whole_parameters(root: nn.Module) -> Iterator[None]:
     is dropped at the end, and what was on the parts comes back. A rank holds its parts and the whole network.
     """
     parameters = list(root.parameters())
-    parts = [find_part(parameter, find_box(parameter)) for parameter in parameters]
+    parts = [find_chunk(parameter, find_box(parameter)) for parameter in parameters]
     with torch.no_grad():
-        pairs = list(zip(parameters, join_parts(parts), strict=True))
+        pairs = list(zip(parameters, join_chunks(parts), strict=True))
     sharded = {id(p): nn.Parameter(whole, p.requires_grad) for p, whole in pairs if isinstance(p, DTensor)}
     local = [(p, whole) for p, whole in pairs if isinstance(p, PartParameter)]
     with ExitStack() as stack:

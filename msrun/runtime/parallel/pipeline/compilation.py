@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
@@ -15,11 +15,8 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
-from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
-from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.compilation import Compilation
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
-from msrun.runtime.parallel.overlap import describe_overlap
+from msrun.runtime.parallel.batch.parts import BatchParts
+from msrun.runtime.parallel.compilation.compilation import Compilation, Draft
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -27,69 +24,41 @@ from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
 from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.stage_runner import Line
-from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
-from msrun.runtime.parallel.recomputation import recomputed_in
+from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stage_assignment import StageAssignment, assign_stages
 from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
-from msrun.runtime.schedule.regions import RecomputeSpec
+from msrun.runtime.sharding.layout import Mesh
 
 
 @dataclass(frozen=True)
-class Division:
+class Division(Draft):
     """A network divided into stages: the same on every rank."""
 
-    captured: CapturedGraph
-    program: LocalProgram
-    parts: BatchParts
-    recompute: Mapping[str, RecomputeSpec]
     schedule: Schedule
     assignment: StageAssignment
     values: Mapping[fx.Node, LocalValue]
     loss: fx.Node | None
-    stages: list[StageProgram]
+    programs: list[StageProgram]
+    """Of all stages."""
 
     @cached_property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """Stages that read a parameter, by its name."""
-        return holders_of(self.program, self.stages)
+        return holders_of(self.program, self.programs)
 
-    def describe(self) -> str:
-        """Return how the stages run, as text that is equal on all ranks that run the same."""
+    @property
+    def stages(self) -> StageHolders:
+        """Who holds which parameter."""
+        return StageHolders(self.holders, ())
+
+    def describe(self, tensors: Sequence[Tensor]) -> str:
+        """Return it and how the stages run as text that is equal on all ranks that run the same."""
         division = sorted(f"{node.name} {stage}" for node, stage in self.assignment.stage_of.items())
-        return f"{self.schedule}\n{division}"
-
-
-def compile_pipeline(
-    compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[CapturedGraph, PipelinedCall, ParallelPlan]:
-    """Return the graph, this rank's stages for arguments of these shapes, and what was decided.
-
-    All ranks call it together.
-
-    Args:
-        wrappers: those of the network that divide its batch, outermost first; all micro batches go through the stages.
-
-    Raises:
-        CaptureError: the network cannot be captured, here or on another rank, or is not the same on all ranks.
-        StrategyError: an illegal strategy, schedule or assignment of stages.
-    """
-    tensors = find_tensors(args, kwargs)
-    with compilation.failing_together():
-        division = divide(compilation, wrappers, args, kwargs)
-        compilation.storage.check(division.program, StageHolders(division.holders, ()))
-    text = compilation.describe(division.program, tensors, division.parts, division.recompute)
-    compilation.check_ranks_agree(f"{text}\n{division.describe()}")
-    with compilation.failing_together():
-        result, plan = build_stages(compilation, division)
-    compilation.check_ranks_agree("built")
-    _ = result.line.group  # its ranks make it together, before other groups of some of them
-    assert plan.traffic is not None
-    traffic = gather(plan.traffic)[:: compilation.mesh.size]
-    stages_plan = build_pipeline_plan(result, division.assignment, traffic)
-    return division.captured, result, replace(plan, world_size=world.get_group_size(), pipeline=stages_plan)
+        return f"{super().describe(tensors)}\n{self.schedule}\n{division}"
 
 
 def divide(
@@ -102,17 +71,16 @@ def divide(
         StrategyError: an illegal strategy, schedule or assignment of stages.
     """
     settings, root = compilation.settings, compilation.target.root
-    parts = find_parts(wrappers)
     pipeline = find_pipeline(wrappers, settings.pipeline.stages)
-    schedule = _schedule(compilation, pipeline, parts)
-    recompute = recomputed_in(root)
-    captured, program = compilation.capture_program(args, kwargs, parts, wrappers)
+    schedule = _schedule(compilation, pipeline, find_parts(wrappers))
+    draft = compilation.draft(wrappers, args, kwargs)
+    captured, program = draft.captured, draft.program
     _check_supported(settings, program)
     assignment = _assign(compilation, pipeline, captured, program, schedule)
     values = _infer_values(program, root)
     loss = _find_loss(program, values)
     stages = cut_stages(program, assignment.stage_of, schedule.stages, values, loss)
-    return Division(captured, program, parts, recompute, schedule, assignment, values, loss, stages)
+    return Division(captured, program, draft.parts, draft.recompute, schedule, assignment, values, loss, stages)
 
 
 def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, LocalValue]:
@@ -131,34 +99,26 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
     settings, program, schedule = compilation.settings, division.program, division.schedule
     line = _line(compilation, schedule.ranks)
     own = schedule.stages_of(line.own)
-    program.notes += settings.notes
-    program.notes += compilation.storage.place(program, StageHolders(division.holders, own, schedule.holder))
-    spec = RunSpec.of(settings, division.parts, division.recompute)
-    if schedule.splits_backward:
-        if spec.overlaps_weights:
-            program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
-        spec = replace(spec, overlaps_weights=False, defers_weights=True)
-    buffers, memory_of = dict(compilation.target.root.named_buffers()), parameter_memory(division.values)
+    compilation.place(program, StageHolders(division.holders, own, schedule.holder))
+    memory_of = parameter_memory(division.values)
     compiled = {
-        stage: build_compiled_call(
-            division.captured,
-            division.stages[stage].program,
-            compilation.storage.stored,
-            buffers,
-            mesh=compilation.mesh,
-            rank=compilation.rank,
-            spec=spec,
-            memory_of=memory_of,
+        stage: compilation.build_call(
+            division,
+            division.programs[stage].program,
+            division.recompute,
+            memory_of,
+            defers_weights=schedule.splits_backward,
         )
         for stage in own
     }
-    if spec.overlaps_weights:
-        program.notes.append(describe_overlap(sum(call.late_layers for call in compiled.values())))
+    if schedule.splits_backward and settings.overlaps_weights:
+        program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
+    compilation.note_calls(program, division.recompute, () if schedule.splits_backward else compiled.values())
     result = PipelinedCall(
         program=program,
         schedule=schedule,
         line=line,
-        stages=division.stages,
+        stages=division.programs,
         own=compiled,
         tied=_tied_parameters(compilation.storage, program, schedule, line),
         holders=compilation.storage.holders,
@@ -166,18 +126,17 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         loss=division.loss,
         trains=any(value.requires_grad for value in division.values.values()),
         parts=division.parts,
-        scales=spec.scales,
+        scales=scales(settings.compat, division.parts.copies, division.parts.micro_batches),
         output_broadcast=settings.pipeline.output_broadcast,
     )
-    plan = build_parallel_plan(
-        result,
-        compilation.storage,
-        settings=settings,
-        mesh=compilation.mesh,
-        rank=compilation.rank,
-        layouts=compilation.layouts,
-    )
-    return result, plan
+    return result, compilation.plan_of(result)
+
+
+def add_stages(plan: ParallelPlan, call: PipelinedCall, assignment: StageAssignment, mesh: Mesh) -> ParallelPlan:
+    """Return a plan that knows what all stages of ranks move. All ranks call it together."""
+    assert plan.traffic is not None
+    pipeline = build_pipeline_plan(call, assignment, gather(plan.traffic)[:: mesh.size])
+    return replace(plan, world_size=world.get_group_size(), pipeline=pipeline)
 
 
 def _tied_parameters(

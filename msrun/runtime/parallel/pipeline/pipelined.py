@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
-from msrun.runtime.execute.pending import traffic
 from msrun.runtime.execute.step import arrived
+from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
@@ -26,12 +26,12 @@ from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
+from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale
 from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageProgram
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.schedule.segments import Segment
 from msrun.runtime.sharding.operators.rule import DRAW
 
 
@@ -71,10 +71,14 @@ class PipelinedCall:
         """Messages of this rank's parameters."""
         return [group for call in self.own.values() for group in call.groups]
 
-    @property
-    def segments(self) -> list[Segment]:
-        """Segments of this rank's stages."""
-        return [segment for call in self.own.values() for segment in call.segments]
+    def render(self) -> str:
+        """Return the programs of this rank's stages as text."""
+        waits = self.schedule.splits_backward
+        texts = (
+            f"stage {stage}\n{render_program(call.executor, self.parts.copies, weights_by_schedule=waits)}"
+            for stage, call in self.own.items()
+        )
+        return "\n".join(texts)
 
     @property
     def stored(self) -> list[StoredParameter]:

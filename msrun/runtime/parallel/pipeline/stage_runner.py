@@ -16,15 +16,15 @@ from torch import Tensor
 
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.messages import start_receive, start_send
-from msrun.runtime.execute.pending import Pending
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.partition.stages import BorderValue, StageProgram
-from msrun.runtime.schedule.late_weights import LateWeight, add_late_weights
+from msrun.runtime.schedule.deferred_weights import DeferredWeightGradient, add_deferred_weights
 
 Direction = Literal["F", "B"]
 Place = tuple[int, int]
@@ -68,7 +68,7 @@ class _Forwarded:
     step: Step
     passed: frozenset[str]
     """Values that it only handed on."""
-    sends: list[Pending] = field(default_factory=list)
+    sends: list[TensorFuture] = field(default_factory=list)
 
 
 class StepRun:
@@ -111,12 +111,12 @@ class StepRun:
         """index of a result -> per micro batch and copy, for those that this rank's stages make"""
         self.input_gradients: dict[int, dict[int, list[Tensor | None]]] = {}
         """index of a tensor of the user -> micro batch -> per copy, summed over this rank's stages"""
-        self._here: dict[tuple[Direction, int, int], list[list[Pending]]] = {}
+        self._here: dict[tuple[Direction, int, int], list[list[TensorFuture]]] = {}
         """what a stage is going to read, per copy and border value"""
         self._leaving: dict[tuple[Direction, int, int], list[list[Tensor]]] = {}
         self._forwarded: dict[Place, _Forwarded] = {}
-        self._late: dict[Place, list[LateWeight]] = {}
-        self._sends: list[Pending] = []
+        self._deferred: dict[Place, list[DeferredWeightGradient]] = {}
+        self._sends: list[TensorFuture] = []
 
     def run(self) -> None:
         """Do everything; gradients of parameters are added up in the gathered groups."""
@@ -126,8 +126,8 @@ class StepRun:
             self._do(action)
         for look in on_action:
             look(None)
-        for pending in self._sends:
-            pending.wait()
+        for future in self._sends:
+            future.wait()
 
     def _do(self, action: Action) -> None:
         stage, micro_batch = action.stage, action.micro_batch
@@ -139,7 +139,7 @@ class StepRun:
             case "B" | "I":
                 self._backward(stage, micro_batch, defers=action.kind == "I")
             case "W":
-                add_late_weights(self._late.pop((stage, micro_batch)))
+                add_deferred_weights(self._deferred.pop((stage, micro_batch)))
             case "SEND_F":
                 self._send("F", stage, stage + 1, micro_batch)
             case "SEND_B":
@@ -189,8 +189,8 @@ class StepRun:
         passed = [{name: given.pop(name) for name in kept.passed if name in given} for given in gradients]
         self._add_seed(program, gradients)
         with torch.enable_grad():
-            late = self._late.setdefault((stage, micro_batch), []) if defers else None
-            executor.backward(kept.step, gradients, reduces=False, late=late)
+            deferred = self._deferred.setdefault((stage, micro_batch), []) if defers else None
+            executor.backward(kept.step, gradients, reduces=False, deferred=deferred)
         per_copy = executor.input_gradients(kept.step)
         self._note_input_gradients(program, micro_batch, per_copy)
         reads = [value.name for value in program.reads]
@@ -201,8 +201,8 @@ class StepRun:
             for mine, others in zip(own, passed, strict=True)
         ]
         self._hand_on("B", stage, stage - 1, micro_batch, leaving)
-        for pending in kept.sends:  # what came back shows that they have arrived
-            pending.wait()
+        for future in kept.sends:  # what came back shows that they have arrived
+            future.wait()
 
     def _add_seed(self, program: StageProgram, gradients: Sequence[dict[str, Tensor]]) -> None:
         """Let gradients start where the loss is made."""
@@ -241,7 +241,7 @@ class StepRun:
         if not 0 <= to_stage < self._schedule.stages:
             return
         if self._schedule.holder[to_stage] == self._line.own:
-            self._here[direction, to_stage, micro_batch] = [[Pending(v.detach()) for v in copy] for copy in values]
+            self._here[direction, to_stage, micro_batch] = [[TensorFuture(v.detach()) for v in copy] for copy in values]
         else:
             self._leaving[direction, stage, micro_batch] = values
 
@@ -274,7 +274,7 @@ class StepRun:
     ) -> dict[str, Tensor]:
         """Wait for what a stage is about to read."""
         arriving = self._here.get((direction, stage, micro_batch), [[]] * (copy + 1))[copy]
-        return {value.name: pending.wait() for value, pending in zip(expected, arriving, strict=True)}
+        return {value.name: future.wait() for value, future in zip(expected, arriving, strict=True)}
 
 
 def _describe(direction: Direction, micro_batch: int, from_stage: int, to_stage: int) -> str:

@@ -31,9 +31,9 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.announcement import log
-from msrun.runtime.parallel.parameters.network_state import Part, find_box
+from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
 from msrun.runtime.parallel.parameters.placement import is_held
-from msrun.runtime.parallel.parameters.whole import join_parts, whole_parameters
+from msrun.runtime.parallel.parameters.whole import join_chunks, whole_parameters
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
@@ -255,7 +255,7 @@ class _Probe:
         """
         tensors = find_tensors(args, kwargs)
         boxes = self._boxes(root, tensors)
-        wholes = join_parts([Part(tensor.detach(), box) for tensor, box in zip(tensors, boxes, strict=True)])
+        wholes = join_chunks([Chunk(tensor.detach(), box) for tensor, box in zip(tensors, boxes, strict=True)])
         ranks = self._parallel.settings.batch_parts(world.get_group_size())
         parts = find_parts(find_wrappers(root)).total
         rows = next((box.shape[0] for box in boxes if box.shape), 0)

@@ -109,3 +109,10 @@ class LogSumExp(Reduction):
         logarithm = build.call(aten.log.default, sum_of_exponentials(value, dims, axes, build))
         keepdim = bool(call.argument("keepdim", default=False))
         return build.call(add_largest, logarithm, everywhere, dims[0], dims, keepdim)
+
+
+RULES = [
+    (LogSumExp(), [aten.logsumexp.default]),
+    (Softmax(is_log=False), [aten.softmax.int, aten._softmax.default]),
+    (Softmax(is_log=True), [aten.log_softmax.int, aten._log_softmax.default]),
+]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from msrun.runtime.nn.dropout import attend
-from msrun.runtime.sharding.operators.dropout import CALL, Part, PlainPart, batch_dim_of, part_mask
+from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, part_mask
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Labels,
@@ -67,7 +67,7 @@ class Attention(Rule):
         if p == 0:
             return self.local_call(call, build, inputs)
         shape = (*call.output_shape[:-1], call.shapes[1][-2])
-        part = Part.of(form.layout((*form.output[:-1], None), split), build.mesh, shape)
+        part = CutShape.of(form.layout((*form.output[:-1], None), split), build.mesh, shape)
         words = {name: call.argument(name) for name in ("is_causal", "scale", "enable_gqa")}
         return build.call(
             attend_part,
@@ -93,12 +93,15 @@ def attend_part(
     *,
     call: int,
     p: float,
-    part: PlainPart,
+    part: PlainCutShape,
     batch_dim: int | None,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
     """Return this rank's part of attention with dropout; `part` says which part of all weights it has."""
-    mask = part_mask(draw, place, call, p, Part(*part), batch_dim, query.device)
+    mask = part_mask(draw, place, call, p, CutShape(*part), batch_dim, query.device)
     return attend(query, key, value, attn_mask, p, is_causal, scale, enable_gqa, lambda _: mask)
+
+
+RULES = [(Attention(), [aten.scaled_dot_product_attention.default])]

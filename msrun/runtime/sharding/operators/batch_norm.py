@@ -139,3 +139,6 @@ class BatchNorm(Rule):
         dtype = call.argument("running_mean").meta["val"].dtype
         batch = build.call(aten._to_copy.default, batch, dtype=dtype) if dtype in HALF else batch
         return build.call(aten.lerp.Scalar, old, batch, call.argument("momentum"))
+
+
+RULES = [(BatchNorm(), [aten.batch_norm.default, aten._native_batch_norm_legit_functional.default])]

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes
 from msrun.runtime.sharding.operators.along_split import shifted, sum_of_exponentials
-from msrun.runtime.sharding.operators.lookup import own_rows
+from msrun.runtime.sharding.operators.rows import own_rows
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, summed_axes
 
 aten = torch.ops.aten

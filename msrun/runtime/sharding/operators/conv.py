@@ -177,3 +177,22 @@ def space_cuts(call: OperatorCall, form: Form, split: LabelSplit) -> list[Axes]:
 
 def _groups(call: OperatorCall, build: LocalBuilder, split: LabelSplit) -> int:
     return int(call.argument("groups")) // build.mesh.extent(split.get("g", ()))
+
+
+RULES = [
+    (
+        Convolution(),
+        [
+            aten.conv1d.default,
+            aten.conv1d.padding,
+            aten.conv2d.default,
+            aten.conv2d.padding,
+            aten.conv3d.default,
+            aten.conv3d.padding,
+        ],
+    ),
+    (
+        TransposedConvolution(),
+        [aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input],
+    ),
+]

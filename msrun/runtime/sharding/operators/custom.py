@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from msrun.errors import StrategyError
-from msrun.runtime.sharding.operators.custom_function import CustomFunction, find_function
+from msrun.runtime.sharding.operators.custom_function import OPERATOR, CustomFunction, find_function
 from msrun.runtime.sharding.operators.elementwise import targets
 from msrun.runtime.sharding.operators.rule import (
     STRATEGY,
@@ -145,3 +145,6 @@ def _check_parts(
             f"{function} makes {list(made)} of parts of shapes {list(map(list, shapes))}, not {list(wanted)} as its "
             "strategy says: leave it whole"
         )
+
+
+RULES = [(Custom(), [OPERATOR])]

@@ -78,19 +78,19 @@ def batch_dim_of(node: fx.Node) -> int | None:
     return found
 
 
-PlainPart = tuple[tuple[int, ...], tuple[int, ...], tuple[Axes, ...]]
-"""A `Part` as the arguments of a graph's operator hold it."""
+PlainCutShape = tuple[tuple[int, ...], tuple[int, ...], tuple[Axes, ...]]
+"""A `CutShape` as the arguments of a graph's operator hold it."""
 
 
-class Part(NamedTuple):
-    """Which part of a tensor a rank has, as plain tuples that a graph can hold."""
+class CutShape(NamedTuple):
+    """The shape of a tensor and how the mesh cuts it, as plain tuples that a graph can hold."""
 
     mesh_shape: tuple[int, ...]
     shape: tuple[int, ...]
     split: tuple[Axes, ...]
 
     @classmethod
-    def of(cls, layout: TensorLayout, mesh: Mesh, shape: Sequence[int]) -> Part:
+    def of(cls, layout: TensorLayout, mesh: Mesh, shape: Sequence[int]) -> CutShape:
         """Return the part that a layout gives."""
         return cls(mesh.shape, tuple(shape), layout.split)
 
@@ -100,7 +100,7 @@ class Part(NamedTuple):
         return Box(self.shape, tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
 
 
-def key_of_part(draw: Tensor, call: int, part: Part, batch_dim: int | None, operator: str) -> DrawKey:
+def key_of_part(draw: Tensor, call: int, part: CutShape, batch_dim: int | None, operator: str) -> DrawKey:
     """Return the key of the random numbers of one draw.
 
     Raises:
@@ -117,7 +117,7 @@ def key_of_part(draw: Tensor, call: int, part: Part, batch_dim: int | None, oper
 
 
 def part_mask(
-    draw: Tensor, place: Tensor, call: int, p: float, part: Part, batch_dim: int | None, device: torch.device
+    draw: Tensor, place: Tensor, call: int, p: float, part: CutShape, batch_dim: int | None, device: torch.device
 ) -> Tensor:
     """Return this rank's part of a mask.
 
@@ -136,11 +136,11 @@ def drop_part(
     call: int,
     p: float,
     kind: Kind,
-    part: PlainPart,
+    part: PlainCutShape,
     batch_dim: int | None,
 ) -> Tensor:
     """Return this rank's part of a dropout; `part` says which part of the whole mask it has."""
-    return drop(value, part_mask(draw, place, call, p, Part(*part), batch_dim, value.device), p, kind)
+    return drop(value, part_mask(draw, place, call, p, CutShape(*part), batch_dim, value.device), p, kind)
 
 
 class Dropout(Elementwise):
@@ -163,7 +163,7 @@ class Dropout(Elementwise):
             call=call.node.meta[CALL],
             p=call.argument("p"),
             kind=kind,
-            part=tuple(Part.of(form.layout(kept, split), build.mesh, shape)),
+            part=tuple(CutShape.of(form.layout(kept, split), build.mesh, shape)),
             batch_dim=batch_dim_of(call.tensors[0]),
         )
 
@@ -191,3 +191,6 @@ def refuse_random(node: fx.Node) -> None:
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'
         )
+
+
+RULES = [(Dropout(), list(KINDS))]

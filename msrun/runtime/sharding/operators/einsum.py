@@ -8,6 +8,8 @@ import torch
 
 from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, Rule, dimension_labels
 
+aten = torch.ops.aten
+
 
 class Einsum(Rule):
     """einsum: letters that are not in the result are summed over; split, they leave partial sums.
@@ -48,3 +50,6 @@ def _letters(text: str, names: Sequence[str], ndim: int) -> tuple[str, ...]:
 
 
 targets = [torch.ops.aten.einsum.default]
+
+
+RULES = [(Einsum(), [aten.einsum.default])]

@@ -47,3 +47,19 @@ def targets() -> list[torch._ops.OpOverload]:
             if not operator._schema.is_mutable and len(returns) == 1 and str(returns[0].type) == "Tensor":
                 found.append(operator)
     return found
+
+
+RULES = [
+    (
+        Elementwise(),
+        [
+            *targets(),
+            aten.expand_as.default,
+            aten.lift_fresh_copy.default,
+            aten.copy.default,
+            aten.fill.Scalar,
+            aten.fill.Tensor,
+            aten.zero.default,
+        ],
+    )
+]

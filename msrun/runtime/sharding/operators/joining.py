@@ -80,3 +80,25 @@ class ScatterPart(Rule):
         is_slice = call.node.target is aten.slice_scatter.default
         part = labels if is_slice else labels[:dim] + labels[dim + 1 :]
         return Form((labels, part), labels, sizes_of((labels, shape)))
+
+
+RULES = [
+    (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
+    (Stack(), [aten.stack.default]),
+    (
+        TakeApart(),
+        [
+            aten.split.Tensor,
+            aten.split.sizes,
+            aten.split_with_sizes.default,
+            aten.chunk.default,
+            aten.tensor_split.sections,
+            aten.tensor_split.indices,
+            aten.unsafe_split.Tensor,
+            aten.unsafe_chunk.default,
+            aten.glu.default,
+        ],
+    ),
+    (Unbind(), [aten.unbind.int]),
+    (ScatterPart(), [aten.slice_scatter.default, aten.select_scatter.default]),
+]

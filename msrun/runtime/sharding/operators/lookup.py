@@ -1,13 +1,6 @@
-"""Rules for looking rows up by number: embedding, gather, index_select, indexing by tensors, one_hot.
-
-A table that is cut along the dimension looked up in gives partial sums: every rank puts zeros where the row lies with
-another one. MindSpore allows that for tables of one or two dimensions and whole indices only; here any table and any
-cut of the indices is right.
-"""
+"""Rules for looking rows up by number: embedding, gather, index_select, indexing by tensors, one_hot."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,50 +8,20 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from msrun.errors import CaptureError
-from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.sharding.layout import Axes
+from msrun.runtime.sharding.operators.rows import ROWS, Lookup, RowLookup, first_of_part, own_rows
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Label,
     Labels,
-    LabelSplit,
-    LocalBuilder,
     OperatorCall,
     Rule,
     dimension_labels,
-    numbers_given,
     operator_call,
     sizes_of,
-    summed_axes,
 )
 
 aten = torch.ops.aten
-ROWS = "v"
-"""Label of the dimension that is looked up in."""
-
-
-def first_of_part(place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, length: int) -> int:
-    """Return where this rank's part of a dimension begins.
-
-    Args:
-        place: this rank's number in the mesh.
-        length: size of the part.
-    """
-    return Mesh(tuple(mesh_shape)).index(numbers_given(place)[0], tuple(axes)) * length
-
-
-def own_rows(
-    index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, length: int, size: int
-) -> tuple[Tensor, Tensor]:
-    """Return indices into this rank's rows, and where the row lies with another rank (its index is 0 there).
-
-    Args:
-        length: rows of this rank.
-        size: rows of the whole table; an index outside it is an error, as it is for one process.
-    """
-    torch._assert_async(((index >= 0) & (index < size)).all(), f"index out of range: a table has {size} rows")
-    local = index - first_of_part(place, mesh_shape, axes, length)
-    is_elsewhere = (local < 0) | (local >= length)
-    return local.masked_fill(is_elsewhere, 0), is_elsewhere
 
 
 def embed_own_rows(
@@ -68,6 +31,7 @@ def embed_own_rows(
     mesh_shape: tuple[int, ...],
     axes: Axes,
     size: int,
+    *,
     padding_idx: int,
     sparse: bool,
 ) -> Tensor:
@@ -90,7 +54,7 @@ def embed_own_rows(
 
 
 def gather_own_rows(
-    table: Tensor, dim: int, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int
+    table: Tensor, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int, *, dim: int
 ) -> Tensor:
     """Return this rank's part of the sum that is `torch.gather` of the whole table."""
     local, is_elsewhere = own_rows(index, place, mesh_shape, axes, table.shape[dim], size)
@@ -98,7 +62,7 @@ def gather_own_rows(
 
 
 def select_own_rows(
-    table: Tensor, dim: int, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int
+    table: Tensor, index: Tensor, place: Tensor, mesh_shape: tuple[int, ...], axes: Axes, size: int, *, dim: int
 ) -> Tensor:
     """Return this rank's part of the sum that is the whole table indexed by one tensor in dimension `dim`."""
     local, is_elsewhere = own_rows(index, place, mesh_shape, axes, table.shape[dim], size)
@@ -111,7 +75,7 @@ def select_own_rows(
     )
 
 
-class Embedding(Rule):
+class Embedding(RowLookup):
     """embedding: y[i.., e] = w[x[i..], e]. Strategy as MindSpore's Gather: (table, indices)."""
 
     follows = True
@@ -129,28 +93,20 @@ class Embedding(Rule):
         inputs = ((ROWS, "e"), rows)
         return Form(inputs, (*rows, "e"), sizes_of(*zip(inputs, (table, index), strict=True)), whole)
 
-    def lower(
-        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
-    ) -> fx.Node:
-        """Look up, with zeros for rows of other ranks, then all-reduce."""
-        axes = split.get(ROWS, ())
-        if not axes:
-            return self.local_call(call, build, inputs)
-        size = form.sizes[ROWS]
+    def own_lookup(self, call: OperatorCall, _: Form) -> Lookup:
+        """Look up, with zeros for rows of other ranks."""
         padding = call.argument("padding_idx", -1)
-        sparse = bool(call.argument("sparse", default=False))
-        found = build.call(embed_own_rows, *inputs, build.place(), build.mesh.shape, axes, size, padding, sparse)
-        return build.sum_over(found, summed_axes(form, split))
+        return embed_own_rows, {"padding_idx": padding, "sparse": bool(call.argument("sparse", default=False))}
 
 
 def embeds_sparsely(node: fx.Node) -> bool:
     """Return whether a local operator is an embedding whose table gets a gradient of rows alone."""
     if node.target is embed_own_rows:
-        return bool(node.args[-1])
+        return bool(node.kwargs["sparse"])
     return node.target is aten.embedding.default and bool(operator_call(node).argument("sparse"))
 
 
-class Gather(Rule):
+class Gather(RowLookup):
     """gather and take_along_dim with a dimension: y[.., g, ..] = x[.., index[.., g, ..], ..]."""
 
     def form(self, call: OperatorCall) -> Form:
@@ -165,16 +121,9 @@ class Gather(Rule):
         of_index: Labels = tuple("g" if i == dim else label for i, label in enumerate(shared))
         return Form((of_table, of_index), of_index, sizes_of((of_table, table), (of_index, index)), _if_bool(call))
 
-    def lower(
-        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
-    ) -> fx.Node:
-        """Look up, with zeros for rows of other ranks, then all-reduce."""
-        axes = split.get(ROWS, ())
-        if not axes:
-            return self.local_call(call, build, inputs)
-        dim, size = form.inputs[0].index(ROWS), form.sizes[ROWS]
-        found = build.call(gather_own_rows, inputs[0], dim, inputs[1], build.place(), build.mesh.shape, axes, size)
-        return build.sum_over(found, summed_axes(form, split))
+    def own_lookup(self, _: OperatorCall, form: Form) -> Lookup:
+        """Look up, with zeros for rows of other ranks."""
+        return gather_own_rows, {"dim": form.inputs[0].index(ROWS)}
 
 
 class Scatter(Rule):
@@ -193,7 +142,7 @@ class Scatter(Rule):
         return Form((labels,) * len(call.shapes), labels, sizes_of((labels, table)))
 
 
-class Select(Rule):
+class Select(RowLookup):
     """index_select, and x[:, index] by one tensor: the indexed dimension becomes those of the index."""
 
     def form(self, call: OperatorCall) -> Form:
@@ -212,16 +161,9 @@ class Select(Rule):
             return int(call.argument("dim")) % max(1, len(call.shapes[0]))
         return next(i for i, index in enumerate(call.argument("indices")) if index is not None)
 
-    def lower(
-        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
-    ) -> fx.Node:
-        """Look up, with zeros for rows of other ranks, then all-reduce."""
-        axes = split.get(ROWS, ())
-        if not axes:
-            return self.local_call(call, build, inputs)
-        dim, size = self._dim(call), form.sizes[ROWS]
-        found = build.call(select_own_rows, inputs[0], dim, inputs[1], build.place(), build.mesh.shape, axes, size)
-        return build.sum_over(found, summed_axes(form, split))
+    def own_lookup(self, _: OperatorCall, form: Form) -> Lookup:
+        """Look up, with zeros for rows of other ranks."""
+        return select_own_rows, {"dim": form.inputs[0].index(ROWS)}
 
 
 class Index(Select):
@@ -271,3 +213,13 @@ class OneHot(Rule):
 def _if_bool(call: OperatorCall) -> frozenset[str]:
     """Truth values cannot be added up, so a table of them stays whole."""
     return frozenset({ROWS}) if call.tensors[0].meta["val"].dtype == torch.bool else frozenset()
+
+
+RULES = [
+    (Embedding(), [aten.embedding.default]),
+    (Gather(), [aten.gather.default]),
+    (Scatter(), [aten.scatter.value, aten.scatter.src, aten.scatter_add.default]),
+    (Select(), [aten.index_select.default]),
+    (Index(), [aten.index.Tensor]),
+    (OneHot(), [aten.one_hot.default]),
+]

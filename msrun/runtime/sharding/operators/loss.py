@@ -123,3 +123,19 @@ def _product(values: Iterable[int]) -> int:
     for value in values:
         result *= value
     return result
+
+
+RULES = [
+    (
+        ElementwiseLoss(),
+        [
+            aten.mse_loss.default,
+            aten.l1_loss.default,
+            aten.smooth_l1_loss.default,
+            aten.huber_loss.default,
+            aten.binary_cross_entropy.default,
+            aten.binary_cross_entropy_with_logits.default,
+        ],
+    ),
+    (ClassLoss(), [aten.cross_entropy_loss.default, aten.nll_loss.default, aten.nll_loss_nd.default]),
+]

@@ -134,3 +134,12 @@ class MatMul(Rule):
         offset = len(batch) - own
         head = (batch[offset + i] if shape[i] == output[offset + i] else None for i in range(own))
         return (*head, *tail)
+
+
+RULES = [
+    (Linear(), [aten.linear.default]),
+    (AddMatMul(), [aten.addmm.default]),
+    (MatMul(), [aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default]),
+    (AddBatchMatMul(), [aten.baddbmm.default]),
+    (Outer(), [aten.outer.default, aten.ger.default]),
+]

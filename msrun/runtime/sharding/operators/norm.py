@@ -204,3 +204,11 @@ class InstanceNorm(GroupNorm):
         if call.argument("use_input_stats"):
             return super().lower(call, form, build, inputs, split)
         return self.local_call(call, build, inputs)
+
+
+RULES = [
+    (LayerNorm(), [aten.layer_norm.default]),
+    (RmsNorm(), [aten.rms_norm.default]),
+    (GroupNorm(), [aten.group_norm.default]),
+    (InstanceNorm(), [aten.instance_norm.default]),
+]

@@ -52,3 +52,10 @@ def targets(names: list[str]) -> list[torch._ops.OpOverload]:
         if overload in getattr(aten, packet).overloads():
             found.append(getattr(getattr(aten, packet), overload))
     return found
+
+
+RULES = [
+    (AlongOne(keeps=True, default_dim=-1), targets(KEPT)),
+    (AlongOne(keeps=False), targets(REMOVED)),
+    (AlongOne(keeps=False), targets(MOMENTS)),
+]

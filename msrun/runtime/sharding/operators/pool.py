@@ -5,6 +5,7 @@ MindSpore cuts the space only when windows do not overlap (kernel <= stride); th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -133,3 +134,19 @@ class PoolWithIndices(SpaceRule):
         batch, space = self.labels(call)
         labels = (*batch, *space)
         return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space), (labels,))
+
+
+RULES = [
+    (Pool(1, fill=-math.inf), [aten.max_pool1d.default]),
+    (Pool(2, fill=-math.inf), [aten.max_pool2d.default]),
+    (Pool(3, fill=-math.inf), [aten.max_pool3d.default]),
+    (Pool(1, fill=0.0), [aten.avg_pool1d.default]),
+    (Pool(2, fill=0.0), [aten.avg_pool2d.default]),
+    (Pool(3, fill=0.0), [aten.avg_pool3d.default]),
+    (AdaptiveAverage(1), [aten.adaptive_avg_pool1d.default]),
+    (AdaptiveAverage(2), [aten.adaptive_avg_pool2d.default]),
+    (AdaptiveAverage(3), [aten.adaptive_avg_pool3d.default]),
+    (PoolWithIndices(1), [aten.adaptive_max_pool1d.default, aten.max_pool1d_with_indices.default]),
+    (PoolWithIndices(2), [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default]),
+    (PoolWithIndices(3), [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default]),
+]

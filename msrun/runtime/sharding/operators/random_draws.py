@@ -17,7 +17,7 @@ from msrun.runtime.nn.random_draws import (
     shape_of,
 )
 from msrun.runtime.nn.random_values import Source
-from msrun.runtime.sharding.operators.dropout import CALL, Part, PlainPart, batch_dim_of, key_of_part
+from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, numbers_given
 
@@ -47,7 +47,7 @@ def draw_part(
     *,
     operator: str,
     call: int,
-    part: PlainPart,
+    part: PlainCutShape,
     batch_dim: int | None,
 ) -> Any:
     """Return this rank's part of what an operator draws; `part` says which part of the whole it has.
@@ -57,7 +57,10 @@ def draw_part(
     """
     target = _BY_NAME[operator]
     given = arguments_of(target, args, kwargs)
-    key, box = key_of_part(given_draw, call, Part(*part), batch_dim, operator), Part(*part).box(numbers_given(place)[0])
+    key, box = (
+        key_of_part(given_draw, call, CutShape(*part), batch_dim, operator),
+        CutShape(*part).box(numbers_given(place)[0]),
+    )
     _, device = shape_of(target, given)
     values = draw(target, given, Source(key, call, box, batch_dim, device))
     result = drawn_result(target, given, values)
@@ -91,6 +94,9 @@ class RandomDraw(Elementwise):
             kwargs,
             operator=str(call.node.target),
             call=call.node.meta[CALL],
-            part=tuple(Part.of(form.layout(form.output, split), build.mesh, call.output_shape)),
+            part=tuple(CutShape.of(form.layout(form.output, split), build.mesh, call.output_shape)),
             batch_dim=batch_dim_of(call.node),
         )
+
+
+RULES = [(RandomDraw(), list(CAPTURED))]

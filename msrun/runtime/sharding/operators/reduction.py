@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from msrun.runtime.sharding.operators.ordering import REDUCED, targets
 from msrun.runtime.sharding.operators.rule import (
     Form,
     LabelSplit,
@@ -59,3 +60,10 @@ class Extreme(Reduction):
     """amax, amin, prod, var, std, norm, all, any: the reduced dimensions stay whole."""
 
     can_split_reduced = False
+
+
+RULES = [
+    (Reduction(), [aten.sum.default, aten.sum.dim_IntList]),
+    (Mean(), [aten.mean.default, aten.mean.dim]),
+    (Extreme(), targets(REDUCED)),
+]

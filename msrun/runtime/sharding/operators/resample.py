@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from msrun.runtime.sharding.operators.pool import SpaceRule
@@ -18,6 +19,8 @@ from msrun.runtime.sharding.operators.rule import (
     sizes_of,
 )
 from msrun.runtime.sharding.operators.sliding import output_limit
+
+aten = torch.ops.aten
 
 
 class Nearest(SpaceRule):
@@ -78,3 +81,15 @@ class Padding(Rule):
         padding = call.argument("pad")
         whole = {labels[-1 - i // 2] for i, rows in enumerate(padding) if rows}
         return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(whole))
+
+
+RULES = [
+    (Nearest(1), [aten.upsample_nearest1d.vec, aten._upsample_nearest_exact1d.vec]),
+    (Nearest(2), [aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.vec]),
+    (Nearest(3), [aten.upsample_nearest3d.vec, aten._upsample_nearest_exact3d.vec]),
+    (Interpolation(1), [aten.upsample_linear1d.vec]),
+    (Interpolation(2), [aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec]),
+    (Interpolation(3), [aten.upsample_trilinear3d.vec]),
+    (Padding(), [aten.pad.default, aten.constant_pad_nd.default]),
+    (PixelShuffle(2), [aten.pixel_shuffle.default]),
+]

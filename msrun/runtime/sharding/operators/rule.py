@@ -129,6 +129,11 @@ class OperatorCall:
         return [tuple(result.shape) for result in ([value] if isinstance(value, torch.Tensor) else value)]
 
     @property
+    def reads_others(self) -> bool:
+        """Whether anybody reads the second result or a further one."""
+        return any(user.users and user.args[1] != 0 for user in self.node.users)
+
+    @property
     def operator(self) -> str:
         """The operator as the user knows it: that of torch's graph, also where a capture has replaced it."""
         return str(self.node.meta.get("operator", self.node.target))

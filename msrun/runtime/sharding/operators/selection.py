@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from msrun.runtime.sharding.layout import Axes
-from msrun.runtime.sharding.operators.lookup import first_of_part
+from msrun.runtime.sharding.operators.rows import first_of_part
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Labels,
@@ -167,3 +167,27 @@ class LikeInType(Rule):
         """Make the whole; nothing is summed."""
         del form, split
         return self.local_call(call, build, inputs)
+
+
+RULES = [
+    (SelectOne(), [aten.select.int]),
+    (Slice(), [aten.slice.Tensor, aten.narrow.default]),
+    (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),
+    (Triangle(), [aten.tril.default, aten.triu.default]),
+    (Repeat(), [aten.repeat.default, aten.tile.default]),
+    (RepeatInterleave(), [aten.repeat_interleave.self_int]),
+    (LikeInType(), [aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default]),
+    (
+        AnyPermute(),
+        [
+            aten.movedim.int,
+            aten.movedim.intlist,
+            aten.moveaxis.int,
+            aten.moveaxis.intlist,
+            aten.swapaxes.default,
+            aten.swapdims.default,
+            aten.mT.default,
+            aten.adjoint.default,
+        ],
+    ),
+]

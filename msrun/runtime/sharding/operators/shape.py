@@ -134,3 +134,24 @@ class WholeDimension(Rule):
         labels: Labels = dimension_labels("d", len(shape))
         dim = call.argument("dim", -1) % max(1, len(shape))
         return Form((labels,), labels, sizes_of((labels, shape)), frozenset({f"d{dim}"}))
+
+
+RULES = [
+    (
+        Reshape(),
+        [
+            aten.flatten.using_ints,
+            aten.view.default,
+            aten.reshape.default,
+            aten._unsafe_view.default,
+            aten.unflatten.int,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+            aten.unsqueeze.default,
+        ],
+    ),
+    (Expand(), [aten.expand.default]),
+    (Permute(), [aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default]),
+    (WholeDimension(), [aten.cumsum.default]),
+]

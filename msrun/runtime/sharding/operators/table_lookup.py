@@ -147,3 +147,6 @@ class TableLookup(Rule):
 def looks_up_sparsely(node: fx.Node) -> bool:
     """Return whether a local operator is a lookup whose table gets a gradient of rows alone."""
     return node.target is look_up and _lookups[node.kwargs["number"]].is_sparse  # type: ignore[index]
+
+
+RULES = [(TableLookup(), [OPERATOR])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msrun.errors import StrategyError
-from msrun.runtime.capture.assignment import WantedLayout
+from msrun.runtime.capture.assignment import LayoutConstraint
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
@@ -46,17 +46,17 @@ def entry_layout(
 
 
 def layout_of_result(
-    wanted: WantedLayout, shape: tuple[int, ...], mesh: Mesh, held: TensorLayout, summed: Axes
+    constraint: LayoutConstraint, shape: tuple[int, ...], mesh: Mesh, held: TensorLayout, summed: Axes
 ) -> TensorLayout:
     """Return the layout that a mark asks for: with the axes that the value has and, next, those of its partial sums.
 
     So MatMul ((A, B), (B, C)) with out_strategy (A * B, C) cuts its rows by the very axes that it sums over.
     """
-    side = "out_strategy" if wanted.leaves else "in_strategy"
+    side = "out_strategy" if constraint.leaves else "in_strategy"
     near = held
-    if not isinstance(wanted.entry, Layout) and len(wanted.entry) == len(shape):
-        near = _with_summed(wanted.entry, mesh, held, summed)
-    return entry_layout(wanted.entry, shape, mesh, what=f"{side} of {wanted.name}", near=near)
+    if not isinstance(constraint.entry, Layout) and len(constraint.entry) == len(shape):
+        near = _with_summed(constraint.entry, mesh, held, summed)
+    return entry_layout(constraint.entry, shape, mesh, what=f"{side} of {constraint.name}", near=near)
 
 
 def _with_summed(numbers: tuple[int, ...], mesh: Mesh, held: TensorLayout, summed: Axes) -> TensorLayout:

@@ -1,4 +1,4 @@
-"""Late weights: gradients of linear layers' weights, computed apart from those of their inputs.
+"""Deferred weight gradients: those of linear layers' weights, computed apart from those of their inputs.
 
 A linear layer's backward pass is two matrix products: the gradient of its input, which other ranks wait for, and that
 of its weight, which only this rank's sum needs. Autograd does both at once; here the first alone happens in autograd.
@@ -26,7 +26,7 @@ Lies = Literal["(out, in)", "(in, out)"]
 
 
 @dataclass(frozen=True)
-class LateWeight:
+class DeferredWeightGradient:
     """What the gradients of one call's weight and bias are computed from; rows by features, both."""
 
     weight: Tensor
@@ -51,11 +51,11 @@ class LateWeight:
             self.bias.grad = total if self.bias.grad is None else self.bias.grad.add_(total)
 
 
-_left: list[LateWeight] = []
+_left: list[DeferredWeightGradient] = []
 """Of the segment whose backward pass ran last; autograd may run it in a thread of its own."""
 
 
-class _LateLinear(torch.autograd.Function):
+class _DeferringLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lies: Lies) -> Tensor:
         ctx.save_for_backward(x)
@@ -66,7 +66,7 @@ class _LateLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x,) = ctx.saved_tensors
         rows, flat = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        _left.append(LateWeight(ctx.weight, ctx.lies, ctx.bias, rows, flat))
+        _left.append(DeferredWeightGradient(ctx.weight, ctx.lies, ctx.bias, rows, flat))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         weight = ctx.weight.to(flat.dtype)
@@ -74,40 +74,40 @@ class _LateLinear(torch.autograd.Function):
         return back.view(x.shape).to(x.dtype), None, None, None
 
 
-def late_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def deferring_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `aten.linear`, (.., in) -> (.., out), of leaves whose gradients are added later."""
-    result: Tensor = _LateLinear.apply(x, weight, bias, "(out, in)")
+    result: Tensor = _DeferringLinear.apply(x, weight, bias, "(out, in)")
     return result
 
 
-def late_matmul(x: Tensor, weight: Tensor) -> Tensor:
+def deferring_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Return `aten.matmul` of (.., in) and a leaf (in, out) whose gradient is added later."""
-    result: Tensor = _LateLinear.apply(x, weight, None, "(in, out)")
+    result: Tensor = _DeferringLinear.apply(x, weight, None, "(in, out)")
     return result
 
 
-def late_addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def deferring_addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return `aten.addmm` of a leaf (out,), (rows, in) and a leaf (in, out), whose gradients are added later."""
-    result: Tensor = _LateLinear.apply(x, weight, bias, "(in, out)")
+    result: Tensor = _DeferringLinear.apply(x, weight, bias, "(in, out)")
     return result
 
 
-_LATE: dict[Any, tuple[Callable[..., Tensor], dict[int, int]]] = {
-    aten.linear.default: (late_linear, {1: 2, 2: 1}),
-    aten.matmul.default: (late_matmul, {1: 2}),
-    aten.mm.default: (late_matmul, {1: 2}),
-    aten.addmm.default: (late_addmm, {2: 2, 0: 1}),
+_DEFERRING: dict[Any, tuple[Callable[..., Tensor], dict[int, int]]] = {
+    aten.linear.default: (deferring_linear, {1: 2, 2: 1}),
+    aten.matmul.default: (deferring_matmul, {1: 2}),
+    aten.mm.default: (deferring_matmul, {1: 2}),
+    aten.addmm.default: (deferring_addmm, {2: 2, 0: 1}),
 }
-"""operator -> its late form, and argument -> dimensions of those that must be parameters (or None)"""
-_FORMS = tuple(form for form, _ in _LATE.values())
+"""operator -> what takes its place, and argument -> dimensions of those that must be parameters (or None)"""
+_FORMS = tuple(form for form, _ in _DEFERRING.values())
 
 
-def compute_late_weights() -> None:
+def compute_deferred_weights() -> None:
     """Add what the backward pass of the last segment has left undone to its weights' gradients."""
-    add_late_weights(take_late_weights())
+    add_deferred_weights(take_deferred_weights())
 
 
-def take_late_weights() -> list[LateWeight]:
+def take_deferred_weights() -> list[DeferredWeightGradient]:
     """Return what the backward pass of the last segment has left undone: the caller's to add later."""
     taken = _left[:]
     _left.clear()
@@ -115,18 +115,18 @@ def take_late_weights() -> list[LateWeight]:
 
 
 @torch.no_grad()
-def add_late_weights(late: Sequence[LateWeight]) -> None:
+def add_deferred_weights(deferred: Sequence[DeferredWeightGradient]) -> None:
     """Add what was left undone to its weights' gradients."""
-    for one in late:
+    for one in deferred:
         one.compute()
 
 
-def forget_late_weights() -> None:
+def forget_deferred_weights() -> None:
     """Drop what a backward pass that failed has left."""
     _left.clear()
 
 
-def delay_weights(
+def defer_weights(
     segments: Sequence[Segment], leaves: Mapping[Name, int], regions: Sequence[Region], *, everywhere: bool
 ) -> None:
     """Let linear layers leave their weights for later.
@@ -144,26 +144,31 @@ def delay_weights(
             continue
         feeds = before is not None and any(crossing.collective.moves_backward for crossing in before.crossings)
         if everywhere or feeds:
-            _delay(segment, leaves)
+            _defer(segment, leaves)
 
 
-def count_delayed(segments: Sequence[Segment]) -> int:
-    """Return how many linear layers `delay_weights` has found."""
-    return sum(node.target in _FORMS for segment in segments for node in segment.module.graph.nodes)
+def deferred_in(segment: Segment) -> list[Name]:
+    """Return the linear layers of a segment whose weights' gradients `defer_weights` has deferred."""
+    return [node.name for node in segment.module.graph.nodes if node.target in _FORMS]
 
 
-def _delay(segment: Segment, leaves: Mapping[Name, int]) -> None:
-    found = [node for node in segment.module.graph.nodes if _has_late_form(node, leaves)]
+def count_deferred(segments: Sequence[Segment]) -> int:
+    """Return how many linear layers `defer_weights` has found."""
+    return sum(len(deferred_in(segment)) for segment in segments)
+
+
+def _defer(segment: Segment, leaves: Mapping[Name, int]) -> None:
+    found = [node for node in segment.module.graph.nodes if _can_defer(node, leaves)]
     for node in found:
-        node.target, _ = _LATE[node.target]
+        node.target, _ = _DEFERRING[node.target]
     if found:
         segment.module.recompile()
 
 
-def _has_late_form(node: fx.Node, leaves: Mapping[Name, int]) -> bool:
-    if node.target not in _LATE or node.kwargs:
+def _can_defer(node: fx.Node, leaves: Mapping[Name, int]) -> bool:
+    if node.target not in _DEFERRING or node.kwargs:
         return False
-    dimensions = _LATE[node.target][1]
+    dimensions = _DEFERRING[node.target][1]
     given = {place: node.args[place] for place in dimensions if place < len(node.args)}
     return all(value is None or _is_leaf(value, leaves, dimensions[place]) for place, value in given.items())
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from torch import fx, nn
 
+from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots
 from msrun.runtime.schedule.segments import Crossing, Segment
-from msrun.runtime.schedule.turns import backward_turns, forward_turns, join_turns
 from msrun.runtime.sharding.collective import Collective, Kind
 
 AXES = (0,)
@@ -36,12 +36,12 @@ MEGATRON = [
 
 
 def test_forward_turns_end_where_sums_are_waited_for_and_not_where_nothing_moves() -> None:
-    assert forward_turns(MEGATRON, set()) == [[0, 1], [2, 3], [4]]
+    assert forward_slots(MEGATRON, set()) == [[0, 1], [2, 3], [4]]
 
 
 def test_backward_turns_end_where_gradients_of_entered_values_are_waited_for() -> None:
     """Segment 2 writes norm2, whose gradient is summed; the way back of `whole` moves nothing."""
-    assert backward_turns(MEGATRON, set(), set()) == [[4, 3], [2, 1], [0]]
+    assert backward_slots(MEGATRON, set(), set()) == [[4, 3], [2, 1], [0]]
 
 
 def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
@@ -50,8 +50,8 @@ def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
         segment([], [], [("b", "gather", "c")]),
         segment(["c"], ["d"]),
     ]
-    assert forward_turns(chain, set()) == [[0], [1], [2]]
-    assert backward_turns(chain, set(), set()) == [[2, 1], [0]]
+    assert forward_slots(chain, set()) == [[0], [1], [2]]
+    assert backward_slots(chain, set(), set()) == [[2, 1], [0]]
 
 
 def test_data_that_nobody_waits_for_yet_ends_no_turn() -> None:
@@ -60,7 +60,7 @@ def test_data_that_nobody_waits_for_yet_ends_no_turn() -> None:
         segment(["b"], ["c"]),
         segment(["c", "far"], ["d"]),
     ]
-    assert forward_turns(late, set()) == [[0, 1], [2]]
+    assert forward_slots(late, set()) == [[0, 1], [2]]
 
 
 def test_other_copies_had_their_turn_since_an_earlier_turn_so_its_data_ends_none() -> None:
@@ -69,28 +69,28 @@ def test_other_copies_had_their_turn_since_an_earlier_turn_so_its_data_ends_none
         segment(["A"], ["c"]),
         segment(["B", "c"], ["d"]),
     ]
-    assert forward_turns(two, set()) == [[0], [1, 2]]
+    assert forward_slots(two, set()) == [[0], [1, 2]]
 
 
 def test_gathered_groups_are_used_by_all_copies_before_the_next_ones_come() -> None:
     layers = [segment(["x"], ["a"], new_groups=[0]), segment(["a"], ["b"], new_groups=[1]), segment(["b"], ["c"])]
-    assert forward_turns(layers, {0, 1}) == [[0], [1, 2]]
-    assert backward_turns(layers, {0, 1}, set()) == [[2, 1], [0]]
-    assert forward_turns(layers, set()) == [[0, 1, 2]], "parameters that are stored as they are used end no turn"
-    assert backward_turns(layers, set(), set()) == [[2, 1, 0]]
+    assert forward_slots(layers, {0, 1}) == [[0], [1, 2]]
+    assert backward_slots(layers, {0, 1}, set()) == [[2, 1], [0]]
+    assert forward_slots(layers, set()) == [[0, 1, 2]], "parameters that are stored as they are used end no turn"
+    assert backward_slots(layers, set(), set()) == [[2, 1, 0]]
 
 
 def test_a_recomputed_region_begins_a_turn_on_the_way_back() -> None:
-    assert backward_turns(MEGATRON, set(), {3}) == [[4], [3], [2, 1], [0]]
+    assert backward_slots(MEGATRON, set(), {3}) == [[4], [3], [2, 1], [0]]
 
 
 def test_a_program_of_nothing_has_no_turns() -> None:
-    assert forward_turns([], set()) == []
-    assert backward_turns([], set(), set()) == []
+    assert forward_slots([], set()) == []
+    assert backward_slots([], set(), set()) == []
 
 
 @pytest.mark.parametrize(
-    ("turns", "spans", "joined"),
+    ("slots", "spans", "joined"),
     [
         ([[0], [1], [2]], [range(3)], [[0, 1, 2]]),
         ([[0], [1], [2]], [range(1), range(1, 3)], [[0], [1, 2]]),
@@ -99,5 +99,5 @@ def test_a_program_of_nothing_has_no_turns() -> None:
         ([[0], [1]], [], [[0], [1]]),
     ],
 )
-def test_no_turn_ends_inside_a_span(turns: list[list[int]], spans: list[range], joined: list[list[int]]) -> None:
-    assert join_turns(turns, spans) == joined
+def test_no_turn_ends_inside_a_span(slots: list[list[int]], spans: list[range], joined: list[list[int]]) -> None:
+    assert join_slots(slots, spans) == joined

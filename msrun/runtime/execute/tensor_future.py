@@ -1,57 +1,26 @@
-"""Pending: a tensor on its way, whoever sends it; and the counter of what this process has put on the wire."""
+"""TensorFuture: a tensor that is still on its way, whoever sends it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from threading import Lock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.progress import begin_collective, waiting_in
+from msrun.runtime.progress import waiting_in
 
-
-class Traffic:
-    """Counts what this rank has put on the wire, and copied between host and device: number and bytes, by operation."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self._copying = Lock()
-
-    def add(self, name: str, value: Tensor) -> None:
-        """Count one collective."""
-        begin_collective()
-        self.calls[name] += 1
-        self.bytes[name] += value.numel() * value.element_size()
-
-    def add_copy(self, name: str, value: Tensor) -> None:
-        """Count one copy between the memories of the host and the device; in any thread."""
-        with self._copying:
-            self.calls[name] += 1
-            self.bytes[name] += value.numel() * value.element_size()
-
-    def reset(self) -> None:
-        """Start again at zero."""
-        self.calls.clear()
-        self.bytes.clear()
-
-
-traffic = Traffic()
-"""The counter of this process."""
 LOOK_EVERY = timedelta(seconds=2)
-on_message: list[Callable[[Pending], None]] = []
+on_message: list[Callable[[TensorFuture], None]] = []
 """Called when a message has been started."""
-on_wait: list[Callable[[Pending], None]] = []
+on_wait: list[Callable[[TensorFuture], None]] = []
 """Called when this process is about to use what a message brings."""
 on_long_wait: list[Callable[[], None]] = []
 """Called every `LOOK_EVERY` while this process waits in a collective; may raise."""
 
 
-class Pending:
+class TensorFuture:
     """A tensor that may still be on its way."""
 
     def __init__(

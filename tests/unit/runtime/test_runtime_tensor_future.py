@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from msrun.runtime.execute import pending as module
-from msrun.runtime.execute.pending import Pending, Traffic
+from msrun.runtime.execute import tensor_future as module
+from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.traffic import Traffic
 
 
 class Work:
@@ -40,7 +41,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_all_messages_are_waited_for_once_and_what_comes_of_them_is_made_once(looks: list[str]) -> None:
     works = [Work(), Work()]
-    value = Pending(torch.ones(2), works, lambda got: got + 1)  # type: ignore[arg-type]
+    value = TensorFuture(torch.ones(2), works, lambda got: got + 1)  # type: ignore[arg-type]
     for _ in range(2):
         assert value.wait().tolist() == [2.0, 2.0]
     assert [work.waits for work in works] == [[module.LOOK_EVERY]] * 2
@@ -49,7 +50,7 @@ def test_all_messages_are_waited_for_once_and_what_comes_of_them_is_made_once(lo
 
 def test_while_a_message_takes_long_it_is_looked_around(looks: list[str]) -> None:
     work = Work(long_waits=2)
-    Pending(torch.ones(2), work).wait()  # type: ignore[arg-type]
+    TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
     assert work.waits == [module.LOOK_EVERY] * 3
     assert looks == ["a", "b", "a", "b"]
 
@@ -60,13 +61,13 @@ def test_look_may_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "on_long_wait", [look])
     with pytest.raises(ValueError, match="rank 1 has gone"):
-        Pending(torch.ones(2), Work(long_waits=10**9)).wait()  # type: ignore[arg-type]
+        TensorFuture(torch.ones(2), Work(long_waits=10**9)).wait()  # type: ignore[arg-type]
 
 
 def test_message_that_has_failed_raises_what_it_failed_of(looks: list[str]) -> None:
     work = Work(error="connection closed by peer")
     with pytest.raises(RuntimeError, match="connection closed by peer"):
-        Pending(torch.ones(2), work).wait()  # type: ignore[arg-type]
+        TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
     assert work.waits == [module.LOOK_EVERY, None] and looks == []
 
 
@@ -76,7 +77,7 @@ def test_message_that_has_come_is_not_called_waited_for(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "waiting_in", waiting_in)
     work = Work(long_waits=-1)
-    Pending(torch.ones(2), work).wait()  # type: ignore[arg-type]
+    TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
     assert work.waits == [None]
     for value, shape, words in (
         (torch.ones(2, 3), None, "a sum, result 2x3"),
@@ -84,14 +85,14 @@ def test_message_that_has_come_is_not_called_waited_for(monkeypatch: pytest.Monk
         (torch.tensor(1.0), None, "a sum, result scalar"),
     ):
         with pytest.raises(AssertionError, match=words):
-            Pending(value, Work(), name="a sum", shape=shape).wait()  # type: ignore[arg-type]
+            TensorFuture(value, Work(), name="a sum", shape=shape).wait()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("value", "is_number"), [(torch.tensor(1.0), True), (torch.tensor(1), False), (torch.ones(1), False)]
 )
 def test_one_floating_point_number_on_the_host_may_come_later(value: torch.Tensor, is_number: bool) -> None:
-    assert Pending(value).is_number_on_host is is_number
+    assert TensorFuture(value).is_number_on_host is is_number
 
 
 def test_messages_are_counted_with_their_bytes_until_they_are_counted_anew() -> None:

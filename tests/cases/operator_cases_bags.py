@@ -1,0 +1,47 @@
+"""embedding_bag with the strategies that are legal for it, written down apart from the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812
+from operator_cases import OperatorCase
+from torch import Tensor
+
+EVERY_CASE_IN = 2
+ON_FOUR = ("bags-mean-padding", "bags-weighted", "bags-offsets-mean-padding")
+"""In a world of four these run only."""
+
+
+def _bags(rows: int | None = None, **settings: Any) -> Callable[..., Tensor]:
+    """Look up bags of equal length, which a matrix of indices makes, or those that offsets begin."""
+    if rows is None:
+        return lambda w, i, offsets: F.embedding_bag(i, w, offsets, **settings)
+    return lambda w, i, weights=None: F.embedding_bag(
+        i.reshape(rows, -1), w, per_sample_weights=None if weights is None else weights.reshape(rows, -1), **settings
+    )
+
+
+def _case_of_bags(
+    name: str, call: Callable[..., Tensor], labels: str, whole: str = "", classes: int = 8
+) -> OperatorCase:
+    kinds = {2: "fc", 3: "fco" if labels.startswith("ve,.") else "fcf"}[labels.count(",") + 1]
+    shapes = {"ve,b": ((24,),), "ve,b,.": ((24,), (24,)), "ve,.,b": ((20,), (8,)), "ve,.,.": ((20,), (9,))}[labels]
+    return OperatorCase(name, call, ((8, 4), *shapes), labels, whole, (0,), kinds, classes, on_eight=name in ON_FOUR)
+
+
+BINARY = [
+    _case_of_bags("bags", _bags(8, mode="sum"), "ve,b"),
+    _case_of_bags("bags-mean", _bags(8), "ve,b"),
+    _case_of_bags("bags-mean-padding", _bags(8, padding_idx=2), "ve,b", classes=4),
+    _case_of_bags("bags-max", _bags(8, mode="max"), "ve,b", "v"),
+    _case_of_bags("bags-by-frequency", _bags(8, mode="sum", scale_grad_by_freq=True), "ve,b", "vb"),
+    _case_of_bags("bags-weighted", _bags(8, mode="sum"), "ve,b,."),
+    _case_of_bags("bags-offsets", _bags(mode="sum"), "ve,.,b"),
+    _case_of_bags("bags-offsets-mean-padding", _bags(padding_idx=1), "ve,.,b", classes=4),
+    _case_of_bags("bags-offsets-max", _bags(mode="max"), "ve,.,b", "v"),
+    _case_of_bags("bags-offsets-with-end", _bags(mode="sum", include_last_offset=True), "ve,.,."),
+]
+"""Operators that take a strategy."""
+UNARY: list[OperatorCase] = []

@@ -31,6 +31,7 @@ from msrun.runtime import (
     save_checkpoint,
     value_and_grad,
 )
+from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.execute.pending import traffic
 
 Result = dict[str, Any]
@@ -265,6 +266,36 @@ def sparse_layers_cut_by_the_user_train_as_in_one_process() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         assert_same(step, right)
+
+
+@case
+def a_cache_changes_no_bit() -> None:
+    """Each row is copied once for all lookups between two steps that change it."""
+    ways = (("semi_auto", "LazyAdam"), *(("data_parallel", name) for name in ("FTRL", "SGD", "Adagrad", "SparseAdam")))
+    for mode, name in ways:
+        step, network, _ = pair(lookup("batch_slice", vocab_cache_size=6), mode)
+        other, plain, _ = pair(lookup("batch_slice"), mode)
+        optimizers = [OPTIMIZERS[name](one.parameters()) for one in (network, plain)]
+        for seed in range(STEPS):
+            indices, x, y = own(batch(seed, size=4))
+            with torch.no_grad():
+                assert torch.equal(network(indices, x), plain(indices, x))
+            assert torch.equal(step(indices, x, y), other(indices, x, y))
+            for one in (step, other):
+                one(indices, x, y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if seed == 0:
+                with torch.no_grad():
+                    for weight in (network.table.embedding_table, plain.table.embedding_table):
+                        weight.mul_(2)  # type: ignore[operator]
+        assert torch.equal(network.table.embedding_table, plain.table.embedding_table)  # type: ignore[arg-type]
+        cache = network.table.cache
+        assert isinstance(cache, RowCache)
+        assert cache.hits > cache.misses > 0, (mode, name, cache)
+        assert cache.copied_bytes == cache.misses * WIDTH * 8
+        assert cache.nbytes == 6 * WIDTH * 8
 
 
 @case

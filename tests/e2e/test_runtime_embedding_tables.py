@@ -25,6 +25,7 @@ FAST = [
     "table_column_slice/data_parallel/SGD",
     "field_slice/data_parallel/LazyAdam",
     "sparse_embedding_layers_train_as_in_one_process",
+    "a_cache_changes_no_bit",
     "an_empty_batch_on_one_rank_is_none_for_the_others",
     "all_indices_beyond_the_table_give_zeros_and_no_gradient",
     "every_row_travels_once",

@@ -211,6 +211,28 @@ def stale() -> Result:
     return {"furthest": furthest}
 
 
+def cached(staleness: int) -> Result:
+    """All ranks look one row up in every step; its value says how many steps it has."""
+    set_ps_context(staleness=staleness, vocab_cache_size=2)
+    table = nn.Embedding(5, 1).double()
+    set_param_ps(table)
+    set_ps_context(staleness=0, vocab_cache_size=0)
+    nn.init.zeros_(table.weight)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    lacking = []
+    for step in range(STALE_STEPS):
+        dist.barrier()  # the gradients of all steps before have come
+        for _ in range(2):
+            values = table(torch.tensor([3, 4, 3]))
+        lacking.append(step + int(values[0]))
+        values[:1].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    cache = table.cache
+    return {"lacking": lacking, "counts": [cache.hits, cache.misses, cache.copied_bytes]}  # type: ignore[union-attr]
+
+
 def refused() -> Result:
     """Return what each wrong use is answered with."""
     network = Network()
@@ -286,6 +308,8 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
         "step function": step_function,
         "accumulated": accumulated,
         "stale": stale,
+        "cached/0": lambda: cached(0),
+        "cached/3": lambda: cached(STALENESS),
         "refused": refused,
     }
     return {name: with_servers(case) for name, case in found.items()}

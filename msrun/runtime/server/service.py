@@ -6,7 +6,7 @@
     configure {shard, optimizer, group}                        every worker, before its first gradient
     numbers {shard, numbers, names} [tensors]                  of the optimizer's state
     step {pushes: [[shard, how, group]], groups, pulls: [shard]} [gradients]   -> [values of the shards pulled]
-    rows {shard} [row numbers]                                 -> [values]
+    rows {shard} [row numbers]                                 -> {version} [values]
     read {shard, field, begin, end}                            -> [values]
     state {shard}                                              -> {shaped, dtypes, numbers, names} [tensors]
 
@@ -163,7 +163,11 @@ class Service:
 
     def _rows(self, rank: int, message: Message) -> Message | None:
         shard = self._find(message.fields["shard"])
-        self._later(rank, [shard], lambda: Message(DONE, {}, [shard.read_rows(message.tensors[0])]))
+
+        def reply() -> Message:
+            return Message(DONE, {"version": shard.version}, [shard.read_rows(message.tensors[0])])
+
+        self._later(rank, [shard], reply)
         return None
 
     def _read(self, rank: int, message: Message) -> Message | None:

@@ -26,6 +26,7 @@ from msrun.runtime.sharding.operators.rule import (
     LocalBuilder,
     OperatorCall,
     Rule,
+    operator_call,
     sizes_of,
     summed_axes,
 )
@@ -42,9 +43,10 @@ class EmbeddingBag(Rule):
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels v, e and b: that of the indices when bags are of equal length, else of the offsets."""
-        if call.argument("sparse", default=False):
+        counts_rows = bool(call.argument("scale_grad_by_freq", default=False))  # of the whole batch
+        if counts_rows and call.argument("sparse", default=False):
             raise CaptureError(
-                "embedding_bag(sparse=True): sparse gradients do not travel through a captured graph; use sparse=False"
+                "embedding_bag(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both"
             )
         table, _, offsets, *weights = call.shapes
         bags, *rest = call.output_shapes
@@ -54,7 +56,7 @@ class EmbeddingBag(Rule):
         inputs = ((ROWS, "e"), of_index, of_offsets, *(of_index for _ in weights))
         sizes = {**sizes_of(((ROWS, "e"), table)), BAGS: bags[0]}
         whole: set[str] = set()
-        if call.argument("scale_grad_by_freq", default=False):  # counts the indices of the whole batch
+        if counts_rows:
             whole |= {ROWS, BAGS}
         if _MODES[call.argument("mode", 0)] == "max":
             whole.add(ROWS)
@@ -94,6 +96,7 @@ class EmbeddingBag(Rule):
             mode=_MODES[call.argument("mode", 0)],
             has_end=bool(call.argument("include_last_offset", default=False)),
             padding_idx=call.argument("padding_idx"),
+            sparse=bool(call.argument("sparse", default=False)),
         )
         return build.pack({0: build.sum_over(found, summed_axes(form, split))})
 
@@ -111,6 +114,14 @@ def _reads_more(node: fx.Node) -> bool:
     return any(user.users and user.args[1] != 0 for user in node.users)
 
 
+def bags_sparsely(node: fx.Node) -> bool:
+    """Return whether a local operator is an embedding_bag whose table gets a gradient of rows alone."""
+    if node.target is bag_own_rows:
+        return bool(node.kwargs["sparse"])
+    is_torchs = node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+    return is_torchs and bool(operator_call(node).argument("sparse"))
+
+
 def bag_own_rows(
     table: Tensor,
     index: Tensor,
@@ -126,6 +137,7 @@ def bag_own_rows(
     mode: str,
     has_end: bool,
     padding_idx: int | None,
+    sparse: bool,
 ) -> Tensor:
     """Return this rank's bags of its rows, (count, e): a part of the sum over the axes that cut the rows.
 
@@ -135,6 +147,7 @@ def bag_own_rows(
         size: rows of the whole table.
         count: bags of this rank.
         has_end: the last offset is the end of the last bag.
+        sparse: the gradient has the rows that are looked up here and no others.
     """
     begins = offsets if has_end else torch.cat([offsets, offsets.new_full((1,), index.shape[0])])
     if bags:
@@ -142,15 +155,22 @@ def bag_own_rows(
     if not rows:
         return F.embedding_bag(
             index, table, begins, mode=mode, per_sample_weights=weights, include_last_offset=True,
-            padding_idx=padding_idx,
+            padding_idx=padding_idx, sparse=sparse,
         )  # fmt: skip
     local, is_elsewhere = own_rows(index, place, mesh_shape, rows, table.shape[0], size)
     is_left_out = is_elsewhere if padding_idx is None else is_elsewhere | (index == padding_idx)
     shares = table.new_ones(index.shape) if weights is None else weights
     if mode == "mean":
         shares = shares / _sizes_of_bags(index, begins, padding_idx).to(table.dtype)
-    shares = shares.masked_fill(is_left_out, 0)
-    return F.embedding_bag(local, table, begins, mode="sum", per_sample_weights=shares, include_last_offset=True)
+    if sparse and not isinstance(index, FakeTensor):  # of which nobody knows how many rows lie here
+        kept = (~is_left_out).nonzero().squeeze(1)
+        begins = torch.searchsorted(kept, begins)
+        local, shares = local.index_select(0, kept), shares.index_select(0, kept)
+    else:
+        shares, sparse = shares.masked_fill(is_left_out, 0), False
+    return F.embedding_bag(
+        local, table, begins, mode="sum", per_sample_weights=shares, include_last_offset=True, sparse=sparse
+    )
 
 
 def _own_bags(

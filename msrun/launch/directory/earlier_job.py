@@ -15,10 +15,11 @@ from msrun.launch.directory.job_record import parse_plan, read_bytes
 def remove_earlier_job(log_dir: Path, keep: Collection[str]) -> None:
     """Remove the logs of the job whose `plan.json` is in the directory, but for names that the next job has too.
 
-    Only plain files go, and only those that the plan, or one of its attempts on other hosts, lists as the log of a worker (`worker_3.log`) or of a parameter
-    server (`server_1.log`), those of their earlier attempts (`worker_3.attempt_0.log`), what was rotated of a worker's
-    (`worker_3.log.1`), the same of the scheduler, `msrun.log`, and the trace with its parts. Without a readable plan
-    nothing goes. The lock of the directory has to be held.
+    Only plain files go, and only those that the plan, or that of an attempt on other hosts (`plan.attempt_0.json`),
+    lists as the log of a worker (`worker_3.log`) or of a parameter server (`server_1.log`), those of their earlier
+    attempts (`worker_3.attempt_0.log`), what was rotated of a worker's (`worker_3.log.1`), the same of the scheduler,
+    `msrun.log`, the trace with its parts, and plans of attempts. Without a readable plan nothing goes. The lock of the
+    directory has to be held.
 
     Raises:
         OSError: a file cannot be removed.

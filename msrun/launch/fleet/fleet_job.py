@@ -142,9 +142,7 @@ class FleetRun:
         return self._spec.first_attempt + self._record.restarts
 
     def set_logs_aside(self) -> None:
-        """Rename the logs of an attempt after which the job goes on elsewhere; nothing writes to them any more.
-
-        The plan of the attempt stays beside them: it names the ranks that the job may have no more.
+        """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
 
         Raises:
             ClusterError: one cannot be renamed.

@@ -198,6 +198,11 @@ def trace_file_name(global_rank: int) -> str:
     return f"trace_{global_rank}.jsonl"
 
 
+def attempt_plan_name(attempt: int) -> str:
+    """Return where the plan of an attempt on other hosts is kept: `plan.attempt_0.json`."""
+    return f"{PLAN_JSON.removesuffix('.json')}.attempt_{attempt}.json"
+
+
 def attempt_log_name(log_name: str, attempt: int) -> str:
     """Return where the log of an earlier attempt is kept: `worker_3.attempt_0.log` for `worker_3.log`."""
     return f"{log_name.removesuffix('.log')}.attempt_{attempt}.log"

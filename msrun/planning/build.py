@@ -29,7 +29,7 @@ from msrun.planning.placement.threads import (
 )
 from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.settings import settings_note
-from msrun.planning.spec import LaunchSpec, StartMethod, is_loopback
+from msrun.planning.spec import LaunchSpec, StartMethod, check_server_logs, is_loopback
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
@@ -218,6 +218,7 @@ def worker_plan(
     device_id, bound, rank = devices.device_ids[index], binding.workers[index], seat.ranks[index]
     env = rank_environment(global_rank=rank, local_rank=index, node_rank=seat.node_rank, device_id=device_id)
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
+    check_server_logs(stem, spec.server_num)
     return WorkerPlan(
         global_rank=rank,
         local_rank=index,

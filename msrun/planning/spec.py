@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.forwarded import check_patterns
@@ -170,6 +171,7 @@ def check_spec(spec: LaunchSpec) -> None:
     check_patterns(spec.forward_env)
     check_ssh_settings(spec.ssh)
     _check_log_name(spec.worker_log_name)
+    check_server_logs(spec.worker_log_name, spec.server_num)
     check_log_rotation(spec.log_max_bytes, spec.log_keep)
     if spec.grace_s < 0:
         raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
@@ -271,8 +273,6 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 def check_env(name: str, value: str) -> None:
     """Refuse what cannot be an environment variable, and what is msrun's own to set."""
-    from msrun import contract
-
     if not _ENV_NAME.match(name):
         raise UsageError(f"--env {name}: not a variable name; letters, digits and _ only, not starting with a digit")
     if "\0" in value:
@@ -288,6 +288,19 @@ def _check_log_name(stem: str) -> None:
     if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
         raise UsageError(
             f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
+        )
+
+
+def check_server_logs(stem: str, server_num: int) -> None:
+    """Refuse a name of workers' logs that is that of parameter servers' logs.
+
+    Raises:
+        UsageError: it is.
+    """
+    if server_num and contract.worker_log_name(stem, 0) == f"{contract.server_name(0)}.log":
+        raise UsageError(
+            f"--worker_log_name {stem}: the parameter servers of --server_num {server_num} have logs of this name; "
+            "give another one"
         )
 
 

@@ -24,6 +24,7 @@ from msrun.runtime import (
     set_ps_context,
     value_and_grad,
 )
+from msrun.runtime.server.connection import _open_all
 
 Result = dict[str, Any]
 ROWS, STEPS, BATCH = 41, 6, 8
@@ -211,6 +212,53 @@ def stale() -> Result:
     return {"furthest": furthest}
 
 
+def shared(kind: str) -> Result:
+    """Bodies of messages that are large enough to lie in memory that workers and servers share."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Embedding(5000, 8, sparse=kind == "lazy"), nn.Flatten(), nn.Linear(16, 1)).double()
+
+    network, expected = build(), build()
+    set_param_ps(network)
+    optimizers = [OPTIMIZERS[kind](one.parameters()) for one in (network, expected)]
+    call = AutoParallel(network, "data_parallel")
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(0, 5000, (2000, 2), generator=generator)
+        if step == 2:  # every row once, on every rank
+            rows = torch.randperm(5000, generator=generator)[:4000].view(2000, 2)
+        call(mine(rows)).square().mean().backward()
+        expected(rows).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    places = [connection._shared is not None for connection in _open_all()]
+    return {"weights": distance(network, expected), "places": places}
+
+
+def cached(staleness: int) -> Result:
+    """All ranks look one row up in every step; its value says how many steps it has."""
+    set_ps_context(staleness=staleness, vocab_cache_size=2)
+    table = nn.Embedding(5, 1).double()
+    set_param_ps(table)
+    set_ps_context(staleness=0, vocab_cache_size=0)
+    nn.init.zeros_(table.weight)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    lacking = []
+    for step in range(STALE_STEPS):
+        dist.barrier()  # the gradients of all steps before have come
+        for _ in range(2):
+            values = table(torch.tensor([3, 4, 3]))
+        lacking.append(step + int(values[0]))
+        values[:1].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    cache = table.cache
+    return {"lacking": lacking, "counts": [cache.hits, cache.misses, cache.copied_bytes]}  # type: ignore[union-attr]
+
+
 def refused() -> Result:
     """Return what each wrong use is answered with."""
     network = Network()
@@ -286,6 +334,10 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
         "step function": step_function,
         "accumulated": accumulated,
         "stale": stale,
+        "shared/sgd": lambda: shared("sgd"),
+        "shared/lazy": lambda: shared("lazy"),
+        "cached/0": lambda: cached(0),
+        "cached/3": lambda: cached(STALENESS),
         "refused": refused,
     }
     return {name: with_servers(case) for name, case in found.items()}

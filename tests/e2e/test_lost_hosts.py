@@ -96,6 +96,11 @@ def test_host_that_fails_twice_is_left_out_and_the_others_go_on(rehearsals: Rehe
     ended = job.finish()
     assert ended.code == 0, ended.stderr
     assert "starting again on host0, host2; left out, failed 2 times: host1\n" in ended.stderr
+    assert {path.name for path in ended.log_dir.glob("worker_2*")} == {
+        "worker_2.attempt_0.log",
+        "worker_2.attempt_1.log",
+    }
+    assert len(json.loads((ended.log_dir / "plan.attempt_1.json").read_text())["hosts"]) == 3
     rehearsals.runner.prove_nothing_left()
 
 

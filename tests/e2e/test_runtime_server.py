@@ -19,7 +19,8 @@ DEADLINE_S = 150.0
 EXACT = 1e-12
 CASES = list(mode_servers.cases(2))
 FAST = ("adam/all", "sgd/table", "lazy/table", "resumed/adam/file", "resumed/lazy/again", "step function")
-TABLE = CaseTable(CASES, (*FAST, "accumulated", "stale", "refused"), key=lambda case: case)
+OTHERS = ("accumulated", "stale", "cached/0", "cached/3", "shared/sgd", "shared/lazy", "refused")
+TABLE = CaseTable(CASES, (*FAST, *OTHERS), key=lambda case: case)
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""
 
@@ -56,7 +57,7 @@ def worst(outcome: Outcome) -> float:
     return max(difference for rank in outcome for difference in rank.values())
 
 
-@TABLE.parametrize("case", [(name,) for name in CASES if "/" in name and not name.startswith("resumed/")])
+@TABLE.parametrize("case", [(name,) for name in CASES if name.endswith(("/all", "/table"))])
 def test_synchronous_training_is_that_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
     assert worst(outcomes(case)) < EXACT
 
@@ -93,6 +94,24 @@ def test_step_functions_and_several_backward_passes_train_as_one_process(
 
 def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: Callable[..., Outcome]) -> None:
     assert [rank["furthest"] for rank in outcomes("stale")] == [0, mode_servers.STALENESS]
+
+
+@TABLE.parametrize("case", [("shared/sgd",), ("shared/lazy",)])
+def test_large_messages_lie_in_shared_memory_and_change_nothing(outcomes: Callable[..., Outcome], case: str) -> None:
+    for rank in outcomes(case):
+        assert rank["weights"] < EXACT
+        assert rank["places"] == [True, True]
+
+
+@TABLE.parametrize("case", [("cached/0",), ("cached/3",)])
+def test_worker_keeps_rows_while_they_lack_no_more_steps_than_allowed(
+    outcomes: Callable[..., Outcome], case: str
+) -> None:
+    allowed, steps = int(case[-1]), mode_servers.STALE_STEPS
+    pulled = 2 * steps // (allowed + 1)
+    for rank in outcomes(case):
+        assert rank["lacking"] == [step % (allowed + 1) for step in range(steps)]
+        assert rank["counts"] == [4 * steps - pulled, pulled, pulled * 8]
 
 
 ANSWERS = {

@@ -142,21 +142,25 @@ class FleetRun:
         return self._spec.first_attempt + self._record.restarts
 
     def set_logs_aside(self) -> None:
-        """Rename the logs of an attempt after which the job goes on elsewhere; nothing writes to them any more.
+        """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
 
         Raises:
             ClusterError: one cannot be renamed.
         """
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        names = [Path(worker.log_path).name for host in self._hosts.values() for worker in host.workers]
-        for name in [*names, *traces, contract.SCHEDULER_LOG]:
-            path = self._spec.log_dir / name
-            kept = path.with_name(contract.attempt_log_name(name, self.restarts))
-            try:
+        hosts = self._hosts.values()
+        names = [Path(log.log_path).name for host in hosts for log in (*host.workers, *host.servers)]
+        kept = self._spec.log_dir / contract.attempt_plan_name(self.restarts)
+        try:
+            if self._plan is not None:
+                write_private(kept, json.dumps(self._plan.to_json(), indent=2) + "\n")
+            for name in [*names, *traces, contract.SCHEDULER_LOG]:
+                path = self._spec.log_dir / name
+                kept = path.with_name(contract.attempt_log_name(name, self.restarts))
                 if path.exists():
                     rename_log(str(path), str(kept))
-            except OSError as error:
-                raise ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})") from None
+        except OSError as error:
+            raise ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})") from None
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {

@@ -14,8 +14,10 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.embedding.initial_values import check_init, fill_part
+from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.embedding.row_lookup import RowLookup
 from msrun.runtime.embedding.slices import TableSlices, build_slices
+from msrun.runtime.embedding.table_cache import TableCache
 from msrun.runtime.nn.deferred_init import fill_when_made
 from msrun.runtime.nn.mapped_tensors import map_file, note_file
 from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
@@ -50,7 +52,8 @@ class EmbeddingLookup(nn.Module):
         manual_shapes: rows of every field, for "field_slice".
         max_norm: rows that are longer (2-norm) are scaled to it when they are looked up; the table stays.
         sparse: whether the gradient is one of rows; needed by target="CPU".
-        vocab_cache_size: 0; no other number is supported.
+        vocab_cache_size: how many rows of a table on the host are also kept on the device, those looked up last; a row
+            is copied again only when it has changed. `cache` counts. 0: none. The table has to be whole on every rank.
         dtype: of the table; None: torch's default.
         storage: a path: the table, and what msrun's LazyAdam and FTRL keep of it, are memory-mapped files of this name
             and the rank, made anew; None: memory. For tables larger than the host's memory.
@@ -77,7 +80,8 @@ class EmbeddingLookup(nn.Module):
         storage: str | None = None,
     ) -> None:
         super().__init__()
-        _check(vocab_size, embedding_size, target, max_norm, sparse, vocab_cache_size)
+        _check(vocab_size, embedding_size, max_norm)
+        _check_place(target, sparse, vocab_cache_size)
         self.vocab_size, self.embedding_size = vocab_size, embedding_size
         self.target, self.slice_mode, self.sparse = target, slice_mode, sparse
         self.max_norm = None if max_norm is None else float(max_norm)
@@ -93,7 +97,15 @@ class EmbeddingLookup(nn.Module):
         self.embedding_table = nn.Parameter(part)
         if file is not None:
             note_file(self.embedding_table, file)
-        self._rows = RowLookup(slices, is_sparse=sparse)
+        if vocab_cache_size and slices.dimension is not None:
+            raise StrategyError(
+                f"EmbeddingLookup(vocab_cache_size={vocab_cache_size}, slice_mode={slice_mode!r}) on {ranks} ranks: "
+                'rows of other ranks cannot be kept here; give vocab_cache_size=0 or slice_mode="batch_slice"'
+            )
+        cache = TableCache(vocab_size, vocab_cache_size) if vocab_cache_size else None
+        if cache is not None:
+            cache.watch(self.embedding_table)
+        self._rows = RowLookup(slices, is_sparse=sparse, cache=cache)
         self._mesh = build_mesh(ranks)
         if ranks > 1 and (sparse or slices.dimension is not None):
             self._place(slices, rank)
@@ -138,19 +150,32 @@ class EmbeddingLookup(nn.Module):
     def _look_up(self, indices: Tensor) -> Tensor:
         if marked_calls.MSRUN_CAPTURING:
             return OPERATOR(self.embedding_table, indices, self._rows.number)
+        if self._rows.cache is not None:  # of a copy of this module, the parameter is another one
+            self._rows.cache.watch(self.embedding_table)
         if world.get_group_size() == 1 or runs_alone.get():
             return self._rows.run_alone(self.embedding_table, indices)
         return self._rows.run_with_others(self.embedding_table, indices, self._mesh)
+
+    @property
+    def cache(self) -> RowCache | None:
+        """The rows on the device, with its `hits`, `misses` and `copied_bytes`; None without vocab_cache_size."""
+        return None if self._rows.cache is None else self._rows.cache.rows
 
     def extra_repr(self) -> str:
         """Return the settings for `print`."""
         return f"{self.vocab_size}, {self.embedding_size}, target={self.target!r}, slice_mode={self.slice_mode!r}"
 
 
-def _check(vocab_size: Any, embedding_size: Any, target: Any, max_norm: Any, sparse: Any, cache: Any) -> None:
+def _check(vocab_size: Any, embedding_size: Any, max_norm: Any) -> None:
     for name, value in (("vocab_size", vocab_size), ("embedding_size", embedding_size)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise StrategyError(f"EmbeddingLookup({name}={value!r}): must be a whole number above 0")
+    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
+    if max_norm is not None and not is_number:
+        raise StrategyError(f"EmbeddingLookup(max_norm={max_norm!r}): must be a number above 0, or None")
+
+
+def _check_place(target: Any, sparse: Any, cache: Any) -> None:
     if not isinstance(sparse, bool):
         raise StrategyError(f"EmbeddingLookup(sparse={sparse!r}): must be True or False")
     if target not in ("CPU", "DEVICE"):
@@ -159,11 +184,13 @@ def _check(vocab_size: Any, embedding_size: Any, target: Any, max_norm: Any, spa
         )
     if not sparse and target == "CPU":
         raise StrategyError("When target is CPU, embedding_lookup must be sparse.")
-    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
-    if max_norm is not None and not is_number:
-        raise StrategyError(f"EmbeddingLookup(max_norm={max_norm!r}): must be a number above 0, or None")
-    if cache != 0:
-        raise StrategyError(f"EmbeddingLookup(vocab_cache_size={cache!r}): a cache is not supported; give 0")
+    if type(cache) is not int or cache < 0:
+        raise StrategyError(f"EmbeddingLookup(vocab_cache_size={cache!r}): must be a whole number, 0 or more")
+    if cache and target == "DEVICE":
+        raise StrategyError(
+            f'EmbeddingLookup(vocab_cache_size={cache}, target="DEVICE"): the whole table is on the device; give 0, or '
+            'target="CPU"'
+        )
 
 
 def _make_table(place: tuple[slice, slice], dtype: torch.dtype, device: torch.device, file: Path | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from msrun.runtime import world
 from msrun.runtime.embedding.exchange import Requests
 from msrun.runtime.embedding.row_source import look_up
 from msrun.runtime.embedding.slices import TableSlices
+from msrun.runtime.embedding.table_cache import TableCache
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import row_gradient, start_row_sum
 from msrun.runtime.groups import axes_group
@@ -40,17 +42,19 @@ class RowLookup:
 
     Args:
         is_sparse: the gradient is one of rows; else a whole one of this rank's part.
+        cache: of rows of a whole table, on the device of the indices; None: there is none.
     """
 
-    def __init__(self, slices: TableSlices, *, is_sparse: bool) -> None:
+    def __init__(self, slices: TableSlices, *, is_sparse: bool, cache: TableCache | None = None) -> None:
         self.slices = slices
         self.width = slices.width
         self.cut_dimension = slices.dimension
         self.is_sparse = is_sparse
+        self.cache = cache
         self.number = number_lookup(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowLookup:
-        return RowLookup(self.slices, is_sparse=self.is_sparse)
+        return RowLookup(self.slices, is_sparse=self.is_sparse, cache=copy.deepcopy(self.cache, memo))
 
     def check(self, index: Tensor) -> None:
         """Refuse what cannot be looked up, whatever its values.
@@ -120,7 +124,10 @@ class _Part:
         return rows
 
     def fetch(self, rows: Tensor) -> Tensor:
+        device = rows.device
         rows = rows.to(self._part.device)
+        if self._lookup.cache is not None:
+            return self._lookup.cache.fetch(self._part, rows, device)
         if self._ways.group is None:
             return self._part.index_select(0, rows)
         self._requests = Requests(self._lookup.slices, rows, self._ways.group)

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from msrun.runtime.execute.plain_tensors import plain
-from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.optim.host_gradients import held_gradient
 from msrun.runtime.optim.host_weights import (
     HOST,
@@ -26,6 +25,7 @@ from msrun.runtime.optim.host_weights import (
     wide_room,
     wide_type,
 )
+from msrun.runtime.optim.named_rows import changed_rows
 
 CHUNK_BYTES = 1 << 20
 """Gradients of so many bytes are brought to the host while others are stepped; of whole parameters, so that all ranks
@@ -172,7 +172,7 @@ class _Chunk:
     def finish(self) -> None:
         """Give the weights back to the device and the state to the optimizer."""
         for parameter, stepped, on_host in self._stepped:
-            self._weights.give(parameter, stepped, _changed_rows(self._optimizer, stepped), on_host=on_host)
+            self._weights.give(parameter, stepped, changed_rows(self._optimizer, self.group, stepped), on_host=on_host)
             stepped.grad = None
             own = self._state.pop(stepped, {})
             if self._weights.keeps and is_narrow(parameter):
@@ -208,10 +208,3 @@ def _fused(group: dict[str, Any]) -> dict[str, Any]:
     """Return settings that let torch step with its fused kernels of the CPU, where it has them."""
     is_free = group.get("fused", False) is None and not group.get("foreach") and not group.get("differentiable")
     return {"fused": True, "foreach": False} if is_free and not isinstance(group.get("lr"), Tensor) else {}
-
-
-def _changed_rows(optimizer: Optimizer, stepped: Tensor) -> Tensor | None:
-    """Return the rows that a step has changed, where it changes those of a sparse gradient alone."""
-    gradient = stepped.grad
-    is_lazy = isinstance(optimizer, torch.optim.SparseAdam) or getattr(optimizer, "changes_named_rows", False)
-    return coalesced(gradient).indices()[0] if gradient is not None and gradient.is_sparse and is_lazy else None

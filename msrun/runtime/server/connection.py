@@ -11,7 +11,7 @@ from msrun import contract
 from msrun.errors import ParallelError, WorldError
 from msrun.runtime import world
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.server.frames import ERROR, FrameError, FrameReader, Message, encode
+from msrun.runtime.server.frames import DONE, ERROR, FrameError, FrameReader, Message, body_bytes, encode
 from msrun.runtime.server.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
@@ -21,6 +21,7 @@ from msrun.runtime.server.handshake import (
     new_nonce,
 )
 from msrun.runtime.server.meeting import find_addresses
+from msrun.runtime.server.shared_body import LEAST_BYTES, MOST_BYTES, SHARE, SharedBody, offer
 
 CONNECT_S = 60.0
 
@@ -50,6 +51,10 @@ class Connection:
         except (OSError, EOFError, NotProved) as error:
             raise WorldError(f"{self._name}: {error or 'it has closed the connection'}") from None
         self._reader = FrameReader()
+        self._shared: SharedBody | None = None
+        self._may_share = self._stream.getpeername()[0] == self._stream.getsockname()[0]  # on one machine
+        self._most_bytes = 0
+        """Of a body so far, in either direction, that went through the socket."""
 
     def _receive(self, count: int) -> bytes:
         data = b""
@@ -66,8 +71,9 @@ class Connection:
         Raises:
             WorldError: the server has gone.
         """
+        shared = self._find_room(body_bytes(message))
         try:
-            pieces = encode(message)
+            pieces = encode(message) if shared is None else encode(message, shared.requests, shared.next_request())
             while pieces:
                 sent = self._stream.sendmsg(pieces[:64])
                 while sent:
@@ -95,7 +101,29 @@ class Connection:
                 message = self._reader.advance(count)
             except (OSError, FrameError) as error:
                 raise self._lost(str(error)) from None
+        if not message.is_lent:
+            self._most_bytes = max(self._most_bytes, body_bytes(message))
         return message
+
+    def _find_room(self, size: int) -> SharedBody | None:
+        """Return where a body of this size is put for the server to see; None: it is sent."""
+        wanted = max(size, self._most_bytes)
+        known = 0 if self._shared is None else self._shared.size
+        if self._may_share and max(known, LEAST_BYTES) < wanted <= MOST_BYTES:
+            self._share(wanted)
+        if self._shared is None or not LEAST_BYTES <= size <= self._shared.size:
+            return None
+        return self._shared
+
+    def _share(self, wanted: int) -> None:
+        """Offer memory to the server; where it cannot open it, bodies go on through the socket."""
+        self._may_share = False  # until it has
+        descriptor, size, fields = offer(wanted)
+        self.send(Message(SHARE, fields))
+        self._may_share = self.receive().kind == DONE
+        shared = SharedBody(descriptor, size)
+        if self._may_share:
+            self._shared, self._reader.room = shared, shared.reply
 
     def _lost(self, reason: str) -> WorldError:
         return WorldError(f"{self._name} is lost ({reason}): its log says why")
@@ -116,6 +144,8 @@ def _open_all() -> list[Connection]:
 
 def ask(requests: Mapping[int, Message]) -> dict[int, Message]:
     """Send a request to each of some servers, and return their replies.
+
+    Tensors of a reply may be in memory that the next request to the same server gives back.
 
     Raises:
         WorldError: a server has gone.

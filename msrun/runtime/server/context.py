@@ -6,7 +6,7 @@ from typing import Any
 
 from msrun.errors import UsageError, near_miss
 
-_DEFAULTS: dict[str, Any] = {"enable_ps": False, "staleness": 0}
+_DEFAULTS: dict[str, Any] = {"enable_ps": False, "staleness": 0, "vocab_cache_size": 0}
 _ELSEWHERE = {
     "config_file_path": "msrun's options take its place",
     "scheduler_manage_port": "msrun --status shows the job",
@@ -23,7 +23,10 @@ def set_ps_context(**words: Any) -> None:
 
     Args:
         words: `enable_ps`, True or False. `staleness` (not in MindSpore): how many steps a worker may be ahead of the
-            slowest one; 0, the default, trains as one process does. It holds for the `set_param_ps` that follow.
+            slowest one; 0, the default, trains as one process does. `vocab_cache_size` (in MindSpore a setting of its
+            EmbeddingLookup): how many rows of each table a worker keeps beside its device, those looked up last; it
+            pulls a row again when steps that it may not lack have been made since. 0, the default: none. The last two
+            hold for the `set_param_ps` that follow.
 
     Raises:
         UsageError: an unknown word, or a value out of its range.
@@ -34,8 +37,8 @@ def set_ps_context(**words: Any) -> None:
         _check_word("set_ps_context", word)
         if word == "enable_ps" and not isinstance(value, bool):
             raise UsageError(f"set_ps_context(enable_ps={value!r}): must be True or False")
-        if word == "staleness" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise UsageError(f"set_ps_context(staleness={value!r}): must be a whole number, 0 or more")
+        if word in ("staleness", "vocab_cache_size") and (type(value) is not int or value < 0):
+            raise UsageError(f"set_ps_context({word}={value!r}): must be a whole number, 0 or more")
     _chosen.update(words)
 
 
@@ -57,5 +60,5 @@ def reset_ps_context() -> None:
 def _check_word(function: str, word: str) -> None:
     if word not in _DEFAULTS:
         raise UsageError(
-            f"{function}({word!r}): unknown word{near_miss(word, _DEFAULTS)}; known are enable_ps, staleness"
+            f"{function}({word!r}): unknown word{near_miss(word, _DEFAULTS)}; known are {', '.join(_DEFAULTS)}"
         )

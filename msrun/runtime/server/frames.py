@@ -5,6 +5,7 @@
     header   {"kind": ..., "tensors": [[dtype, shape], ...], ...}, UTF-8
     body     the tensors one after the other, C order, native byte order, each from a multiple of ALIGNMENT on
 
+With "shared", [begin, size], in the header there is no body: the tensors are there in memory that both sides see.
 Nothing in a message can name code to be run. Lengths are bounded before memory is taken for them.
 """
 
@@ -51,10 +52,16 @@ class Message:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     tensors: Sequence[Tensor] = ()
+    is_lent: bool = False
+    """Its tensors are in memory that the other side writes again after the next message of this one."""
 
 
-def encode(message: Message) -> list[memoryview]:
+def encode(message: Message, room: Tensor | None = None, begin: int = 0) -> list[memoryview]:
     """Return the pieces of a message to be sent; they share the memory of contiguous tensors of the CPU.
+
+    Args:
+        room: memory that both sides see, for the tensors; None: they are sent.
+        begin: where in it they begin.
 
     Raises:
         FrameError: a tensor of a type that does not travel, or more than MAX_HEADER_BYTES or MAX_BODY_BYTES.
@@ -66,17 +73,29 @@ def encode(message: Message) -> list[memoryview]:
         if name not in _DTYPES:
             raise FrameError(f"a tensor of {tensor.dtype} cannot be sent; one of {', '.join(_DTYPES)} can")
         described.append([name, list(tensor.shape)])
-        data = _bytes_of(tensor)
-        padding = -data.nbytes % ALIGNMENT
-        pieces += [data, memoryview(bytes(padding))] if padding else [data]
-        size += data.nbytes + padding
-    header = json.dumps({"kind": message.kind, **message.fields, "tensors": described}).encode()
+        padding = -tensor.nbytes % ALIGNMENT
+        if room is not None:
+            place = room[begin + size : begin + size + tensor.nbytes]
+            if tensor.data_ptr() != place.data_ptr():  # it lies there already
+                place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        else:
+            data = _bytes_of(tensor)
+            pieces += [data, memoryview(bytes(padding))] if padding else [data]
+        size += tensor.nbytes + padding
+    shared = {} if room is None else {"shared": [begin, size]}
+    header = json.dumps({"kind": message.kind, **message.fields, **shared, "tensors": described}).encode()
     if len(header) > MAX_HEADER_BYTES or size > MAX_BODY_BYTES:
         raise FrameError(
             f"a message of {len(header)} bytes of header and {size} of body; at most {MAX_HEADER_BYTES} and "
             f"{MAX_BODY_BYTES} are allowed"
         )
-    return [memoryview(PREFIX.pack(MAGIC, len(header), size) + header), *(piece for piece in pieces if piece.nbytes)]
+    prefix = PREFIX.pack(MAGIC, len(header), 0 if room is not None else size)
+    return [memoryview(prefix + header), *(piece for piece in pieces if piece.nbytes)]
+
+
+def body_bytes(message: Message) -> int:
+    """Return how many bytes the tensors of a message take."""
+    return sum(tensor.nbytes + -tensor.nbytes % ALIGNMENT for tensor in message.tensors)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -89,6 +108,8 @@ class FrameReader:
 
     def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._max_body_bytes = max_body_bytes
+        self.room: Tensor | None = None
+        """Memory that both sides see, with the tensors of messages that have no body."""
         self._begin()
 
     def _begin(self) -> None:
@@ -120,9 +141,12 @@ class FrameReader:
         if self._header_bytes is None:
             self._read_prefix()
         elif self._header is None:
-            self._header = _parse_header(bytes(self._buffer.numpy()), self._body_bytes)
+            room = 0 if self.room is None else self.room.numel()
+            self._header = _parse_header(bytes(self._buffer.numpy()), self._body_bytes, room)
             if self._body_bytes:
                 self._expect(self._body_bytes)
+            elif "shared" in self._header and self.room is not None:
+                return self._complete(self.room[self._header["shared"][0] :], is_lent=True)
             else:
                 return self._complete(torch.empty(0, dtype=torch.uint8))
         else:
@@ -138,7 +162,7 @@ class FrameReader:
         self._header_bytes, self._body_bytes = header_bytes, body_bytes
         self._expect(header_bytes)
 
-    def _complete(self, body: Tensor) -> Message:
+    def _complete(self, body: Tensor, *, is_lent: bool = False) -> Message:
         assert self._header is not None
         header = self._header
         tensors, begin = [], 0
@@ -146,12 +170,13 @@ class FrameReader:
             size = math.prod(shape) * _DTYPES[name].itemsize
             tensors.append(body[begin : begin + size].view(_DTYPES[name]).reshape(shape))
             begin += size + -size % ALIGNMENT
-        message = Message(header.pop("kind"), header, tensors)
+        header.pop("shared", None)
+        message = Message(header.pop("kind"), header, tensors, is_lent)
         self._begin()
         return message
 
 
-def _parse_header(data: bytes, body_bytes: int) -> dict[str, Any]:
+def _parse_header(data: bytes, body_bytes: int, room_bytes: int) -> dict[str, Any]:
     try:
         header = json.loads(data)
     except (ValueError, RecursionError):
@@ -165,6 +190,11 @@ def _parse_header(data: bytes, body_bytes: int) -> dict[str, Any]:
             raise FrameError("its header describes a tensor that is none")
         one = math.prod(item[1]) * _DTYPES[item[0]].itemsize
         size += one + -one % ALIGNMENT
+    shared = header.get("shared")
+    if shared is not None:
+        if body_bytes or not (_is_shape(shared) and len(shared) == 2 and sum(shared) <= room_bytes):
+            raise FrameError(f"its tensors are at {shared!r} of {room_bytes} bytes that are shared")
+        body_bytes = shared[1]
     if size != body_bytes:
         raise FrameError(f"its tensors have {size} bytes, its body {body_bytes}")
     return header

@@ -25,7 +25,8 @@ def check_embedding(module: nn.Embedding) -> None:
 def replace_forward(module: nn.Embedding, remote: RemoteParameter) -> None:
     """Let an embedding look its rows up on the servers. At its first call the table goes there.
 
-    Afterwards its weight keeps shape and type but no memory: every element reads as NaN.
+    Afterwards its weight keeps shape and type but no memory: every element reads as NaN. `cache` of the module is the
+    worker's RowCache, or None.
     """
 
     def forward(indices: Tensor) -> Tensor:
@@ -36,6 +37,7 @@ def replace_forward(module: nn.Embedding, remote: RemoteParameter) -> None:
         return look_up(weight, indices, _Servers(weight, remote, module.padding_idx))
 
     vars(module)["forward"] = forward
+    vars(module)["cache"] = remote.cache
 
 
 def empty_like_nan(weight: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ class _Servers:
         return number_rows(self._remote.pieces, rows)
 
     def fetch(self, numbers: Tensor) -> Tensor:
-        return self._remote.pull(numbers.to("cpu"))
+        return self._remote.pull(numbers)
 
     def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
         rows = named_rows(self._remote.pieces, numbers)

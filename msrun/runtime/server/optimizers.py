@@ -90,8 +90,8 @@ def steps_rows_alone(optimizer: torch.optim.Optimizer) -> bool:
 def step_rows(optimizer: torch.optim.Optimizer, rows: Tensor, values: Tensor, *, share: float) -> None:
     """Step rows of the piece of an optimizer that `steps_rows_alone`: w = w - lr share g, as torch's SGD.
 
-    torch's sum of a sparse tensor takes five times as long.
+    torch's sum of a sparse tensor takes five times as long. Afterwards `values` are others.
     """
     group = optimizer.param_groups[0]
     rate = group["lr"] * share * (1 if group["maximize"] else -1)
-    group["params"][0].index_add_(0, rows, values * rate)
+    group["params"][0].index_add_(0, rows, values.mul_(rate))

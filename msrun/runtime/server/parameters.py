@@ -12,11 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError, UsageError
 from msrun.runtime import world
+from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.server.connection import count_servers
 from msrun.runtime.server.context import get_ps_context
 from msrun.runtime.server.lookup import check_embedding, replace_forward
-from msrun.runtime.server.pieces import VALUE, cut_rows, cut_table
+from msrun.runtime.server.pieces import VALUE, count_numbers, cut_rows, cut_table
 from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
 from msrun.runtime.server.stepping import send_gradients_at_steps
 
@@ -136,7 +137,9 @@ def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> Rem
     pieces = cut_table(shape[0], servers) if table is not None else cut_rows(shape, dtype, servers, number % servers)
     staleness = get_ps_context("staleness")
     is_sparse = table is not None and table.sparse
-    remote = RemoteParameter(number, label, shape, dtype, pieces, staleness, table is not None, is_sparse)
+    size = get_ps_context("vocab_cache_size") if table is not None else 0
+    cache = RowCache(count_numbers(pieces), size) if size else None
+    remote = RemoteParameter(number, label, shape, dtype, pieces, staleness, table is not None, is_sparse, cache)
     note_remote(parameter, remote)
     return remote
 

@@ -74,6 +74,11 @@ def number_rows(pieces: Sequence[Piece], rows: Tensor) -> Tensor:
     return rows if step == 1 else rows % step * len(pieces[0].rows) + rows // step
 
 
+def count_numbers(pieces: Sequence[Piece]) -> int:
+    """Return what all numbers of `number_rows` are below."""
+    return pieces[0].step * len(pieces[0].rows) if pieces[0].step > 1 else pieces[-1].stop
+
+
 def named_rows(pieces: Sequence[Piece], numbers: Tensor) -> Tensor:
     """Return the rows of the whole that have these numbers."""
     step, size = pieces[0].step, len(pieces[0].rows)

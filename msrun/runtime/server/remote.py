@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import Message
 from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece, split_numbers
@@ -38,6 +39,10 @@ class RemoteParameter:
     """Its rows are looked up, and no worker has them all; others are whole on every worker, too."""
     is_sparse: bool = False
     """The optimizer gets its gradients as sparse ones, as of `nn.Embedding(sparse=True)`."""
+    cache: RowCache | None = None
+    """Rows of a table that this worker keeps."""
+    pushed: int = field(default=0, init=False)
+    """Steps that this worker has sent."""
     is_placed: bool = field(default=False, init=False)
     """The servers have its values."""
     optimizer: str = field(default="", init=False)
@@ -90,6 +95,8 @@ class RemoteParameter:
 
     def write(self, state: str, begin: int, values: Tensor) -> None:
         """Replace rows of the values, or of a tensor of the optimizer's state, from row `begin` of the whole on."""
+        if self.cache is not None:
+            self.cache.clear()
         rows = self._rows_per_message(values)
         for piece in self.pieces:
             own = piece.overlap(begin, begin + len(values))
@@ -142,7 +149,14 @@ class RemoteParameter:
             ask({piece.server: Message("numbers", fields, list(small.values()))})
 
     def pull(self, numbers: Tensor) -> Tensor:
-        """Return the values of rows, by their numbers of `number_rows`, ascending."""
+        """Return the values of rows, by their numbers of `number_rows`, ascending; on the device of the numbers."""
+        if self.cache is None:
+            return self._pull(numbers.to("cpu"))[0].to(numbers.device)
+        return self.cache.fetch(numbers.to("cpu"), self._pull, numbers.device, oldest=self.pushed - self.staleness)
+
+    def _pull(self, numbers: Tensor) -> tuple[Tensor, int]:
+        """Return values, and how many steps all of them have at least."""
+        version = self.pushed
         found = torch.empty((numbers.numel(), *self.row_shape), dtype=self.dtype)
         limit = self._rows_per_message(found)
         for some, values in zip(numbers.split(limit), found.split(limit), strict=True):
@@ -154,7 +168,8 @@ class RemoteParameter:
             }
             for server, reply in ask(requests).items():
                 values[wanted[server][1]] = reply.tensors[0]
-        return found
+                version = min(version, reply.fields["version"])
+        return found, version
 
 
 def next_number() -> int:

@@ -6,7 +6,7 @@
     configure {shard, optimizer, group}                        every worker, before its first gradient
     numbers {shard, numbers, names} [tensors]                  of the optimizer's state
     step {pushes: [[shard, how, group]], groups, pulls: [shard]} [gradients]   -> [values of the shards pulled]
-    rows {shard} [row numbers]                                 -> [values]
+    rows {shard} [row numbers]                                 -> {version} [values]
     read {shard, field, begin, end}                            -> [values]
     state {shard}                                              -> {shaped, dtypes, numbers, names} [tensors]
 
@@ -16,6 +16,7 @@ A reply is `done`, or `error` {text}. A worker sends its next request when it ha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +40,11 @@ class _Waiting:
     reply: Callable[[], Message]
     staleness: int | None
 
+    def answer(self) -> Message:
+        for shard in self.shards:
+            shard.check_steps()
+        return self.reply()
+
     @property
     def is_over(self) -> bool:
         return all(shard.is_ready(self.rank, staleness=self.staleness) for shard in self.shards)
@@ -47,8 +53,18 @@ class _Waiting:
 class Service:
     """The shards of one server. Owned by its event loop; opens nothing."""
 
-    def __init__(self, workers: int, send: Callable[[int, Message], None]) -> None:
-        """`send`: takes the reply to a rank."""
+    def __init__(
+        self,
+        workers: int,
+        send: Callable[[int, Message], None],
+        find_room: Callable[[int, int], Tensor | None] = lambda _rank, _size: None,
+    ) -> None:
+        """
+        Args:
+            send: takes the reply to a rank.
+            find_room: gives memory that a rank sees, for a reply of so many bytes to it; None: it has none.
+        """
+        self._find_room = find_room
         self._workers = workers
         self._send = send
         self._shards: dict[tuple[int, int], Shard] = {}
@@ -103,7 +119,7 @@ class Service:
         for waiting in self._waiting:
             missing = {other for shard in waiting.shards for other in shard.waits_for(waiting.rank)} & self._gone
             if waiting.is_over:
-                self._send(waiting.rank, _answer("reply", waiting.reply))
+                self._send(waiting.rank, _answer("reply", waiting.answer))
             elif missing:
                 shard = next(shard for shard in waiting.shards if shard.waits_for(waiting.rank) & missing)
                 self._send(
@@ -156,14 +172,25 @@ class Service:
         tensors = iter(message.tensors)
         groups = message.fields["groups"]
         for key, how, group in message.fields["pushes"]:
-            self._find(key).push(rank, _gradient(how, tensors), groups[group])
+            gradient = _gradient(how, tensors, is_lent=message.is_lent)
+            self._find(key).push(rank, gradient, groups[group])
         pulled = [self._find(key) for key in message.fields["pulls"]]
-        self._later(rank, pulled, lambda: Message(DONE, {}, [shard.read_all() for shard in pulled]))
+        if not pulled:  # the worker goes on beside the step
+            self._send(rank, Message(DONE))
+        for key, _, _ in message.fields["pushes"]:
+            self._find(key).advance(rank)
+        if pulled:
+            self._later(rank, pulled, lambda: Message(DONE, {}, [shard.read_all() for shard in pulled]))
         return None
 
     def _rows(self, rank: int, message: Message) -> Message | None:
         shard = self._find(message.fields["shard"])
-        self._later(rank, [shard], lambda: Message(DONE, {}, [shard.read_rows(message.tensors[0])]))
+
+        def reply() -> Message:
+            find_room = functools.partial(self._find_room, rank)
+            return Message(DONE, {"version": shard.version}, [shard.read_rows(message.tensors[0], find_room)])
+
+        self._later(rank, [shard], reply)
         return None
 
     def _read(self, rank: int, message: Message) -> Message | None:
@@ -193,11 +220,11 @@ class Service:
         return None
 
 
-def _gradient(how: str, tensors: Any) -> Gradient | None:
+def _gradient(how: str, tensors: Any, *, is_lent: bool) -> Gradient | None:
     if how == "none":
         return None
     rows = next(tensors) if how in ("rows", "sparse") else None
-    return Gradient(next(tensors), rows, is_sparse=how == "sparse")
+    return Gradient(next(tensors), rows, is_sparse=how == "sparse", is_lent=is_lent)
 
 
 def _answer(kind: str, work: Callable[[], Reply]) -> Reply | Message:

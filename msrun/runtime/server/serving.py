@@ -10,9 +10,12 @@ import time
 from collections import deque
 from typing import NoReturn
 
-from msrun.runtime.server.frames import ERROR, FrameError, FrameReader, Message, encode
+from torch import Tensor
+
+from msrun.runtime.server.frames import DONE, ERROR, FrameError, FrameReader, Message, body_bytes, encode
 from msrun.runtime.server.handshake import CLAIM_BYTES, NotProved, build_answer, check_claim, new_nonce
 from msrun.runtime.server.service import Service
+from msrun.runtime.server.shared_body import LEAST_BYTES, SHARE, SharedBody, accept
 
 PROVE_S = 10.0
 """How long a connection may take to prove that it knows the token."""
@@ -40,6 +43,7 @@ class Peer:
         self.rank: int | None = None
         """None until it has proved who it is."""
         self.reader = FrameReader()
+        self.shared: SharedBody | None = None
         self.since = now
         self.out: deque[memoryview] = deque([memoryview(self.nonce)])
 
@@ -74,7 +78,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._unproved: deque[Peer] = deque()
         self._by_rank: dict[int, Peer] = {}
-        self.service = Service(workers, self._reply)
+        self.service = Service(workers, self._reply, self._find_room)
 
     def run(self) -> NoReturn:
         """Serve for ever; a signal ends it."""
@@ -124,8 +128,21 @@ class Server:
             if not count:
                 raise EOFError("connection closed")
             message = peer.reader.advance(count)
-            if message is not None:
+            if message is not None and message.kind == SHARE:
+                self._share(peer, message)
+            elif message is not None:
                 self.service.handle(peer.rank, message)
+
+    def _share(self, peer: Peer, message: Message) -> None:
+        """Take the memory that a worker of this machine offers for the bodies of its messages."""
+        assert peer.rank is not None
+        try:
+            peer.shared = accept(message.fields)
+        except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
+            self._reply(peer.rank, Message(ERROR, {"text": f"memory of rank {peer.rank}: {error}"}))
+            return
+        peer.reader.room = peer.shared.requests
+        self._reply(peer.rank, Message(DONE))
 
     def _hear_claim(self, peer: Peer) -> None:
         data = peer.stream.recv(CLAIM_BYTES - len(peer.claim))
@@ -149,12 +166,17 @@ class Server:
         if peer is None:
             return
         try:
-            peer.out.extend(encode(message))
+            peer.out.extend(encode(message, self._find_room(rank, body_bytes(message))))
         except FrameError as error:
             peer.out.extend(encode(Message(ERROR, {"text": str(error)})))
         with contextlib.suppress(OSError):  # its end is read next
             peer.write()
         self._watch(peer)
+
+    def _find_room(self, rank: int, size: int) -> Tensor | None:
+        """Return memory that a worker sees, for a body of this size to it; None: it is sent."""
+        shared = self._by_rank[rank].shared if rank in self._by_rank else None
+        return shared.reply[:size] if shared is not None and LEAST_BYTES <= size <= shared.size else None
 
     def _watch(self, peer: Peer) -> None:
         if peer.stream.fileno() >= 0:

@@ -6,6 +6,7 @@ of the ranks. A worker without a gradient counts as zero; where nobody has one t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,13 @@ class Gradient:
     """Own row numbers, each once; None = all."""
     is_sparse: bool = False
     """The worker's own gradient was sparse: the optimizer gets it so."""
+    is_lent: bool = False
+    """Its memory is the worker's, who writes there again after its next request."""
+
+    def kept(self) -> Gradient:
+        """Return it in memory of its own."""
+        rows = None if self.rows is None else self.rows.clone()
+        return Gradient(self.values.clone(), rows, is_sparse=self.is_sparse)
 
 
 class Shard:
@@ -51,6 +59,8 @@ class Shard:
         """Gradients that have come, by rank."""
         self._waiting: dict[int, dict[int, Gradient | None]] = {}
         """Step -> rank -> gradient."""
+        self._fault = ""
+        self._group: dict[str, Any] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._name = ""
 
@@ -68,7 +78,7 @@ class Shard:
             raise ParallelError(f"{self.label}: one worker trains it with {self._name}, another with {name}")
 
     def push(self, rank: int, gradient: Gradient | None, group: dict[str, Any]) -> None:
-        """Take a worker's gradient of its next step, and step when it was the last that was missing.
+        """Take a worker's gradient of its next step; `advance` follows, before any other worker's.
 
         Args:
             group: the optimizer's settings for this step; those of the last worker count, and all send the same.
@@ -76,13 +86,36 @@ class Shard:
         Raises:
             ParallelError: a gradient of another shape or type, or no optimizer.
         """
+        self.check_steps()
+        if self._optimizer is None and gradient is not None:
+            raise ParallelError(f"{self.label}: a gradient before the optimizer")
         if gradient is not None:
             self._check(gradient)
         self._waiting.setdefault(self.pushed[rank], {})[rank] = gradient
+        self._group = group
         self.pushed[rank] += 1
+
+    def check_steps(self) -> None:
+        """Raise what a step has raised.
+
+        Raises:
+            ParallelError: one has failed.
+        """
+        if self._fault:
+            raise ParallelError(self._fault)
+
+    def advance(self, rank: int) -> None:
+        """Step if the gradient of this worker was the last that was missing. Whoever reads next hears of an error."""
         while len(self._waiting.get(self.version, {})) == len(self.pushed):
-            self._step(self._waiting.pop(self.version), group)
+            try:
+                self._step(self._waiting.pop(self.version), self._group)
+            except Exception as error:  # noqa: BLE001 - whatever the optimizer raises
+                self._fault = f"{self.label}: its step failed: {type(error).__name__}: {error}"
             self.version += 1
+        of_step = self._waiting.get(self.pushed[rank] - 1, {})
+        gradient = of_step.get(rank)
+        if gradient is not None and gradient.is_lent:
+            of_step[rank] = gradient.kept()
 
     def _check(self, gradient: Gradient) -> None:
         values, rows = gradient.values, gradient.rows
@@ -103,11 +136,10 @@ class Shard:
 
     def _step(self, by_rank: dict[int, Gradient | None], group: dict[str, Any]) -> None:
         optimizer = self._optimizer
-        if optimizer is None:
-            raise ParallelError(f"{self.label}: a gradient before the optimizer")
         gradients = [gradient for _, gradient in sorted(by_rank.items()) if gradient is not None]
         if not gradients:
             return
+        assert optimizer is not None  # `push` has looked
         optimizer.param_groups[0].update(group)
         of_rows = [(gradient.rows, gradient.values) for gradient in gradients if gradient.rows is not None]
         if len(of_rows) == len(gradients) and steps_rows_alone(optimizer):
@@ -145,14 +177,21 @@ class Shard:
 
     # -- values and state -----------------------------------------------------------------------------------------
 
-    def read_rows(self, rows: Tensor) -> Tensor:
+    def read_rows(self, rows: Tensor, find_room: Callable[[int], Tensor | None]) -> Tensor:
         """Return values by own row numbers.
+
+        Args:
+            find_room: gives memory for a result of so many bytes, or None.
 
         Raises:
             ParallelError: rows that it does not have.
         """
         self._check_rows(rows)
-        return self.values.detach().index_select(0, rows)
+        values = self.values.detach()
+        room = find_room(rows.numel() * values[0].nbytes)
+        if room is None:
+            return values.index_select(0, rows)
+        return torch.index_select(values, 0, rows, out=room.view(values.dtype).view(-1, *values.shape[1:]))
 
     def read_all(self) -> Tensor:
         """Return all values; a copy where a step of others may change them while they are on their way."""

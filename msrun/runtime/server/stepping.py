@@ -130,6 +130,7 @@ def _exchange(described: list[tuple[dict[str, Any], list[tuple[Tensor, RemotePar
                 if not remote.is_table:
                     batches[-1].pulls.append((remote, piece, parameter))
             parameter.grad = None
+            remote.pushed += 1
     for number in range(max(map(len, rounds.values()))):
         batches_now = {server: batches[number] for server, batches in rounds.items() if number < len(batches)}
         replies = ask({server: batch.message() for server, batch in batches_now.items()})

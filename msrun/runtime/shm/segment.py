@@ -1,21 +1,15 @@
-"""The memory that the ranks of one group share: words, notes, a slot per rank and step, and mailboxes.
-
-It is a memfd: it has no name, so that nothing can be left behind, needs no room in /dev/shm, and is readable by nobody
-who may not look into this user's processes. Pages exist once they are written.
-"""
+"""The memory that the ranks of one group share: words, notes, a slot per rank and step, and mailboxes."""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
-import secrets
 import select
 import struct
 import time
 import warnings
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +18,7 @@ from torch import Tensor
 
 from msrun import contract
 from msrun.runtime.shm.futex import Words, why_not
+from msrun.runtime.shm.memory import HEAD_BYTES, make_memory, open_memory
 
 SLOTS = 4
 """Steps that a rank may be ahead of the slowest."""
@@ -32,8 +27,7 @@ NOTE = struct.Struct("<4q")
 """What a rank says of an operation."""
 _MOST_VIEWS = 2048
 """Kept, of tensors that lie in the slots."""
-_PAGE = 4096
-_MAGIC = b"msrun shm 1\n"
+_PAGE = HEAD_BYTES
 _MOST_MAIL_BYTES, _LEAST_MAIL_BYTES, _ALL_MAIL_BYTES = 16 << 20, 1 << 12, 1 << 30
 
 
@@ -54,14 +48,11 @@ class Segment:
         self.rank, self.size = rank, size
         self.mail_bytes = max(_LEAST_MAIL_BYTES, min(_MOST_MAIL_BYTES, _ALL_MAIL_BYTES // size**2 & -_PAGE))
         self._place(size)
-        secret = secrets.token_hex(16)
         if rank == 0:
-            descriptor = os.memfd_create("msrun-shm", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, self._bytes)
-            os.pwrite(descriptor, _MAGIC + secret.encode(), 0)
-            store.set("memory", json.dumps([_host(), os.getpid(), descriptor, secret]))
+            descriptor, where = make_memory(self._bytes)
+            store.set("memory", json.dumps(where))
         else:
-            descriptor = _open(*json.loads(store.get("memory")))
+            descriptor = _open(json.loads(store.get("memory")))
         self._map = mmap.mmap(descriptor, self._bytes)
         if rank:
             os.close(descriptor)
@@ -175,29 +166,16 @@ def _watch(pid: int) -> int:
         return reader
 
 
-def _host() -> list[str]:
-    """Return what tells this machine, and this view of its processes, from others."""
-    return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]
-
-
-def _open(host: list[str], pid: int, descriptor: int, secret: str) -> int:
+def _open(where: list[Any]) -> int:
     """Open the first rank's memory.
 
     Raises:
         RuntimeError: it is on another machine, or may not be opened.
     """
-    if host != _host():
-        raise RuntimeError("the backend shm needs all ranks on one machine, and rank 0 is on another: use gloo")
     try:
-        found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise RuntimeError(
-            f"the backend shm may not open the memory of rank 0 (process {pid}: {error.strerror}): use gloo"
-        ) from error
-    if os.pread(found, len(_MAGIC) + len(secret), 0) != _MAGIC + secret.encode():
-        os.close(found)
-        raise RuntimeError(f"process {pid} shares other memory than that of rank 0 of this group: use gloo")
-    return found
+        return open_memory(*where)
+    except RuntimeError as error:
+        raise RuntimeError(f"the backend shm may not open the memory of rank 0 ({error}): use gloo") from error
 
 
 def _page(offset: int) -> int:

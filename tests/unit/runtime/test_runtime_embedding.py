@@ -142,7 +142,8 @@ def test_untouched_rows_stay_bit_for_bit() -> None:
         ({"embedding_size": 2.0}, "must be a whole number above 0"),
         ({"sparse": 1}, "must be True or False"),
         ({"max_norm": 0}, "must be a number above 0, or None"),
-        ({"vocab_cache_size": 10}, "a cache is not supported; give 0"),
+        ({"vocab_cache_size": -1}, "must be a whole number, 0 or more"),
+        ({"vocab_cache_size": 4, "target": "DEVICE"}, "the whole table is on the device; give 0"),
         ({"param_init": "norml"}, "did you mean normal"),
         ({"param_init": torch.zeros(3, 3)}, "must have the shape"),
     ],
@@ -171,6 +172,47 @@ def test_a_table_in_a_file_is_its_memory(tmp_path: Path) -> None:
         stored = torch.from_file(str(tmp_path / name), size=15).view(5, 3)
         assert torch.equal(stored, value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.0", "table.0.accum", "table.0.linear"]
+
+
+def test_a_cache_reads_a_row_once_until_it_changes() -> None:
+    layer = EmbeddingLookup(9, 2, vocab_cache_size=3)
+    cache = layer.cache
+    assert cache is not None
+    optimizer = optim.LazyAdam(layer.parameters(), lr=0.1)
+
+    def read(*rows: int) -> int:
+        before = cache.misses
+        found = layer(torch.tensor(rows))
+        assert torch.equal(found, layer.embedding_table[list(rows)])
+        found.sum().backward()
+        return cache.misses - before
+
+    assert [read(1, 2), read(2, 1, 1), read(2, 3)] == [2, 0, 1]
+    assert [read(4), read(1), read(4, 1)] == [1, 1, 0]  # 1, the least recently used, had made room for 4
+    optimizer.zero_grad()
+    assert read(4, 1) == 0
+    optimizer.step()
+    assert [read(4), read(1)] == [1, 1]  # they have changed
+    with torch.no_grad():
+        layer.embedding_table[8] = 5.0  # somebody has written to the table: nobody knows where
+    assert read(1, 4) == 2
+    assert (cache.hits, cache.copied_bytes) == (7, cache.misses * 2 * 4)
+
+
+def test_a_hook_of_a_step_may_write_to_any_row() -> None:
+    layer = EmbeddingLookup(9, 2, vocab_cache_size=9)
+    optimizer = optim.LazyAdam(layer.parameters(), lr=0.1)
+
+    def decay(*_: Any) -> None:
+        with torch.no_grad():
+            layer.embedding_table.mul_(0.5)
+
+    optimizer.register_step_post_hook(decay)
+    rows = torch.arange(4)
+    layer(rows)
+    layer(rows[:1]).sum().backward()
+    optimizer.step()
+    assert torch.equal(layer(rows), layer.embedding_table[:4])
 
 
 def test_files_that_cannot_be_made_are_refused(tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ def test_logs_of_a_bigger_job_go_with_their_attempts_and_rotated_files_and_nothi
     assert left_in(tmp_path) == {"worker_0.log", "scheduler.log", *FOREIGN}
 
 
+def test_logs_of_ranks_that_a_job_had_before_it_lost_hosts_go_too(tmp_path: Path) -> None:
+    write_plan(tmp_path, ["worker_0.log", "worker_3.log"])
+    plan = json.loads((tmp_path / contract.PLAN_JSON).read_text())
+    plan["hosts"][0]["servers"] = [{"index": 0}, {"index": 1}]
+    (tmp_path / contract.PLAN_JSON).write_text(json.dumps(plan))
+    (tmp_path / contract.PLAN_JSON).rename(tmp_path / contract.attempt_plan_name(0))
+    write_plan(tmp_path, ["worker_0.log"])
+    earlier = ["worker_3.attempt_0.log", "worker_3.attempt_0.log.1", "trace_3.jsonl.attempt_0.log"]
+    foreign = {*FOREIGN, "plan.attempt_00.json", "plan.attempt_x.json"}
+    fill(tmp_path, *earlier, "worker_0.attempt_0.log", "server_1.attempt_0.log", "worker_0.log", *foreign)
+    remove_earlier_job(tmp_path, {"worker_0.log"})
+    assert left_in(tmp_path) == {"worker_0.log", *foreign}
+
+
 def test_logs_of_another_name_go_too(tmp_path: Path) -> None:
     write_plan(tmp_path, ["w-127.0.0.1-host_0.log"])
     fill(tmp_path, "w-127.0.0.1-host_0.log", "w-127.0.0.1-host_0.attempt_1.log", "w-127_0.log")

@@ -69,6 +69,34 @@ def test_rows_and_missing_gradients_count_as_zero_elsewhere() -> None:
     assert reply.tensors[0][:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
+def push(asked: Asked, rank: int, gradient: Tensor, *, is_lent: bool = False) -> Message:
+    """Send a gradient without asking for new values."""
+    asked.replies.clear()
+    fields = {"pushes": [[KEY, "dense", 0]], "groups": [{"lr": 0.5}], "pulls": []}
+    asked.service.handle(rank, Message("step", fields, [gradient], is_lent))
+    ((_, reply),) = asked.replies
+    return reply
+
+
+def test_gradient_that_waits_for_others_is_kept_when_its_memory_is_written_again() -> None:
+    asked = Asked()
+    lent = gradient(1.0)
+    assert push(asked, 0, lent, is_lent=True).kind == DONE
+    lent.fill_(100.0)
+    push(asked, 1, gradient(3.0))
+    assert torch.equal(asked.ask(0, "rows", {"shard": KEY}, torch.tensor([2])).tensors[0], gradient(0.0, 1))
+
+
+def test_step_that_fails_is_told_to_whoever_reads_next() -> None:
+    asked = Asked()
+    asked.service._shards[0, 0]._optimizer.step = None  # type: ignore[union-attr, assignment]
+    assert push(asked, 0, gradient(1.0)).kind == DONE
+    assert push(asked, 1, gradient(1.0)).kind == DONE, "one answer to one request"
+    reply = asked.ask(1, "rows", {"shard": KEY}, torch.tensor([2]))
+    assert reply.kind == ERROR
+    assert "w: its step failed: TypeError" in reply.fields["text"]
+
+
 def test_stale_worker_is_answered_until_it_is_too_far_ahead() -> None:
     asked = Asked(staleness=2)
     assert asked.step(0, gradient(1.0)).kind == DONE

@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import build_failure, report_failure, write_failure
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
+from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
@@ -236,7 +238,9 @@ def run_job(
         shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
         warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
-        result, report = _run(plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm)
+        result, report = _run(
+            spec, plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm
+        )
         failure = build_failure(plan, result)
         if failure and report:
             failure = merge_failures(report.failure, [failure])
@@ -266,6 +270,7 @@ def _store_listener(spec: LaunchSpec, facts: HostFacts, control: Control | None)
 
 
 def _run(
+    spec: LaunchSpec,
     plan: LaunchPlan,
     caller: Mapping[str, str],
     signals: SignalPipe,
@@ -304,6 +309,7 @@ def _run(
     has_store = control is None or control.meeting is None or control.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
+    more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)
         return supervisor.run(signals, scheduler), None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.rotated_log import rename_log
+from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observer, Observers
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
@@ -25,15 +25,15 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import write_failure
 from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import assemble_plan
+from msrun.launch.fleet.fleet_plan import assemble_plan, ranks_of_hosts
 from msrun.launch.fleet.home_logs import HomeLogs
 from msrun.launch.fleet.muster import Mustered
 from msrun.launch.fleet.outcome import at_home, hide_secrets
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult
 from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
-from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import all_workers, count_workers
 from msrun.planning.record_json import decode_record
@@ -89,6 +89,8 @@ class FleetRun:
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
+        self._begun, self._restarted_at = 0, 0.0
+        """The last attempt that has workers, and when hosts were told to begin the newest one (s since the epoch)."""
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
         self._console: Console | None = None
@@ -112,8 +114,7 @@ class FleetRun:
         self._on_directory = on_directory
         self._started_at = self._clock()
         address, port = mustered.master
-        crew.has_begun = True
-        same = mustered.told(self._spec, port)
+        crew.has_begun, same = True, mustered.told(self._spec, port)
         for link in crew.links:
             link.begin()
             link.send("run", **same, use_shared=link.node_rank in mustered.shared)
@@ -139,7 +140,7 @@ class FleetRun:
     @property
     def restarts(self) -> int:
         """How often the job has started again, on other hosts before and on these."""
-        return self._spec.first_attempt + self._record.restarts
+        return self._spec.first_attempt + self._begun
 
     def set_logs_aside(self) -> None:
         """Rename the logs of an attempt after which the job goes on elsewhere; nothing writes to them any more.
@@ -147,16 +148,10 @@ class FleetRun:
         Raises:
             ClusterError: one cannot be renamed.
         """
-        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        names = [Path(worker.log_path).name for host in self._hosts.values() for worker in host.workers]
-        for name in [*names, *traces, contract.SCHEDULER_LOG]:
-            path = self._spec.log_dir / name
-            kept = path.with_name(contract.attempt_log_name(name, self.restarts))
-            try:
-                if path.exists():
-                    rename_log(str(path), str(kept))
-            except OSError as error:
-                raise ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})") from None
+        names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        names += [Path(path).name for host in self._hosts.values() for path in host.log_paths]
+        paths = [self._spec.log_dir / name for name in (*names, contract.SCHEDULER_LOG)]
+        keep_logs([str(path) for path in paths if path.exists()], self.restarts)
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -227,7 +222,18 @@ class FleetRun:
         self._record.note(node_rank, str(message["moment"]), message["fields"])
 
     def _on_report(self, node_rank: int, message: Message) -> None:
-        self._give(self._coordinator.hear(node_rank, message))
+        orders = []
+        if message["type"] == "ready" and (skew := self._describe_skew(float(message["clock_s"]))):
+            name = self._spec.host_entries[node_rank].name
+            orders = self._coordinator.unfit(f"{name}: cannot start again: {skew}; start chrony or ntpd there")
+        orders = orders or self._coordinator.hear(node_rank, message)
+        report = self._coordinator.report
+        if orders and orders[0]["type"] == "stop" and report is not None and report.is_unfit:
+            self.lost[node_rank] = report.failure.reason
+        self._give(orders)
+
+    def _describe_skew(self, clock_s: float) -> str:
+        return describe_skew(clock_s - time.time(), clock_s - self._restarted_at, FAR_SKEW_S)
 
     def _on_result(self, node_rank: int, message: Message) -> None:
         value = message["failure"]
@@ -270,8 +276,10 @@ class FleetRun:
             self._crew.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
                 self._limit_end()
+            elif order["type"] == "start":
+                self._begun = order["attempt"]
             elif order["type"] == "restart":
-                self._give_up_at = None
+                self._give_up_at, self._restarted_at = None, time.time()
                 number = order["attempt"] + self._spec.first_attempt
                 self._note_attempt(number - 1, order["reason"])
                 self._record.restart(number, order["delay_s"], order["reason"], order["ranks"])
@@ -310,7 +318,10 @@ class FleetRun:
 
     def _note_attempt(self, number: int, reason: str) -> None:
         now = self._clock()
-        self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
+        if self.attempts and self.attempts[-1]["attempt"] == number:  # the next one could not begin
+            self.attempts[-1]["reason"] = f"{self.attempts[-1]['reason']}; then {reason}"
+        else:
+            self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
         self._started_at = now
 
     def _end_attempt(self) -> None:
@@ -341,9 +352,8 @@ class FleetRun:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
             again = f" after restart {self.restarts}" if self.restarts else ""
-            self._console.finish(
-                "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
-            )
+            summary = f"{all_workers(plan.world_size)}{where} finished successfully{again}"
+            self._console.finish("" if failure else summary)
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
@@ -383,11 +393,6 @@ class _OnceThereIsAPlan:
 
     def tick(self, membership: object) -> None:
         """Nothing regular to pass on."""
-
-
-def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
-    """Return the global ranks of each node rank."""
-    return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
 
 
 def _hosts_in_words(plan: LaunchPlan) -> str:

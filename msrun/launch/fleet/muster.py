@@ -144,7 +144,7 @@ class Muster:
             self._await_answers()
         spec, entries = self._spec, self._spec.host_entries
         given = "" if is_loopback(spec.master_addr) else spec.master_addr
-        facts = LauncherFacts(spec.program, __version__, given, self._own_sources())
+        facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
         self.findings = compare_hosts(entries, self._answers, facts)
         if spec.tls is not None:
             text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"

@@ -19,7 +19,8 @@ from msrun.launch.directory.earlier_job import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.failure import write_failure
-from msrun.launch.fleet.fleet_job import FleetRun, ranks_of_hosts
+from msrun.launch.fleet.fleet_job import FleetRun
+from msrun.launch.fleet.fleet_plan import ranks_of_hosts
 from msrun.launch.fleet.home_logs import HomeLogs, own_logs
 from msrun.launch.fleet.muster import Muster
 from msrun.launch.fleet.opener import HostOpener

@@ -47,7 +47,7 @@ def test_job_does_not_start_again_beside_processes_that_could_not_be_ended(job: 
     job.say("swept", survivors=[4711])
     fault = job.loop._attempt.fault
     assert isinstance(fault, ClusterError)
-    assert str(fault) == "cannot start again: processes [4711] could not be ended"
+    assert str(fault) == "cannot start again: [4711] run still"
     assert job.loop._over
     assert "start" not in kinds(job.heard())
 

@@ -76,8 +76,7 @@ class Supervisor:
         self._own = OwnProcesses(plan, home)
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
-        self._start_method = ""
-        self._over = False
+        self._start_method, self._over = "", False
         self._was_anything_started = self._server_finished = False
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
@@ -368,13 +367,14 @@ class Supervisor:
         for message in scheduler.receive():
             if message["type"] == "store_ready":
                 self._fresh_store_of = message["attempt"]
+                self._restart()
 
     def _restart(self) -> None:
-        if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
-            self._timers.after("restart", limits.STORE_LOOK_S, self._restart)
-            return
-        self._timers.cancel("store")
-        self._start_again()
+        """Start again once the delay is over and the store has nothing of the last attempt, whichever comes last."""
+        is_fresh = self._timers.is_set("store") and self._fresh_store_of == self._attempt.number
+        if is_fresh and not self._timers.is_set("restart"):
+            self._timers.cancel("store")
+            self._start_again()
 
     def _start_again(self) -> None:
         self._limit_start()

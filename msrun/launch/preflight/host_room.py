@@ -65,10 +65,14 @@ def _group_folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (top / part for part in (relative, *relative.parents) if ".." not in part.parts)
 
 
-def open_file_limit() -> int:
-    """Return how many file descriptors one process may have."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+def open_file_limits() -> tuple[int, int]:
+    """Return how many file descriptors a worker may have, and a process of msrun, which raises its limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _finite(soft), _finite(hard)
+
+
+def _finite(limit: int) -> int:
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
 
 
 def free_processes(root: Path = Path("/")) -> int | None:

@@ -17,7 +17,7 @@ from msrun.launch.preflight.host_room import (
     free_disk_bytes,
     free_memory_bytes,
     free_processes,
-    open_file_limit,
+    open_file_limits,
 )
 
 
@@ -102,15 +102,15 @@ def _owned(status: os.stat_result, uid: int) -> os.stat_result:
     return os.stat_result((*status[:4], uid, *status[5:]))
 
 
-def test_limit_of_open_files_is_the_soft_one() -> None:
+def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:
     program = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
-        "from msrun.launch.preflight.host_room import open_file_limit\nprint(open_file_limit())"
+        "from msrun.launch.preflight.host_room import open_file_limits\nprint(*open_file_limits())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "77\n", done.stderr
-    assert open_file_limit() > 0
+    assert done.stdout == "77 99\n", done.stderr
+    assert open_file_limits() > (0, 0)
 
 
 class Room:

@@ -24,11 +24,11 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import write_failure
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, ranks_of_hosts
-from msrun.launch.fleet.home_logs import HomeLogs
-from msrun.launch.fleet.muster import Mustered
+from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.outcome import at_home, hide_secrets
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult
 from msrun.launch.metrics_file import MetricsFile
@@ -51,9 +51,9 @@ class FleetRun:
         self,
         spec: LaunchSpec,
         job_id: str,
-        crew: Crew,
-        mustered: Mustered,
-        logs: HomeLogs,
+        agents: Agents,
+        ready: ReadyHosts,
+        logs: LogCollector,
         events: EventLog,
         forwarded: Mapping[str, str],
         *,
@@ -72,8 +72,8 @@ class FleetRun:
         self._spec = spec
         self._forwarded = forwarded
         self._job_id = job_id
-        self._crew = crew
-        self._mustered = mustered
+        self._agents = agents
+        self._ready = ready
         self._logs = logs
         self._events = events
         self._quiet = quiet
@@ -110,15 +110,15 @@ class FleetRun:
         Args:
             on_directory: called when the log directory holds the job's plan.
         """
-        crew, mustered = self._crew, self._mustered
+        agents, ready = self._agents, self._ready
         self._on_directory = on_directory
         self._started_at = self._clock()
-        address, port = mustered.master
-        crew.has_begun, same = True, mustered.told(self._spec, port)
-        for link in crew.links:
+        address, port = ready.master
+        agents.has_begun, same = True, ready.told(self._spec, port)
+        for link in agents.links:
             link.begin()
-            link.send("run", **same, use_shared=link.node_rank in mustered.shared)
-        self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
+            link.send("run", **same, use_shared=link.node_rank in ready.shared)
+        self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
 
     def finish(self, can_go_on: Callable[[Mapping[int, str]], bool] = lambda _lost: False) -> JobResult | None:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere.
@@ -127,7 +127,7 @@ class FleetRun:
             can_go_on: asked when hosts were lost, by node rank with reasons: whether the job starts again without them.
         """
         self._hear(self._is_over)
-        if self.lost and self._crew.interrupt is None and can_go_on(self.lost):
+        if self.lost and self._agents.interrupt is None and can_go_on(self.lost):
             self._end_attempt()
             return None
         return self._conclude()
@@ -166,10 +166,10 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._crew.hear(is_done, handlers, every=(TICK_S, self._tick))
+        self._agents.hear(is_done, handlers, every=(TICK_S, self._tick))
 
     def _is_over(self) -> bool:
-        return len(self._ended) == len(self._crew.links)
+        return len(self._ended) == len(self._agents.links)
 
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class FleetRun:
         self._hosts[node_rank] = host
         self._notes[node_rank] = [str(note) for note in message["notes"]]
         self._target = self._target or str(message["target"])
-        if len(self._hosts) == len(self._crew.links):
+        if len(self._hosts) == len(self._agents.links):
             self._write_plan()
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
@@ -193,7 +193,7 @@ class FleetRun:
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
         )
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
@@ -214,7 +214,7 @@ class FleetRun:
             except UsageError as error:
                 self._fail(error)
         self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
-        for note in (*self._mustered.warnings, *plan.notes):
+        for note in (*self._ready.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
 
@@ -251,7 +251,7 @@ class FleetRun:
 
     def _on_broken(self, node_rank: int, message: Message) -> None:
         """The agent has ended before its time; what it has left is fetched before it is lost."""
-        loss = self._mustered.explain_loss(node_rank, message)
+        loss = self._ready.explain_loss(node_rank, message)
         if node_rank not in self._ended and node_rank not in self._results:
             self.lost[node_rank] = str(loss)
         self._lose(node_rank, loss)
@@ -273,7 +273,7 @@ class FleetRun:
     def _give(self, orders: Iterable[Message]) -> None:
         """Pass the coordinator's orders on to all hosts, and do what they mean here."""
         for order in orders:
-            self._crew.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
+            self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
                 self._limit_end()
             elif order["type"] == "start":
@@ -302,7 +302,7 @@ class FleetRun:
 
     def _tick(self) -> None:
         now = self._clock()
-        if self._crew.interrupt is not None:
+        if self._agents.interrupt is not None:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
@@ -311,7 +311,7 @@ class FleetRun:
                 observer.tick(self._record.membership)
 
     def _give_up(self) -> None:
-        for link in self._crew.links:
+        for link in self._agents.links:
             if link.node_rank not in self._ended:
                 self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
                 self._end_host(link.node_rank)
@@ -339,7 +339,7 @@ class FleetRun:
     def _conclude(self) -> JobResult:
         failure = self._find_failure()
         plan = self._plan or assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
@@ -360,7 +360,7 @@ class FleetRun:
 
     def _find_failure(self) -> JobFailure | None:
         """Return why the job failed; that the user has ended it comes before everything."""
-        interrupt, report = self._crew.interrupt, self._coordinator.report
+        interrupt, report = self._agents.interrupt, self._coordinator.report
         found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
         if interrupt is not None:
             failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)

@@ -19,10 +19,10 @@ from msrun.cluster.inbox import Inbox
 from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Mustered
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
 from msrun.launch.remote.packed_text import unpack_hosts
 from msrun.planning.host_seat import HostSeat
@@ -62,16 +62,16 @@ class Fleet:
             grace_s=5.0,
             host_entries=(HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))),
         )
-        self.crew = Crew(self.inbox, self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
+        self.agents = Agents(self.inbox, self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
-        self.crew.start(self.links)
-        self.crew._next_beat = self.clock.now
-        self.logs = HomeLogs(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
+        self.agents.start(self.links)
+        self.agents._next_beat = self.clock.now
+        self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")
         explain = lambda node, m: ClusterError(f"h{node}: {m['reason']}")  # noqa: E731
-        mustered = Mustered(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
+        ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
         self.run = FleetRun(
-            self.spec, "JOB", self.crew, mustered, self.logs, self.events, {}, quiet=True, clock=self.clock
+            self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, quiet=True, clock=self.clock
         )
         self.has_plan = 0
         self.run.start(self._on_directory)
@@ -147,7 +147,7 @@ def test_agents_are_told_to_run_with_whom_and_where(fleet: Fleet) -> None:
     assert runs[0] == runs[1]
     assert unpack_hosts(runs[0].pop("hosts")) == HOSTS
     assert runs[0] == {"master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
-    assert fleet.crew.has_begun
+    assert fleet.agents.has_begun
 
 
 def test_job_whose_hosts_all_end_well_is_well(fleet: Fleet) -> None:
@@ -343,7 +343,7 @@ def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
     fleet.plan(0, 1)
     fleet.hear()
     fleet.tick(100.0)
-    fleet.crew.interrupt = Interrupted("stopped by SIGINT", signal.SIGINT)
+    fleet.agents.interrupt = Interrupted("stopped by SIGINT", signal.SIGINT)
     fleet.tick(0.0)
     fleet.tick(5.0 + fleet_job.END_S - 0.1)
     assert not fleet.run._is_over()

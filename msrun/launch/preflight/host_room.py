@@ -7,7 +7,10 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+
+from msrun.agent.host.cgroups import group_folders
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -41,7 +44,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    for folder in _group_folders(root, "memory"):
+    for folder in chain.from_iterable(group_folders("memory", root)):
         for limit, used, reclaimable in (
             ("memory.max", "memory.current", r"^inactive_file (\d+)$"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_inactive_file (\d+)$"),
@@ -50,19 +53,6 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
                 free = int((folder / limit).read_text()) - int((folder / used).read_text())
                 match = re.search(reclaimable, (folder / "memory.stat").read_text(), re.MULTILINE)
                 yield max(0, free + (int(match[1]) if match else 0))
-
-
-def _group_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group and of those above it, of version 2 and of the version 1 controller."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, _, rest = line.partition(":")
-            names, sign, path = rest.partition(":")
-            if not sign or (names and controller not in names.split(",")):
-                continue
-            top = root / "sys/fs/cgroup" / (controller if names else "")
-            relative = Path(path.lstrip("/"))
-            yield from (top / part for part in (relative, *relative.parents) if ".." not in part.parts)
 
 
 def open_file_limits() -> tuple[int, int]:
@@ -78,7 +68,7 @@ def _finite(limit: int) -> int:
 def free_processes(root: Path = Path("/")) -> int | None:
     """Return how many threads and processes this user may still start; None = no limit."""
     free = []
-    for folder in _group_folders(root, "pids"):
+    for folder in chain.from_iterable(group_folders("pids", root)):
         with contextlib.suppress(OSError, ValueError):
             free.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]

@@ -5,6 +5,7 @@
     python benchmarks/launch.py --pss            memory of 32 idle workers that have joined
     python benchmarks/launch.py --large 256      msrun alone with many workers
     python benchmarks/launch.py --warm           msrun --warm beside msrun and torchrun
+    python benchmarks/launch.py --restart        from a worker's death to the first all_reduce of the next attempt
 
 The peers take turns, so that a change of the machine's load meets all of them; medians are compared. A peer that is
 not installed is left out with a word.
@@ -36,9 +37,9 @@ QUICK_SIZES = (1, 2, 4)
 Command = Callable[[int], list[str]]
 
 
-def msrun_command(count: int) -> list[str]:
+def msrun_command(count: int, *more: str) -> list[str]:
     """Return the command that starts `count` workers with msrun."""
-    options = ["--worker_num", str(count), "--quiet", "--tail_worker_log=none", "--device_target=cpu"]
+    options = ["--worker_num", str(count), "--quiet", "--tail_worker_log=none", "--device_target=cpu", *more]
     return [sys.executable, "-m", "msrun", *options, "--preload", "msrun.runtime:init", JOB]
 
 
@@ -47,9 +48,10 @@ def warm_command(count: int) -> list[str]:
     return [*msrun_command(count)[:3], "--warm", *msrun_command(count)[3:]]
 
 
-def torchrun_command(count: int) -> list[str]:
+def torchrun_command(count: int, *more: str) -> list[str]:
     """Return the command that starts `count` workers with torchrun."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), JOB]
+    options = ["--standalone", "--nproc-per-node", str(count), *more]
+    return [sys.executable, "-m", "torch.distributed.run", *options, JOB]
 
 
 def mpirun_command(count: int) -> list[str]:
@@ -115,6 +117,29 @@ def measure_warm(sizes: Sequence[int], repeats: int, folder: Path) -> None:
         measure_times(peers, sizes, repeats, folder)
     finally:
         run([sys.executable, "-m", "msrun", "--warm=stop"], folder)
+
+
+def measure_restart(sizes: Sequence[int], repeats: int, folder: Path) -> None:
+    """Print the table of times from the death of one worker to the first all_reduce of the next attempt."""
+    print(f"\na worker's death -> all_reduce of the next attempt: median seconds of {repeats} runs, peers taking turns")
+    commands = {
+        "msrun": lambda size: msrun_command(size, "--max_restarts=1"),
+        "torchrun": lambda size: torchrun_command(size, "--max-restarts=1"),
+    }
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun finds the store of the first attempt
+    print(row("workers", *commands, "torchrun/msrun"))
+    for size in sizes:
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(repeats):
+            for name, command in commands.items():
+                own = Path(tempfile.mkdtemp(dir=folder))
+                run([*command(size), "restart", str(own)], own)
+                works = [float((own / f"works_{rank}").read_text()) for rank in range(size)]
+                times[name].append(max(works) - float((own / "died").read_text()))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        ratio = f"{medians['torchrun'] / medians['msrun']:.1f}x"
+        print(row(str(size), *(f"{seconds:.2f}" for seconds in medians.values()), ratio), flush=True)
+        record("restart", workers=size, repeats=repeats, median_s=medians)
 
 
 def measure_large(size: int, repeats: int, folder: Path) -> None:
@@ -222,6 +247,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, three runs each")
     parser.add_argument("--pss", type=int, nargs="?", const=32, metavar="WORKERS", help="measure memory, not time")
     parser.add_argument("--warm", action="store_true", help="starts from a warm server")
+    parser.add_argument("--restart", action="store_true", help="how long a failed job takes to start again")
     parser.add_argument("--large", type=int, metavar="WORKERS", help="msrun alone, with this many workers")
     add_json_option(parser)
     options = parser.parse_args()
@@ -233,6 +259,8 @@ def main() -> None:
             measure_memory(find_peers(), options.pss, Path(folder))
         elif options.warm:
             measure_warm(sizes, repeats, Path(folder))
+        elif options.restart:
+            measure_restart([size for size in sizes if size > 1], repeats, Path(folder))
         elif options.large:
             measure_large(options.large, repeats, Path(folder))
         else:

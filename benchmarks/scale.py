@@ -31,10 +31,10 @@ from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import encode_message
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Muster
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.remote.packed_text import pack_hosts
@@ -78,8 +78,8 @@ def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     begin, before_mb = time.process_time(), peak_mb()
     spec = spec_of(options.hosts, options.workers, folder)
     with SignalPipe() as signals:
-        muster = Muster(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
-        jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in muster.host_jobs({})]
+        preparation = Preparation(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
+        jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in preparation.host_jobs({})]
         hosts = pack_hosts(seat_hosts(spec.host_entries))
         runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
     sizes = {"job_bytes": len(jobs[-1]), "run_bytes": len(runs[-1])}
@@ -143,7 +143,7 @@ class Launch:
         self._events = folder / contract.EVENTS_JSONL
         self._failing = failing
         self._rounds = rounds
-        self._crew: Crew
+        self._agents: Agents
         self._seconds: dict[str, float] = {}
         self._begin = 0.0
         self._bytes = 0.0
@@ -152,15 +152,15 @@ class Launch:
         """Return seconds and bytes by what they were spent on."""
         spec, entries = self._spec, self._spec.host_entries
         own = own_logs(spec.worker_log_name, {seat.node_rank: seat.ranks for seat in seat_hosts(entries)})
-        logs, events = HomeLogs(spec.log_dir, None, own), EventLog(self._events)
+        logs, events = LogCollector(spec.log_dir, None, own), EventLog(self._events)
         self._begin, cpu = time.monotonic(), time.process_time()
         with SignalPipe() as signals:
-            muster = Muster(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
-            with muster as crew:
-                mustered = muster.run()
+            preparation = Preparation(spec, {}, "JOB", self._opener, signals, logs, events, lambda _: None)
+            with preparation as agents:
+                ready = preparation.run()
                 self._lap("reached")
-                self._crew = crew
-                job = FleetRun(spec, "JOB", crew, mustered, logs, events, {}, quiet=True)
+                self._agents = agents
+                job = FleetRun(spec, "JOB", agents, ready, logs, events, {}, quiet=True)
                 job.start(threading.Thread(target=self._live, daemon=True).start)
                 result = job.finish()
                 self._lap("ended")
@@ -180,9 +180,9 @@ class Launch:
         while '"running"' not in self._events.read_text():
             time.sleep(0.05)
         self._lap("started")
-        for _ in range(self._rounds * self._crew.shares):
-            self._crew.beat_share()
-            while any(link.silent_s for link in self._crew.links):
+        for _ in range(self._rounds * self._agents.shares):
+            self._agents.beat_share()
+            while any(link.silent_s for link in self._agents.links):
                 time.sleep(0.001)
         self._lap("beats")
         self._failing.send(b"!")

@@ -185,8 +185,8 @@ class SocketOpener:
     def __init__(self, streams: list[socket.socket]) -> None:
         self.pipes = [SocketPipe(node, stream) for node, stream in enumerate(streams)]
 
-    def is_local(self, _entry: HostEntry) -> bool:
-        return False
+    def can_resume(self, _entry: HostEntry) -> bool:
+        return True
 
     def open(self, entry: HostEntry, _deadline: float | None) -> AgentPipe:
         return self.pipes[int(entry.name.removeprefix("node"))]

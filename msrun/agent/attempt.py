@@ -147,16 +147,16 @@ def late_start(plan: LaunchPlan, host: HostPlan, missing: list[int], log: str) -
     )
 
 
-def keep_logs(host: HostPlan, attempt: int) -> ClusterError | None:
+def keep_logs(logs: Iterable[str], attempt: int) -> None:
     """Move the logs of an attempt that is over out of the way: `worker_3.log` to `worker_3.attempt_0.log`.
 
-    Returns why that cannot be.
+    Raises:
+        ClusterError: one cannot be moved.
     """
-    for log in [*(worker.log_path for worker in host.workers), *(server.log_path for server in host.servers)]:
+    for log in logs:
         path = Path(log)
-        kept = path.with_name(contract.attempt_log_name(path.name, host.first_attempt + attempt))
+        kept = path.with_name(contract.attempt_log_name(path.name, attempt))
         try:
             rename_log(log, str(kept))
         except OSError as error:
-            return ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})")
-    return None
+            raise ClusterError(f"cannot move a log to {kept} ({error.strerror})") from None

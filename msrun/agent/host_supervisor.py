@@ -7,6 +7,7 @@ again and when it is over, the coordinator says, to all hosts the same.
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from msrun.cluster.control import Control
 from msrun.cluster.failure import FailureReport, read_report
 from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
-from msrun.errors import ClusterError, HangTimeout, PeerFailed
+from msrun.errors import ClusterError, HangTimeout, Interrupted, PeerFailed
 from msrun.planning.record_json import encode_record
 
 OTHERS_LINE_S = 2.0
@@ -58,7 +59,8 @@ class HostSupervisor(Supervisor):
         if self._reported == attempt.number or isinstance(attempt.fault, PeerFailed):
             return
         self._reported = attempt.number
-        report = replace(self._describe(attempt), can_restart=self._attempts.can_restart)
+        is_unfit = attempt.number > 0 and not self._are_workers_asked_for and not isinstance(attempt.fault, Interrupted)
+        report = replace(self._describe(attempt), can_restart=self._attempts.can_restart, is_unfit=is_unfit)
         self._send({"type": "failed", "attempt": attempt.number, "report": encode_record(report)})
 
     def _on_exited(self, message: Message) -> None:
@@ -98,7 +100,7 @@ class HostSupervisor(Supervisor):
         )
 
     def _start_again(self) -> None:
-        self._send({"type": "ready", "attempt": self._attempt.number})
+        self._send({"type": "ready", "attempt": self._attempt.number, "clock_s": time.time()})
 
     def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
         """Where all ranks wait in a collective, the one that they wait for is on another host, which can name it."""

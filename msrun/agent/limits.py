@@ -8,8 +8,6 @@ SWEEP_OVERDUE_S = 10.0
 """How long the fork server may take to end what an attempt left behind."""
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that a process of msrun's own may be stopped, whether one is."""
-STORE_LOOK_S = 0.05
-"""How often a restart looks whether the scheduler has made room for it."""
 STORE_OVERDUE_S = 10.0
 """How long the scheduler may take for that."""
 SCHEDULER_END_S = 1.0

@@ -51,21 +51,22 @@ class Supervisor:
         strangers: Collection[int],
         home: str,
         stopped_limit_s: float,
+        check_again: Callable[[Collection[int]], None],
     ) -> None:
         """
         Args:
+            check_again: called before a restart, with processes that could not be ended; raises MsrunError.
             strangers: children of this process that were there before the job, and are none of its business.
             home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
             stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
         """
         self._stopped_limit_s = stopped_limit_s
+        self._check_again = check_again
         self._strangers = strangers
         self._caller = caller
-        self._plan = plan
-        self._host = host
+        self._plan, self._host = plan, host
         self._server = server
-        self._observers = Observers(observers)
-        self._board = board
+        self._board, self._observers = board, Observers(observers)
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
@@ -73,15 +74,12 @@ class Supervisor:
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
         self._own = OwnProcesses(plan, home)
-        self._restart_delay_s = 0.0
-        self._fresh_store_of = 0
+        self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
-        self._start_method = ""
-        self._over = False
-        self._was_anything_started = False
+        self._start_method, self._over = "", False
+        self._was_anything_started = self._server_finished = False
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
-        self._server_finished = False
 
     def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
         """Start everything, wait for the end and leave nothing behind.
@@ -350,31 +348,33 @@ class Supervisor:
         self._timers.cancel("sweep")
         if self._over or self._attempt.has_failed:
             return
-        if message["survivors"]:
-            self._fail(ClusterError(f"cannot start again: processes {message['survivors']} could not be ended"))
-            return
-        # Only now has everything been written that the attempt had to say.
         past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
-        self._tell("restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty)
-        if error := keep_logs(self._host, number - 1):
-            self._fail(error)
+        reason, guilty = past.end_reason(), past.guilty
+        try:
+            self._check_again(message["survivors"])
+            # Only now has everything been written that the attempt had to say.
+            self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=guilty)
+            keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
+        except MsrunError as error:
+            self._fail(ClusterError(f"cannot start again: {error}"))
             return
         self._watch.reset()
-        self._timers.after("restart", self._restart_delay_s, self._restart)
+        self._timers.after("restart", delay_s, self._restart)
         silent = ClusterError(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
-        self._timers.after("store", self._restart_delay_s + limits.STORE_OVERDUE_S, lambda: self._fail(silent))
+        self._timers.after("store", delay_s + limits.STORE_OVERDUE_S, lambda: self._fail(silent))
 
     def _on_scheduler(self, scheduler: Channel) -> None:
         for message in scheduler.receive():
             if message["type"] == "store_ready":
                 self._fresh_store_of = message["attempt"]
+                self._restart()
 
     def _restart(self) -> None:
-        if self._fresh_store_of < self._attempt.number:  # the workers would find what the last attempt left there
-            self._timers.after("restart", limits.STORE_LOOK_S, self._restart)
-            return
-        self._timers.cancel("store")
-        self._start_again()
+        """Start again once the delay is over and the store has nothing of the last attempt, whichever comes last."""
+        is_fresh = self._timers.is_set("store") and self._fresh_store_of == self._attempt.number
+        if is_fresh and not self._timers.is_set("restart"):
+            self._timers.cancel("store")
+            self._start_again()
 
     def _start_again(self) -> None:
         self._limit_start()

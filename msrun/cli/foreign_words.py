@@ -33,10 +33,6 @@ FOREIGN_OPTIONS = {
     "--npernode": ("mpirun's", _EACH),
     "-npernode": ("mpirun's", _EACH),
     "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
-    "--nnodes": (
-        "torchrun's",
-        f"{_HOSTS}, or --worker_num (over all hosts) and --local_worker_num (on each); for MIN:MAX add --min_hosts MIN",
-    ),
     "--nodes": ("srun's", _HOSTS),
     "--num_nodes": ("deepspeed's", _HOSTS),
     "--num_machines": ("accelerate's", _HOSTS),

@@ -177,9 +177,9 @@ def _say_hint(text: str, options: dict[str, Any]) -> None:
 def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
     """Return the options with this host's place in a job that a cluster manager or another launcher has started."""
     from msrun.launch.console import say
-    from msrun.launch.own_place import find_own_place
+    from msrun.launch.host_discovery import discover_host
 
-    found = find_own_place(options, given, os.environ)
+    found = discover_host(options, given, os.environ)
     sources.settings = (*sources.settings, *found.settings)
     for line in found.lines:
         say(line, quiet=options["quiet"])

@@ -18,7 +18,7 @@ OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--js
 OPTIONAL_VALUES |= {"--progress": "true", "--trace": "true"}
 """Options whose value may be left out; a value is only taken after '='."""
 
-HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts")
+HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts", "nnodes")
 """Each of these makes a job one of hosts that are reached from here, or has a meaning only there."""
 
 MOST_USED = "Most used"
@@ -302,6 +302,12 @@ GROUPS: dict[str, list[click.Option]] = {
             "M",
             type=int,
             help="Start again on as few as M hosts when others are lost.  [default: with --spares all but these]",
+        ),
+        option(
+            "nnodes",
+            "MIN:MAX",
+            help="The same in torchrun's words, for a list of hosts: MAX of them run the job, the others are spare, "
+            "MIN are enough to start again.",
         ),
         option(
             "hang_time_out",

@@ -6,7 +6,7 @@ connection of its own: the launcher of `--hosts` over those to its agents, msrun
 (`coordinator_server`).
 
     host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come}
-                          done {attempt, rank, has_come}    ready {attempt}
+                          done {attempt, rank, has_come}    ready {attempt, clock_s}
     coordinator -> hosts  stop {attempt, report}      absent {attempt, ranks}
                           restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report}
 """
@@ -90,6 +90,11 @@ class Coordinator:
             return report
         who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
         return replace(report, failure=_after(f"{who} exited early (code 0)", report.failure))
+
+    def unfit(self, reason: str) -> list[Message]:
+        """A host may not take part in the attempt that is about to begin."""
+        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
+        return self.failed(self.attempt, FailureReport(failure, is_unfit=True))
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """The coordinator itself has seen why the job cannot go on, and cannot be started again."""

@@ -71,6 +71,8 @@ class FailureReport:
     is_hang: bool = False
     """The workers run still, and wait for ever."""
     can_restart: bool = False
+    is_unfit: bool = False
+    """It is the host itself that cannot start again, between two attempts; others may do without it."""
     lost_peer: bool = False
     """The worker's last words are that another rank has gone, and that one was not of its host."""
 

@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observer
+from msrun.agent.open_files import raise_open_files, set_open_files
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
@@ -35,6 +37,7 @@ from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
 from msrun.launch.failure import build_failure, report_failure, write_failure
 from msrun.launch.metrics_file import MetricsFile
 from msrun.launch.own_package import describe_shadowed_package
+from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
@@ -192,6 +195,8 @@ def run_job(
     ours = {early_server.pid} if early_server else set()
     strangers = frozenset(descendants(os.getpid())) - ours  # `monitor & exec msrun` makes the monitor a child of msrun
     with contextlib.ExitStack() as stack:
+        open_files = raise_open_files()
+        stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
         if part:
@@ -236,7 +241,9 @@ def run_job(
         shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
         limit_s = spec.heartbeat_time_out_s
         warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
-        result, report = _run(plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm)
+        result, report = _run(
+            spec, plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm, open_files
+        )
         failure = build_failure(plan, result)
         if failure and report:
             failure = merge_failures(report.failure, [failure])
@@ -266,6 +273,7 @@ def _store_listener(spec: LaunchSpec, facts: HostFacts, control: Control | None)
 
 
 def _run(
+    spec: LaunchSpec,
     plan: LaunchPlan,
     caller: Mapping[str, str],
     signals: SignalPipe,
@@ -277,6 +285,7 @@ def _run(
     part: AgentPart | None,
     stopped_limit_s: float,
     warm: WarmStart | None,
+    open_files: int,
 ) -> tuple[HostResult, FailureReport | None]:
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
@@ -295,8 +304,8 @@ def _run(
             server = start_warm(warm, env=env, working_directory=folder, job_id=plan.job_id, caller=caller)
         if server is None:
             server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
-        fds = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
-        server.begin(env, **fds, stopped_limit_s=part.stopped_limit_s if part else 0.0)
+        given: Any = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        server.begin(env, **given, open_files=open_files, stopped_limit_s=part.stopped_limit_s if part else 0.0)
     listener.close()
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
@@ -304,6 +313,7 @@ def _run(
     has_store = control is None or control.meeting is None or control.store_listener is not None
     observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
+    more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)
         return supervisor.run(signals, scheduler), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import sys
 from collections.abc import Collection, Mapping
@@ -15,6 +16,7 @@ from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import TableHost, read_table_hosts
 from msrun.planning.host_seat import HostSeat
+from msrun.planning.hosts.brackets import shorten
 from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
 from msrun.planning.hosts.host_list import check_distinct, parse_hosts
 from msrun.planning.hosts.hostfile import MAX_BYTES, parse_hostfile
@@ -24,8 +26,13 @@ from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
 
-OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts")
+OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts", "nnodes")
 """Options that say something of a list of hosts."""
+_WITHOUT_LIST = {
+    "python": "start msrun with that Python",
+    "nnodes": "give --worker_num (over all hosts) and --local_worker_num (on each)",
+}
+_NNODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     if options["python"] is not None:
         entries = tuple(replace(entry, python=entry.python or options["python"]) for entry in entries)
     worker_num, local_worker_num = options["worker_num"] if "worker_num" in given else None, options["local_worker_num"]
+    options = _take_nnodes(options, len(entries))
     min_hosts, count = _check_losses(options, len(entries)), len(entries) - options["spares"]
     spares = entries[count:]
     entries = give_slots(entries[:count], worker_num=worker_num, local_worker_num=local_worker_num)
@@ -80,6 +88,27 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     return JobHosts(entries, seats, told, spares)
 
 
+def _take_nnodes(options: Mapping[str, Any], count: int) -> Mapping[str, Any]:
+    """Return the options with --nnodes MIN:MAX as spare hosts and as the number that is enough.
+
+    torchrun starts with any number of hosts from MIN to MAX, and goes on with MIN. Source: torch.distributed.run.
+    """
+    text = options["nnodes"]
+    if text is None:
+        return options
+    match = _NNODES.fullmatch(text)
+    least, most = (int(number) for number in (match[1], match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise UsageError(f"--nnodes {shorten(text)}: give MIN:MAX, such as 2:4, or one number")
+    if other := next((name for name in ("spares", "min_hosts") if options[name] not in (None, 0)), None):
+        raise UsageError(f"--nnodes {text} and --{other} {options[other]}: give one of the two")
+    if count < least:
+        raise UsageError(f"--nnodes {text}: the list has {count} hosts; name {least} or more, or give a smaller number")
+    if count == least:
+        return options
+    return {**options, "spares": max(0, count - most), "min_hosts": least}
+
+
 def _check_losses(options: Mapping[str, Any], count: int) -> int:
     """Return how few of the hosts may run the job; 0 = the job ends when it loses one.
 
@@ -95,7 +124,7 @@ def _check_losses(options: Mapping[str, Any], count: int) -> int:
         )
     if min_hosts is not None and not 1 <= min_hosts <= count - spares:
         raise UsageError(f"--min_hosts {min_hosts}: must be 1 to {count - spares}, the number of hosts of the job")
-    name = "spares" if spares else "min_hosts"
+    name = next(name for name in ("nnodes", "spares", "min_hosts") if options[name])
     if options["rank_table_file"] is not None:
         raise UsageError(f"--{name} {options[name]}: --rank_table_file names every worker of the job; leave one out")
     if options["max_restarts"] < 1:
@@ -135,7 +164,7 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
         )
     if not has_list and not options["ssh"]:
         name = next(name for name in OF_LISTS if options[name] not in (None, 0))
-        remedy = "start msrun with that Python" if name == "python" else "leave it out"
+        remedy = _WITHOUT_LIST.get(name, "leave it out")
         raise UsageError(
             f"--{name} {options[name]}: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them {remedy}"
         )

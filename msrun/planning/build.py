@@ -35,6 +35,12 @@ SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
 LOOPBACK = "127.0.0.1"
 """Where the servers of a job on one host listen."""
+RECOVERY_VARIABLE = "MS_ENABLE_RECOVERY"
+"""1: MindSpore's scheduler waits without a limit for lost nodes; who starts them again is not msrun there."""
+RECOVERY_NOTE = (
+    f"{RECOVERY_VARIABLE}=1 starts nothing again: --max_restarts N does, after a failure; with --spares N or "
+    "--min_hosts M after the loss of a host, too"
+)
 
 
 def build_plan(
@@ -286,4 +292,6 @@ def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapp
     replaced = overridden_names(caller, planned)
     if replaced:
         notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")
+    if {**caller, **dict(spec.env)}.get(RECOVERY_VARIABLE) == "1" and not spec.max_restarts + spec.first_attempt:
+        notes.append(RECOVERY_NOTE)
     return notes

@@ -91,6 +91,11 @@ class HostPlan:
         return int(self.common_env.get(contract.TORCHELASTIC_RESTART_COUNT, 0))
 
     @property
+    def log_paths(self) -> list[str]:
+        """The logs of its workers, then those of its parameter servers."""
+        return [*(worker.log_path for worker in self.workers), *(server.log_path for server in self.servers)]
+
+    @property
     def where(self) -> str:
         """Return the host as reports name it."""
         return self.place or self.name

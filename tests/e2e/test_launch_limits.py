@@ -15,7 +15,17 @@ def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, wor
     job = msrun.run("--worker_num=40", "--log_max_bytes=1M", workers / "end.py", "all", "0", cwd=tmp_path, prefix=few)
     assert job.code == 3
     (line,) = job.stderr.splitlines()
-    assert "72 open files allowed for each process, 40 workers with --log_max_bytes need 112; raise the limit" in line
+    assert "72 open files allowed for each process, 40 workers with --log_max_bytes need 112; raise the hard " in line
+
+
+def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: JobRunner, tmp_path: Path) -> None:
+    """40 workers with rotated logs need more descriptors than they may have themselves."""
+    program = tmp_path / "limit.py"
+    program.write_text("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n")
+    few = ["prlimit", "--nofile=72:200"]
+    job = msrun.run("--worker_num=40", "--log_max_bytes=1M", program, cwd=tmp_path, prefix=few)
+    assert job.code == 0, job.stderr
+    assert {job.log(rank) for rank in range(40)} == {b"(72, 200)\n"}
 
 
 def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

@@ -128,12 +128,12 @@ def test_what_cannot_be_given_later_takes_another_server(warm: Warm, monkeypatch
     [server] = warm.servers()
     assert warm.run(warm.script(), env={"OMP_WAIT_POLICY": "PASSIVE"}).code == 0
     assert len(warm.servers()) == 2, "a variable that is read at import"
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft - 1, hard))
     try:
         warm.run(warm.script())
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (soft, hard))
     assert len(warm.servers()) == 3, "a limit"
     warm.run(warm.script(), env={"FOO": "other"})
     assert len(warm.servers()) == 3, "a variable of the user's own"

@@ -127,6 +127,26 @@ def test_failed_worker_starts_the_job_again_on_the_same_hosts(rehearsals: Rehear
     assert "after restart 1 in " in job.stderr
 
 
+@pytest.mark.parametrize("spares", [1, 0])
+def test_host_that_cannot_start_again_is_replaced_or_ends_the_job(rehearsals: Rehearsals, spares: int) -> None:
+    """A worker fails and takes the folder of its host's logs with it; the restart that cannot begin does not count."""
+    program = rehearsals.cwd / "remove.py"
+    program.write_text(
+        "import os, shutil, sys\n"
+        "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    shutil.rmtree(os.environ['MSRUN_LOG_DIR'])\n    sys.exit(7)\n"
+    )
+    hosts = [f"{2 + spares}x1", *([f"--spares={spares}"] if spares else [])]
+    job = rehearsals.run(*hosts, "--max_restarts=1", program)
+    why = re.compile(r"node 1 \(host1, 127\.0\.0\.3\): cannot start again: .*: No such file or directory; logs are")
+    if spares:
+        assert job.code == 0, job.stderr
+        assert why.search(job.stderr) and "restart 1 of 1: starting again on host0, host2" in job.stderr
+        assert [host["name"] for host in job.read_json("plan.json")["hosts"]] == ["host0", "host2"]
+    else:
+        assert (job.code, why.match(job.read_json("failure.json")["reason"]) is not None) == (3, True), job.stderr
+
+
 @pytest.mark.slow
 def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)

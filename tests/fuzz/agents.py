@@ -21,9 +21,9 @@ from msrun.cluster.messages import encode_message, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agent_link import AgentCode, AgentLink
-from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.remote.stream import Stream
@@ -186,25 +186,25 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
             signals, inbox = NoSignals(), Inbox()
             stack.callback(signals.close)
             stack.callback(inbox.close)
-            logs = HomeLogs(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), spec.max_restarts)
+            logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), spec.max_restarts)
             stack.callback(logs.close)
             events = EventLog(folder / "events.jsonl")
             stack.callback(events.close)
-            muster = stack.enter_context(_mustering(spec, signals, logs, events))
+            preparation = stack.enter_context(_prepared(spec, signals, logs, events))
             numbers = iter(range(1, 10_000))
-            links = Links(spec, inbox, {node: _said(rng, node, numbers) for node in range(2)}, muster._take_first)
-            crew = Crew(inbox, signals, (), 15.0)  # type: ignore[arg-type]
-            crew.links = links.all
-            muster._crew, muster._inbox = crew, inbox
+            links = Links(spec, inbox, {node: _said(rng, node, numbers) for node in range(2)}, preparation._take_first)
+            agents = Agents(inbox, signals, (), 15.0)  # type: ignore[arg-type]
+            agents.links = links.all
+            preparation._agents, preparation._inbox = agents, inbox
             if rng.random() < 0.3:
                 links.read()
-                muster._await_answers()
+                preparation._await_answers()
             else:
                 run = fleet_job.FleetRun(
                     spec,
                     "J",
-                    crew,
-                    Mustered(("10.0.0.1", 1), muster._seats, frozenset(), muster.explain_loss),
+                    agents,
+                    ReadyHosts(("10.0.0.1", 1), preparation._seats, frozenset(), preparation.explain_loss),
                     logs,
                     events,
                     {},
@@ -226,10 +226,10 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _mustering(spec: LaunchSpec, signals: Any, logs: HomeLogs, events: EventLog) -> Iterator[Muster]:
-    muster = Muster(spec, {}, "J", mock.Mock(), signals, logs, events, lambda _: None)
-    with contextlib.closing(muster._inbox):
-        yield muster
+def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventLog) -> Iterator[Preparation]:
+    preparation = Preparation(spec, {}, "J", mock.Mock(), signals, logs, events, lambda _: None)
+    with contextlib.closing(preparation._inbox):
+        yield preparation
 
 
 WISHES = (

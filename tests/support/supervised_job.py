@@ -20,6 +20,7 @@ from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.control import Control
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Channel, Message
+from msrun.errors import ClusterError
 from msrun.planning.build import build_plan
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.placement.host import HostFacts
@@ -78,7 +79,13 @@ class Job:
 
     def make_loop(self) -> Supervisor:
         more: dict[str, Any] = {"caller": {}, "strangers": (), "home": self.plan.log_dir, "stopped_limit_s": 15.0}
+        more["check_again"] = lambda survivors: self.check_again(survivors)
         return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, [self.moments], **more)
+
+    def check_again(self, survivors: list[int]) -> None:
+        """Look at the host before a restart."""
+        if survivors:
+            raise ClusterError(f"{survivors} run still")
 
     loop_class = Supervisor
     node_rank = 0

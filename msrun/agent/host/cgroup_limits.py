@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from msrun.agent.host.cgroups import group_folders
 from msrun.planning.placement.topology import parse_cpu_list
 
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
@@ -23,68 +22,16 @@ class CgroupLimits:
     cpus: tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class _Hierarchy:
-    """One mounted tree of groups and where this process is in it."""
-
-    controllers: frozenset[str]
-    """Empty for version 2, which has them all."""
-    folders: tuple[Path, ...]
-    """From the group of this process up to the mount point: a limit above holds below."""
-
-
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     """Return the limits of this process's groups and all above them that can be seen.
 
     Args:
         root: the file system to read /proc and /sys of.
     """
-    quotas: list[float] = []
-    cpus: tuple[int, ...] | None = None
-    for hierarchy in _hierarchies(root):
-        if not hierarchy.controllers or "cpu" in hierarchy.controllers:
-            quotas += [quota for folder in hierarchy.folders if (quota := _quota(folder)) is not None]
-        if not hierarchy.controllers or "cpuset" in hierarchy.controllers:
-            found = _cpuset(hierarchy.folders)
-            cpus = found if cpus is None else cpus
-    return CgroupLimits(min(quotas, default=None), cpus)
-
-
-def _hierarchies(root: Path) -> Iterator[_Hierarchy]:
-    paths = _own_paths(root)
-    for line in _lines(root / "proc/self/mountinfo"):
-        fields, _, source = line.partition(" - ")
-        kind, _, options = source.partition(" ")
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        controllers = frozenset() if kind == "cgroup2" else frozenset(options.rpartition(" ")[2].split(","))
-        own = next((path for names, path in paths if (names <= controllers if names else not controllers)), None)
-        if own is not None:
-            top, mount_point = (_unescape(text) for text in fields.split()[3:5])
-            yield _Hierarchy(controllers, _folders(root / mount_point.lstrip("/"), top, own))
-
-
-def _own_paths(root: Path) -> list[tuple[frozenset[str], str]]:
-    """Return (controllers, path of the group) of each hierarchy; version 2 names no controllers."""
-    paths = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        paths.append((frozenset(filter(None, names.split(","))), path))
-    return paths
-
-
-def _folders(mount_point: Path, top: str, own: str) -> tuple[Path, ...]:
-    """Return the folders from a group up to the mount point, which may show only a part of the tree (`top`).
-
-    A group outside what is mounted here, as in a container that has its own view, leaves the mount point alone.
-    """
-    group = Path(own)
-    relative = Path()
-    if ".." not in group.parts and group.is_relative_to(top):
-        relative = group.relative_to(top)
-    below = [mount_point / parent for parent in [relative, *relative.parents] if parent != Path()]
-    return (*below, mount_point)
+    trees = group_folders("cpu", root)
+    quotas = [quota for folders in trees for folder in folders if (quota := _quota(folder)) is not None]
+    sets = (_cpuset(folders) for folders in group_folders("cpuset", root))
+    return CgroupLimits(min(quotas, default=None), next((found for found in sets if found is not None), None))
 
 
 def _quota(folder: Path) -> float | None:
@@ -107,15 +54,3 @@ def _cpuset(folders: tuple[Path, ...]) -> tuple[int, ...] | None:
                 if cpus:
                     return cpus
     return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-
-
-def _unescape(text: str) -> str:
-    """Undo the kernel's octal escapes for blanks in paths."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

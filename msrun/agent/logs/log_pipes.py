@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from msrun import contract
@@ -21,6 +20,7 @@ from msrun.agent.logs.log_writer import DRAIN_S, ORPHAN_END_S, LogStream, run_lo
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes import process_control
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
+from msrun.agent.processes.process_stat import read_stat
 from msrun.agent.processes.reaper import Ended
 from msrun.cluster.messages import Channel
 
@@ -155,13 +155,10 @@ class LogPipes:
 def is_exiting(pid: int) -> bool:
     """Return whether a process has begun to end, or has ended and was not collected yet.
 
-    Source: proc(5), /proc/PID/stat, flags; PF_EXITING of linux/sched.h is set before any of its files is closed.
+    PF_EXITING of linux/sched.h is set before any of its files is closed.
     """
-    try:
-        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return fields[0] == b"Z" or bool(int(fields[6]) & PF_EXITING)
+    stat = read_stat(pid)
+    return stat is not None and (stat.state == "Z" or bool(stat.flags & PF_EXITING))
 
 
 def await_log_writer(pid: int, strangers: Collection[int]) -> None:

@@ -17,6 +17,7 @@ from typing import NoReturn
 from msrun import contract
 from msrun.agent.logs.log_pipes import LogPipes
 from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.open_files import set_open_files
 from msrun.agent.processes.affinity import apply_binding
 from msrun.agent.processes.process_control import die_with_parent
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
@@ -37,6 +38,7 @@ def become(
     server_pid: int,
     scheduler_fds: tuple[int, int],
     blas_threads: int,
+    open_files: int,
     log_pipes: LogPipes | None = None,
 ) -> NoReturn:
     """Turn this freshly forked process into what `spec` says; does not return.
@@ -62,6 +64,8 @@ def become(
     if is_log_writer and log_pipes:
         name_process(LOG_WRITER_TITLE)
         _run_log_writer(log_pipes)
+    if spec.process_id >= 0:
+        set_open_files(open_files)
     if spec.program is None:
         raise ValueError(f"process {spec.process_id} has no program")
     if spec.use_exec:

@@ -5,8 +5,8 @@ children: when it ends, the kernel kills every worker (see `child.become`); when
 below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
-    agent -> server   import {names}       begin {environment, stopped_limit_s}, with descriptors over another
-                      socket
+    agent -> server   import {names}       begin {environment, stopped_limit_s, open_files}, with descriptors over
+                      another socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
+from msrun.agent.open_files import raise_open_files
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
@@ -78,6 +79,8 @@ class ForkServer:
         self._agent_moved_at = clock()
         """When the agent was last seen not to be stopped."""
         self.blas_threads = 1
+        self.open_files = 0
+        """How many of them each worker may have."""
         self.scheduler_fds = (-1, -1)
         """The scheduler's channel to the agent and the socket of its store."""
         self.log_pipes: LogPipes | None = None
@@ -169,7 +172,7 @@ class ForkServer:
         os.dup2(log, 2)
         os.close(log)
         self.scheduler_fds = (scheduler[0], scheduler[1])
-        self._stopped_limit_s = message["stopped_limit_s"]
+        self._stopped_limit_s, self.open_files = message["stopped_limit_s"], message["open_files"]
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
@@ -337,6 +340,7 @@ def main() -> None:
 
 def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoReturn:
     """Be the fork server of one job to its end, and in every process that it forks what that shall be."""
+    raise_open_files()
     server_pid = os.getpid()
     server = ForkServer(channel, agent_pid, passing)
     child = server.serve()
@@ -347,5 +351,6 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoRet
         server_pid=server_pid,
         scheduler_fds=server.scheduler_fds,
         blas_threads=server.blas_threads,
+        open_files=server.open_files,
         log_pipes=server.log_pipes,
     )

@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import Collection, Iterable
 from functools import cache
-from pathlib import Path
+
+from msrun.agent.processes.process_stat import read_all_stats, read_stat
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -56,40 +57,23 @@ class Pid(int):
 
 
 def process_table() -> dict[Pid, tuple[int, int, str]]:
-    """Return pid -> (parent pid, session id, state) of every process that can be seen.
-
-    Source: proc(5), /proc/PID/stat; the command name may hold blanks and brackets, so fields count from the last ')'.
-    """
-    table: dict[Pid, tuple[int, int, str]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
-        if not entry.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()
-            table[Pid(int(entry), int(fields[19]))] = (int(fields[1]), int(fields[3]), fields[0].decode())
-    return table
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the third on; empty when there is no such process."""
-    try:
-        return Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    """Return pid -> (parent pid, session id, state) of every process that can be seen."""
+    return {Pid(one.pid, one.started_at): (one.parent, one.session, one.state) for one in read_all_stats()}
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process."""
-    return _stat(pid)[:1] in ([b"T"], [b"t"])
+    stat = read_stat(pid)
+    return stat is not None and stat.state in "Tt"
 
 
 def start_time(pid: int) -> int:
     """Return when a process was started, in ticks since the machine was; 0 when it is not there.
 
-    A process id alone may stand for another process later. Source: proc(5), /proc/PID/stat, field 22.
+    A process id alone may stand for another process later.
     """
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] != b"Z" else 0
+    stat = read_stat(pid)
+    return stat.started_at if stat is not None and stat.state != "Z" else 0
 
 
 def descendants(root_pid: int, strangers: Collection[int] = ()) -> list[Pid]:

@@ -112,7 +112,14 @@ class ForkServerHandle:
         return working_directory == self._working_directory and self._changes(env).keys() <= SET_LATE
 
     def begin(
-        self, env: Mapping[str, str], *, log_fd: int, scheduler_fd: int, listener_fd: int, stopped_limit_s: float = 0.0
+        self,
+        env: Mapping[str, str],
+        *,
+        log_fd: int,
+        scheduler_fd: int,
+        listener_fd: int,
+        open_files: int,
+        stopped_limit_s: float = 0.0,
     ) -> None:
         """Give the server its job. Once, before anything is started.
 
@@ -121,10 +128,12 @@ class ForkServerHandle:
             log_fd: gets what the server and imported libraries print; closed by the caller.
             scheduler_fd: the scheduler's end of its channel to the agent; closed by the caller.
             listener_fd: listening socket of the store; closed by the caller.
+            open_files: how many files each worker may open.
             stopped_limit_s: how long this process may be stopped by a signal before the server ends it and the job's
                 part here; 0 = for ever, as a user at a terminal may want it.
         """
-        self.send("begin", environment=self._changes(env), stopped_limit_s=stopped_limit_s)
+        changes = self._changes(env)
+        self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
         with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
             socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd])
 

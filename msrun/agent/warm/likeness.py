@@ -50,6 +50,7 @@ def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: 
         "directory": working_directory if any(not Path(part).is_absolute() for part in search) else "",
         "status": [line for line in _lines("/proc/self/status") if line.startswith(_KEPT_STATUS)],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _limits()},
+        "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # the hard limit
         "cores": sorted(os.sched_getaffinity(0)),
         "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), *_lines("/proc/self/oom_score_adj")],
         "control groups": _lines("/proc/self/cgroup"),
@@ -59,7 +60,8 @@ def likeness(env: Mapping[str, str], imports: Sequence[str], working_directory: 
 
 
 def _limits() -> list[str]:
-    return sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    of_each_job = {"RLIMIT_NOFILE", "RLIMIT_OFILE"}
+    return sorted({name for name in dir(resource) if name.startswith("RLIMIT_")} - of_each_job)
 
 
 def _lines(path: str) -> list[str]:

@@ -30,6 +30,7 @@ from msrun.agent.processes.child import name_process, set_environment
 from msrun.agent.processes.fork_server import serve_job
 from msrun.agent.processes.last_resort import end_job
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
+from msrun.agent.processes.process_stat import read_stat
 from msrun.agent.warm.likeness import NO_JOB, changed_file, loaded_files
 from msrun.agent.warm.warm_folder import importing, locked
 from msrun.cluster.messages import Channel, Message
@@ -38,8 +39,6 @@ ASK_S = 5.0
 """How long who has connected may take to say what it wants."""
 DESCRIPTORS = 3
 _CREDENTIALS = struct.Struct("3i")
-_ENV_START, _ENV_END = 47, 48
-"""Fields of /proc/PID/stat after the command's name; source: proc(5), fields 50 and 51."""
 
 
 class WarmServer:
@@ -223,8 +222,9 @@ def mark_job(job_id: str) -> None:
     The kernel shows the memory that held the environment when the program was started; processes of a job are found
     by their id there (`last_resort`).
     """
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    stat = read_stat("self")
+    assert stat is not None, "this process has gone"
+    start, end = stat.environment
     mark = f"{contract.MSRUN_JOB_ID}=".encode()
     offset = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + mark + NO_JOB.encode() + b"\0")
     if offset >= 0 and len(job_id) == len(NO_JOB):

@@ -12,6 +12,8 @@ import re
 import time
 from pathlib import Path
 
+from msrun.agent.host.cgroups import group_folders
+
 READ_BYTES = 8192
 
 
@@ -58,15 +60,8 @@ class MemoryKillWatch:
 
 def _cgroup_counters(root: Path) -> list[Path]:
     """Return the counter files of this process's memory cgroup, v1 or v2."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-                found += [Path(f"{mount}{path}", "memory.events") for mount in mounts]
-            elif "memory" in controllers.split(","):
-                found.append(Path(f"{root / 'sys/fs/cgroup/memory'}{path}", "memory.oom_control"))
+    own = [folders[0] for folders in group_folders("memory", root)]
+    found = [folder / name for folder in own for name in ("memory.events", "memory.oom_control")]
     return [path for path in found if path.is_file()]
 
 

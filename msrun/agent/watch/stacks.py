@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.process_control import signal_processes
+from msrun.agent.processes.process_stat import read_stat
 from msrun.planning.environment import STACK_SIGNAL
 
 STACK_WAIT_S = 1.0
@@ -40,10 +41,10 @@ def catches(pid: int, signum: int) -> bool:
 
 def kernel_state(pid: int) -> str:
     """Return what the kernel says of a process, e.g. "stopped by a signal" or "sleeping in futex_wait_queue"."""
-    try:
-        letter = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
+    stat = read_stat(pid)
+    if stat is None:
         return "gone"
+    letter = stat.state
     text = _STATES.get(letter, f"in state {letter}")
     with contextlib.suppress(OSError):
         where = Path("/proc", str(pid), "wchan").read_text()

@@ -11,10 +11,10 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.console import say
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan
-from msrun.launch.fleet.muster import ANSWER_S, Muster, Mustered, error_of
 from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts, error_of
 from msrun.launch.job import new_job_id
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -39,19 +39,19 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe())
         opener = HostOpener(spec, job_id, tell)
-        muster = Muster(spec, caller, job_id, opener, signals, None, None, tell)
-        crew = stack.enter_context(muster)
-        mustered = muster.run()
-        hosts, notes, target = _ask(spec, crew, mustered)
-        for warning in mustered.warnings:
+        preparation = Preparation(spec, caller, job_id, opener, signals, None, None, tell)
+        agents = stack.enter_context(preparation)
+        ready = preparation.run()
+        hosts, notes, target = _ask(spec, agents, ready)
+        for warning in ready.warnings:
             tell(warning)
     forwarded = forwarded_environment(caller, spec.forward_env)
-    master = (mustered.master[0], spec.master_port)
+    master = (ready.master[0], spec.master_port)
     plan = assemble_plan(spec, job_id, master, hosts, notes, target, forwarded)
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def _ask(spec: LaunchSpec, crew: Crew, mustered: Mustered) -> tuple[dict[int, HostPlan], dict[int, list[str]], str]:
+def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int, HostPlan], dict[int, list[str]], str]:
     """Return what each host would run, what is to be known of that, and the device target."""
     hosts: dict[int, HostPlan] = {}
     notes: dict[int, list[str]] = {}
@@ -63,16 +63,16 @@ def _ask(spec: LaunchSpec, crew: Crew, mustered: Mustered) -> tuple[dict[int, Ho
         notes[node] = [str(note) for note in message["notes"]]
         targets.append(str(message["target"]))
 
-    same = mustered.told(spec, spec.master_port)
-    for link in crew.links:
-        link.send("plan", **same, use_shared=link.node_rank in mustered.shared)
+    same = ready.told(spec, spec.master_port)
+    for link in agents.links:
+        link.send("plan", **same, use_shared=link.node_rank in ready.shared)
     handlers = {
         "planned": take,
         "error": lambda _, message: faults.append(error_of(message)),
-        "lost": lambda node, message: faults.append(mustered.explain_loss(node, message)),
+        "lost": lambda node, message: faults.append(ready.explain_loss(node, message)),
     }
-    crew.hear(lambda: len(hosts) == len(crew.links) or bool(faults), handlers, deadline=time.monotonic() + ANSWER_S)
-    silent = [link.entry.name for link in crew.links if link.node_rank not in hosts]
+    agents.hear(lambda: len(hosts) == len(agents.links) or bool(faults), handlers, deadline=time.monotonic() + ANSWER_S)
+    silent = [link.entry.name for link in agents.links if link.node_rank not in hosts]
     if faults or silent:
         raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
     return hosts, notes, targets[0]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from msrun.agent.signals import SignalPipe
 from msrun.launch.console import say
-from msrun.launch.fleet.muster import Muster
 from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.job import new_job_id
 from msrun.launch.preflight.fleet_finding import exit_code_of_fleet, order_findings, render_fleet_findings
 from msrun.launch.preflight.launcher_look import inspect_launcher
@@ -25,8 +25,10 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
         signals = stack.enter_context(SignalPipe())
         job_id = new_job_id()
         opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
-        muster = Muster(spec, caller, job_id, opener, signals, None, None, lambda text: say(text, quiet=quiet))
-        stack.enter_context(muster)
-        muster.look()
-    findings = order_findings([*inspect_launcher(spec, caller), *muster.findings])
+        preparation = Preparation(
+            spec, caller, job_id, opener, signals, None, None, lambda text: say(text, quiet=quiet)
+        )
+        stack.enter_context(preparation)
+        preparation.look()
+    findings = order_findings([*inspect_launcher(spec, caller), *preparation.findings])
     return exit_code_of_fleet(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.logs.rotated_log import rename_log
+from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observer, Observers
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
@@ -24,16 +24,16 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import write_failure
-from msrun.launch.fleet.crew import Crew
-from msrun.launch.fleet.fleet_plan import assemble_plan
-from msrun.launch.fleet.home_logs import HomeLogs
-from msrun.launch.fleet.muster import Mustered
+from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.fleet_plan import assemble_plan, ranks_of_hosts
+from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.outcome import at_home, hide_secrets
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult
 from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
-from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import all_workers, count_workers
 from msrun.planning.record_json import decode_record
@@ -51,9 +51,9 @@ class FleetRun:
         self,
         spec: LaunchSpec,
         job_id: str,
-        crew: Crew,
-        mustered: Mustered,
-        logs: HomeLogs,
+        agents: Agents,
+        ready: ReadyHosts,
+        logs: LogCollector,
         events: EventLog,
         forwarded: Mapping[str, str],
         *,
@@ -72,8 +72,8 @@ class FleetRun:
         self._spec = spec
         self._forwarded = forwarded
         self._job_id = job_id
-        self._crew = crew
-        self._mustered = mustered
+        self._agents = agents
+        self._ready = ready
         self._logs = logs
         self._events = events
         self._quiet = quiet
@@ -89,6 +89,8 @@ class FleetRun:
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
+        self._begun, self._restarted_at = 0, 0.0
+        """The last attempt that has workers, and when hosts were told to begin the newest one (s since the epoch)."""
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
         self._console: Console | None = None
@@ -108,16 +110,15 @@ class FleetRun:
         Args:
             on_directory: called when the log directory holds the job's plan.
         """
-        crew, mustered = self._crew, self._mustered
+        agents, ready = self._agents, self._ready
         self._on_directory = on_directory
         self._started_at = self._clock()
-        address, port = mustered.master
-        crew.has_begun = True
-        same = mustered.told(self._spec, port)
-        for link in crew.links:
+        address, port = ready.master
+        agents.has_begun, same = True, ready.told(self._spec, port)
+        for link in agents.links:
             link.begin()
-            link.send("run", **same, use_shared=link.node_rank in mustered.shared)
-        self._events.note("agents_started", {"hosts": len(crew.links), "master": f"{address}:{port}"})
+            link.send("run", **same, use_shared=link.node_rank in ready.shared)
+        self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
 
     def finish(self, can_go_on: Callable[[Mapping[int, str]], bool] = lambda _lost: False) -> JobResult | None:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere.
@@ -126,7 +127,7 @@ class FleetRun:
             can_go_on: asked when hosts were lost, by node rank with reasons: whether the job starts again without them.
         """
         self._hear(self._is_over)
-        if self.lost and self._crew.interrupt is None and can_go_on(self.lost):
+        if self.lost and self._agents.interrupt is None and can_go_on(self.lost):
             self._end_attempt()
             return None
         return self._conclude()
@@ -139,7 +140,7 @@ class FleetRun:
     @property
     def restarts(self) -> int:
         """How often the job has started again, on other hosts before and on these."""
-        return self._spec.first_attempt + self._record.restarts
+        return self._spec.first_attempt + self._begun
 
     def set_logs_aside(self) -> None:
         """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
@@ -147,20 +148,16 @@ class FleetRun:
         Raises:
             ClusterError: one cannot be renamed.
         """
-        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        hosts = self._hosts.values()
-        names = [Path(log.log_path).name for host in hosts for log in (*host.workers, *host.servers)]
         kept = self._spec.log_dir / contract.attempt_plan_name(self.restarts)
         try:
             if self._plan is not None:
                 write_private(kept, json.dumps(self._plan.to_json(), indent=2) + "\n")
-            for name in [*names, *traces, contract.SCHEDULER_LOG]:
-                path = self._spec.log_dir / name
-                kept = path.with_name(contract.attempt_log_name(name, self.restarts))
-                if path.exists():
-                    rename_log(str(path), str(kept))
         except OSError as error:
-            raise ClusterError(f"cannot start again: cannot move a log to {kept} ({error.strerror})") from None
+            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
+        names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        names += [Path(path).name for host in self._hosts.values() for path in host.log_paths]
+        paths = [self._spec.log_dir / name for name in (*names, contract.SCHEDULER_LOG)]
+        keep_logs([str(path) for path in paths if path.exists()], self.restarts)
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
@@ -175,10 +172,10 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._crew.hear(is_done, handlers, every=(TICK_S, self._tick))
+        self._agents.hear(is_done, handlers, every=(TICK_S, self._tick))
 
     def _is_over(self) -> bool:
-        return len(self._ended) == len(self._crew.links)
+        return len(self._ended) == len(self._agents.links)
 
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class FleetRun:
         self._hosts[node_rank] = host
         self._notes[node_rank] = [str(note) for note in message["notes"]]
         self._target = self._target or str(message["target"])
-        if len(self._hosts) == len(self._crew.links):
+        if len(self._hosts) == len(self._agents.links):
             self._write_plan()
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
@@ -202,7 +199,7 @@ class FleetRun:
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
         )
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
@@ -223,7 +220,7 @@ class FleetRun:
             except UsageError as error:
                 self._fail(error)
         self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
-        for note in (*self._mustered.warnings, *plan.notes):
+        for note in (*self._ready.warnings, *plan.notes):
             self._say(note)
         self._on_directory()
 
@@ -231,7 +228,18 @@ class FleetRun:
         self._record.note(node_rank, str(message["moment"]), message["fields"])
 
     def _on_report(self, node_rank: int, message: Message) -> None:
-        self._give(self._coordinator.hear(node_rank, message))
+        orders = []
+        if message["type"] == "ready" and (skew := self._describe_skew(float(message["clock_s"]))):
+            name = self._spec.host_entries[node_rank].name
+            orders = self._coordinator.unfit(f"{name}: cannot start again: {skew}; start chrony or ntpd there")
+        orders = orders or self._coordinator.hear(node_rank, message)
+        report = self._coordinator.report
+        if orders and orders[0]["type"] == "stop" and report is not None and report.is_unfit:
+            self.lost[node_rank] = report.failure.reason
+        self._give(orders)
+
+    def _describe_skew(self, clock_s: float) -> str:
+        return describe_skew(clock_s - time.time(), clock_s - self._restarted_at, FAR_SKEW_S)
 
     def _on_result(self, node_rank: int, message: Message) -> None:
         value = message["failure"]
@@ -249,7 +257,7 @@ class FleetRun:
 
     def _on_broken(self, node_rank: int, message: Message) -> None:
         """The agent has ended before its time; what it has left is fetched before it is lost."""
-        loss = self._mustered.explain_loss(node_rank, message)
+        loss = self._ready.explain_loss(node_rank, message)
         if node_rank not in self._ended and node_rank not in self._results:
             self.lost[node_rank] = str(loss)
         self._lose(node_rank, loss)
@@ -271,11 +279,13 @@ class FleetRun:
     def _give(self, orders: Iterable[Message]) -> None:
         """Pass the coordinator's orders on to all hosts, and do what they mean here."""
         for order in orders:
-            self._crew.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
+            self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
                 self._limit_end()
+            elif order["type"] == "start":
+                self._begun = order["attempt"]
             elif order["type"] == "restart":
-                self._give_up_at = None
+                self._give_up_at, self._restarted_at = None, time.time()
                 number = order["attempt"] + self._spec.first_attempt
                 self._note_attempt(number - 1, order["reason"])
                 self._record.restart(number, order["delay_s"], order["reason"], order["ranks"])
@@ -298,7 +308,7 @@ class FleetRun:
 
     def _tick(self) -> None:
         now = self._clock()
-        if self._crew.interrupt is not None:
+        if self._agents.interrupt is not None:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
@@ -307,14 +317,17 @@ class FleetRun:
                 observer.tick(self._record.membership)
 
     def _give_up(self) -> None:
-        for link in self._crew.links:
+        for link in self._agents.links:
             if link.node_rank not in self._ended:
                 self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
                 self._end_host(link.node_rank)
 
     def _note_attempt(self, number: int, reason: str) -> None:
         now = self._clock()
-        self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
+        if self.attempts and self.attempts[-1]["attempt"] == number:  # the next one could not begin
+            self.attempts[-1]["reason"] = f"{self.attempts[-1]['reason']}; then {reason}"
+        else:
+            self.attempts.append({"attempt": number, "reason": reason, "run_time_s": round(now - self._started_at, 3)})
         self._started_at = now
 
     def _end_attempt(self) -> None:
@@ -332,7 +345,7 @@ class FleetRun:
     def _conclude(self) -> JobResult:
         failure = self._find_failure()
         plan = self._plan or assemble_plan(
-            self._spec, self._job_id, self._mustered.master, self._hosts, self._notes, self._target, self._forwarded
+            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
@@ -345,16 +358,15 @@ class FleetRun:
             self._console.note("over", {})
             where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
             again = f" after restart {self.restarts}" if self.restarts else ""
-            self._console.finish(
-                "" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}"
-            )
+            summary = f"{all_workers(plan.world_size)}{where} finished successfully{again}"
+            self._console.finish("" if failure else summary)
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))
 
     def _find_failure(self) -> JobFailure | None:
         """Return why the job failed; that the user has ended it comes before everything."""
-        interrupt, report = self._crew.interrupt, self._coordinator.report
+        interrupt, report = self._agents.interrupt, self._coordinator.report
         found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
         if interrupt is not None:
             failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)
@@ -387,11 +399,6 @@ class _OnceThereIsAPlan:
 
     def tick(self, membership: object) -> None:
         """Nothing regular to pass on."""
-
-
-def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
-    """Return the global ranks of each node rank."""
-    return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
 
 
 def _hosts_in_words(plan: LaunchPlan) -> str:

@@ -35,6 +35,11 @@ def spec_of_host(spec: LaunchSpec, seat: HostSeat) -> LaunchSpec:
     )
 
 
+def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
+    """Return the global ranks of each node rank."""
+    return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
+
+
 def assemble_plan(
     spec: LaunchSpec,
     job_id: str,

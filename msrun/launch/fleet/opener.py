@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from msrun.agent.open_files import raise_open_files, set_open_files
 from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.job_hosts import is_this_host
 from msrun.launch.rehearsal import check_addresses, share_machine
@@ -44,6 +45,7 @@ class HostOpener:
             self._connector = SshConnector(spec.ssh, warn=warn, ask=_ask if sys.stdin.isatty() else None)
             self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
         self._window = threading.Semaphore(spec.ssh.window)
+        self._open_files = raise_open_files()
 
     def can_resume(self, entry: HostEntry) -> bool:
         """Return whether a broken connection may be replaced; the pipe of this host breaks with its agent alone."""
@@ -60,7 +62,7 @@ class HostOpener:
         """
         interpreter = entry.python or sys.executable
         if self._connector is None or entry in self._local:
-            return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry))
+            return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry), self._open_files)
         with self._window:
             end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
             return self._connector.open(entry, agent_command(interpreter), deadline=end)
@@ -84,6 +86,7 @@ class HostOpener:
 
     def close(self) -> None:
         """End all connections, those that are being made, too."""
+        set_open_files(self._open_files)
         if self._connector is not None:
             self._connector.close()
 

@@ -32,8 +32,6 @@ class FleetRecord:
         self._unready: set[int] = set()
         """Hosts that have not told yet that they start again."""
         self.membership = self._new_membership()
-        self.restarts = 0
-        """How often all hosts have begun anew."""
 
     def _new_membership(self) -> Membership:
         return Membership(rank for ranks in self._ranks.values() for rank in ranks)
@@ -83,7 +81,6 @@ class FleetRecord:
 
     def _tell_restart(self) -> None:
         if self._restart and not self._unready:
-            self.restarts += 1
             self._observers.tell("restarting", **self._restart)
             self._restart = {}
 

@@ -19,10 +19,11 @@ from msrun.launch.directory.earlier_job import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.failure import write_failure
-from msrun.launch.fleet.fleet_job import FleetRun, ranks_of_hosts
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Muster
+from msrun.launch.fleet.fleet_job import FleetRun
+from msrun.launch.fleet.fleet_plan import ranks_of_hosts
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.job import JobResult, new_job_id
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_pool import MAX_FAILURES, HostPool
@@ -103,24 +104,24 @@ class JobStarts:
         with contextlib.ExitStack() as stack:
             rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
             own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num)
-            logs = HomeLogs(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
+            logs = LogCollector(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
             stack.callback(logs.close)
-            agents = f"{self._job_id}r{self._restarts}" if self._restarts else self._job_id  # a lost one keeps its own
-            opener = HostOpener(spec, agents, self._say)
-            muster = Muster(spec, self._caller, agents, opener, self._signals, logs, self._events, self._say)
-            crew = stack.enter_context(muster)
+            own_id = f"{self._job_id}r{self._restarts}" if self._restarts else self._job_id  # a lost one keeps its own
+            opener = HostOpener(spec, own_id, self._say)
+            preparation = Preparation(spec, self._caller, own_id, opener, self._signals, logs, self._events, self._say)
+            agents = stack.enter_context(preparation)
             try:
-                mustered = muster.run()
+                ready = preparation.run()
             except (UsageError, ClusterError) as error:
-                if self._restarts and muster.failed_nodes:
-                    return self._start_without(spec, muster.failed_nodes, error)
+                if self._restarts and preparation.failed_nodes:
+                    return self._start_without(spec, preparation.failed_nodes, error)
                 raise
             forwarded = forwarded_environment(self._caller, spec.forward_env)
             run = FleetRun(
                 spec,
                 self._job_id,
-                crew,
-                mustered,
+                agents,
+                ready,
                 logs,
                 self._events,
                 forwarded,

@@ -25,7 +25,7 @@ from msrun.launch.preflight.host_room import (
     free_disk_bytes,
     free_memory_bytes,
     free_processes,
-    open_file_limit,
+    open_file_limits,
 )
 from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.tls_files import look_at_tls
@@ -41,6 +41,8 @@ SMALL_SHARED_MEMORY_BYTES = 64 * MIB
 """What a container gets by default; the workers of one torch DataLoader can fill it."""
 FILES_OF_MSRUN = 32
 """Beside one for each worker; with rotated logs, two: both ends of its pipe, or a pipe and a log."""
+FILES_PER_HOST = 4
+"""Of a launcher: a connection, or a socket and the stderr of an agent on this host, and a ProxyCommand's."""
 FILES_PER_WORKER = 8
 """What a worker that talks to some others needs; the store alone has a connection to each."""
 PROCESSES_OF_MSRUN = 3
@@ -222,15 +224,24 @@ def _look_at_memory(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_open_files(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers."""
-    limit = open_file_limit()
+    """Each worker is connected to the store, and to other workers: descriptors grow with the number of workers.
+
+    A launcher of many hosts has a connection to each, and the logs of all their workers.
+    """
+    limit, hard_limit = open_file_limits()
     count = spec.local_worker_num
     least = FILES_OF_MSRUN + (2 if spec.log_max_bytes else 1) * count
     usual = FILES_OF_MSRUN + FILES_PER_WORKER * count
+    who = f"{count_workers(count)}{' with --log_max_bytes' if spec.log_max_bytes else ''}"
+    if spec.is_remote:
+        least = usual = FILES_OF_MSRUN + FILES_PER_HOST * len(spec.host_entries) + spec.worker_num
+        who, limit = f"{len(spec.host_entries)} hosts with {count_workers(spec.worker_num)}", hard_limit
+    if hard_limit < least:
+        raise ClusterError(
+            f"{hard_limit} open files allowed for each process, {who} need {least}; raise the hard limit: ulimit -Hn, "
+            "LimitNOFILE of the service, or --ulimit nofile of the container"
+        )
     text = f"{limit} open files allowed for each process"
-    if limit < least:
-        rotated = " with --log_max_bytes" if spec.log_max_bytes else ""
-        raise ClusterError(f"{text}, {count_workers(count)}{rotated} need {least}; raise the limit with ulimit -n")
     if limit < usual:
         return Finding("warn", "open_files", f"{text}; ulimit -n {usual} leaves the workers more room")
     return Finding("ok", "open_files", text)
@@ -295,7 +306,7 @@ CHECKS = (
     Check("devices", _look_at_devices),
     Check("rank_table", _look_at_rank_table),
     Check("memory", _look_at_memory),
-    Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True),
+    Check("open_files", _look_at_open_files, stops_run=True, stops_dry_run=True, is_launchers=True),
     Check("processes", _look_at_processes, stops_run=True),
     Check("python", _look_at_python),
     Check("torch", _look_at_torch),

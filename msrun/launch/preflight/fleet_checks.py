@@ -18,6 +18,8 @@ from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 
 MAX_SKEW_S = 1.0
+FAR_SKEW_S = 300.0
+"""A clock so far off keeps a host out of a restart. Source: the limit that RFC 4120, 8.2, recommends to Kerberos."""
 NONE = "none"
 
 
@@ -31,6 +33,8 @@ class LauncherFacts:
     """As given by the user; empty when not."""
     sources: tuple[tuple[str, str], ...] = ()
     """The program's files here, as `program_sources.read_sources` gives them; empty when they are only on the hosts."""
+    is_restart: bool = False
+    """The job has run before, on other hosts."""
 
 
 def compare_hosts(
@@ -52,7 +56,7 @@ def compare_hosts(
         findings += _check_versions(entries, reached, launcher)
         findings += check_sources(entries, reached, launcher.program, launcher.sources)
         findings += _check_targets(entries, reached)
-        findings += fold_findings(_check_clocks(reached), entries)
+        findings += fold_findings(_check_clocks(reached, launcher), entries)
         findings += _describe_logs(reached)
     if 0 in reached and not _has_failed(reached[0], "master_addr", "packages"):
         findings.append(_check_master(entries, reached, launcher))
@@ -167,14 +171,22 @@ def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswe
         yield FleetFinding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
 
 
-def _check_clocks(reached: Mapping[int, HostAnswer]) -> Iterator[tuple[int, Finding]]:
+def _check_clocks(reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Iterator[tuple[int, Finding]]:
     for node, answer in reached.items():
-        least_s, most_s = clock_skew(answer)
-        if least_s > MAX_SKEW_S or most_s < -MAX_SKEW_S:
-            text = f"clock {abs(least_s):.1f} s {'ahead of' if least_s > 0 else 'behind'} the one here"
+        skew_s = clock_skew(answer)
+        if launcher.is_restart and (text := describe_skew(*skew_s, FAR_SKEW_S)):
+            yield node, Finding("fail", "clock", f"{text}; start chrony or ntpd there", contract.EXIT_CLUSTER)
+        elif text := describe_skew(*skew_s, MAX_SKEW_S):
             yield node, Finding("warn", "clock", f"{text}: times in logs do not agree; start chrony or ntpd there")
         else:
             yield node, Finding("ok", "clock", f"clock agrees with the one here to {MAX_SKEW_S:g} s")
+
+
+def describe_skew(least_s: float, most_s: float, limit_s: float) -> str:
+    """Return how far a clock is off, from bounds as `clock_skew` gives them; empty when it may be within the limit."""
+    if least_s <= limit_s and most_s >= -limit_s:
+        return ""
+    return f"clock {abs(least_s):.1f} s {'ahead of' if least_s > 0 else 'behind'} the one here"
 
 
 def clock_skew(answer: HostAnswer) -> tuple[float, float]:

@@ -7,7 +7,10 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+
+from msrun.agent.host.cgroups import group_folders
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -41,7 +44,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    for folder in _group_folders(root, "memory"):
+    for folder in chain.from_iterable(group_folders("memory", root)):
         for limit, used, reclaimable in (
             ("memory.max", "memory.current", r"^inactive_file (\d+)$"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_inactive_file (\d+)$"),
@@ -52,29 +55,20 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
                 yield max(0, free + (int(match[1]) if match else 0))
 
 
-def _group_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group and of those above it, of version 2 and of the version 1 controller."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, _, rest = line.partition(":")
-            names, sign, path = rest.partition(":")
-            if not sign or (names and controller not in names.split(",")):
-                continue
-            top = root / "sys/fs/cgroup" / (controller if names else "")
-            relative = Path(path.lstrip("/"))
-            yield from (top / part for part in (relative, *relative.parents) if ".." not in part.parts)
+def open_file_limits() -> tuple[int, int]:
+    """Return how many file descriptors a worker may have, and a process of msrun, which raises its limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _finite(soft), _finite(hard)
 
 
-def open_file_limit() -> int:
-    """Return how many file descriptors one process may have."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+def _finite(limit: int) -> int:
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
 
 
 def free_processes(root: Path = Path("/")) -> int | None:
     """Return how many threads and processes this user may still start; None = no limit."""
     free = []
-    for folder in _group_folders(root, "pids"):
+    for folder in chain.from_iterable(group_folders("pids", root)):
         with contextlib.suppress(OSError, ValueError):
             free.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]

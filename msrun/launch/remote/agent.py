@@ -210,8 +210,7 @@ def _write_table(spool: Path, text: str) -> Path | None:
 
 def _paths_to_send(plan: LaunchPlan, *, is_shared: bool) -> list[str]:
     """Return the logs that the launcher cannot read itself; the scheduler's of node 0 is the job's."""
-    own = [*(worker.log_path for worker in plan.workers), *(server.log_path for server in plan.hosts[0].servers)]
-    paths = [] if is_shared else own
+    paths = [] if is_shared else plan.hosts[0].log_paths
     if not is_shared and contract.MSRUN_TRACE_DIR in plan.hosts[0].common_env:
         paths += [f"{plan.log_dir}/{contract.trace_file_name(worker.global_rank)}" for worker in plan.workers]
     is_first = plan.hosts[0].node_rank == 0

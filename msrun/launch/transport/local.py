@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 
+from msrun.agent.open_files import set_open_files
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
 from msrun.launch.rehearsal import HostShare
@@ -20,10 +21,11 @@ END_S = 2.0
 class LocalPipe:
     """A child process as an agent; see `AgentPipe`."""
 
-    def __init__(self, argv: list[str], address: str, share: HostShare | None = None) -> None:
+    def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
         """
         Args:
             address: this host's, for the other hosts.
+            open_files: how many files the agent may open, as after a login; 0 = as many as this process.
             share: what the agent of a rehearsal may use; None = it has the launcher's environment and processors.
 
         Raises:
@@ -44,7 +46,9 @@ class LocalPipe:
                 env=share.environment if share else None,
                 cwd=share.home if share else None,
             )
-            if share and share.cpus:  # it waits for what to run, and has started nothing
+            if open_files:  # it waits for what to run, and has started nothing
+                set_open_files(open_files, self._process.pid)
+            if share and share.cpus:
                 os.sched_setaffinity(self._process.pid, share.cpus)
         except OSError as error:
             self._socket.close()

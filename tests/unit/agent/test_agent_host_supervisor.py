@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,12 +159,29 @@ def test_restart_waits_for_the_others_before_workers_start(job: HostJob) -> None
     job.say("swept", survivors=[])
     job.has_store(1)
     job.run_timer("restart")
-    assert job.told_of("ready") == [{"type": "ready", "attempt": 1}]
+    (ready,) = job.told_of("ready")
+    assert ready["attempt"] == 1 and abs(ready["clock_s"] - time.time()) < 60.0
     assert job.heard() == []
     job.hear("start", attempt=0)
     assert job.heard() == [], "that of the attempt before"
     job.hear("start", attempt=1)
     assert kinds(job.heard()) == ["start"]
+
+
+def test_host_that_cannot_start_again_says_that_it_is_the_host(job: HostJob) -> None:
+    """The others may do without it; before that, a failure was the worker's."""
+    restart(job)
+    job.say("swept", survivors=[4711])
+    first, second = job.told_of("failed")
+    assert [(one["attempt"], one["report"]["is_unfit"]) for one in (first, second)] == [(0, False), (1, True)]
+    assert second["report"]["failure"]["reason"] == "cannot start again: [4711] run still"
+    assert job.moments.of("restarting") == []
+
+
+def test_interrupt_between_two_attempts_is_no_fault_of_the_host(job: HostJob) -> None:
+    restart(job)
+    job.loop._on_signal(signal.SIGTERM)
+    assert [one["report"]["is_unfit"] for one in job.told_of("failed")] == [False, False]
 
 
 def test_restart_comes_after_the_delay_that_the_coordinator_gives(job: HostJob) -> None:

@@ -47,7 +47,7 @@ def test_job_does_not_start_again_beside_processes_that_could_not_be_ended(job: 
     job.say("swept", survivors=[4711])
     fault = job.loop._attempt.fault
     assert isinstance(fault, ClusterError)
-    assert str(fault) == "cannot start again: processes [4711] could not be ended"
+    assert str(fault) == "cannot start again: [4711] run still"
     assert job.loop._over
     assert "start" not in kinds(job.heard())
 
@@ -58,11 +58,33 @@ def test_restart_waits_for_a_store_without_what_the_last_attempt_left(job: Job) 
     job.fail()
     job.say("swept", survivors=[])
     job.heard()
-    job.loop._restart()
+    job.run_timer("restart")
     assert job.heard() == [], "there is no fresh store yet"
     job.has_store(1)
-    job.loop._restart()
     assert kinds(job.heard()) == ["start"]
+
+
+def test_restart_waits_for_its_delay_when_the_store_is_fresh(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.say("swept", survivors=[])
+    job.heard()
+    job.has_store(1)
+    assert job.heard() == []
+    job.run_timer("restart")
+    assert kinds(job.heard()) == ["start"]
+
+
+def test_store_that_is_fresh_after_the_job_was_stopped_starts_nothing(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.fail()
+    job.say("swept", survivors=[])
+    job.loop._on_signal(signal.SIGTERM)
+    job.heard()
+    job.has_store(1)
+    assert job.heard() == []
 
 
 def test_restart_without_an_answer_of_the_scheduler_is_given_up(job: Job) -> None:

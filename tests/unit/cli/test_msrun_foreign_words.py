@@ -25,7 +25,7 @@ from msrun.planning.program import Program
         (["-np", "4", "t.py"], "-np is mpirun's, .*did you mean --worker_num"),
         (["--nproc_per_node=4", "t.py"], "--nproc_per_node is torchrun's, .*did you mean --worker_num"),
         (["--nproc-per-node", "4", "t.py"], "--nproc-per-node is torchrun's, .*did you mean --worker_num"),
-        (["--nnodes=2", "t.py"], "--nnodes is torchrun's, .*did you mean --hosts"),
+        (["--num-nodes=2", "t.py"], "--num-nodes is deepspeed's, .*did you mean --hosts"),
         (["--num_processes", "4", "t.py"], "--num_processes is accelerate's, .*did you mean --worker_num"),
         (["--standalone", "t.py"], "--standalone is torchrun's, .*leave it out"),
         (["--rdzv-endpoint=h:29500", "t.py"], "--rdzv-endpoint is torchrun's, .*leave it out.*--master_addr"),

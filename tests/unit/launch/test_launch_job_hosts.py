@@ -16,6 +16,7 @@ from msrun.planning.hosts.host_entry import HostEntry
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("hosts", "hostfile", "rehearse", "include", "exclude", "python", "rank_table_file")),
+    "nnodes": None,
     "local_worker_num": None,
     "spares": 0,
     "min_hosts": None,
@@ -246,6 +247,18 @@ def test_last_hosts_of_the_list_are_spare() -> None:
     assert shared.options["min_hosts"] == 1
 
 
+@pytest.mark.parametrize(
+    ("nnodes", "hosts", "spares", "min_hosts"),
+    [("2:4", 6, 2, 2), ("2:4", 3, 0, 2), ("2:4", 2, 0, 0), ("3", 3, 0, 0), ("3", 5, 2, 3), ("3:3", 4, 1, 3)],
+)
+def test_nnodes_in_the_words_of_torchrun_says_which_hosts_run_and_how_few_may(
+    nnodes: str, hosts: int, spares: int, min_hosts: int
+) -> None:
+    """MAX hosts of the list run the job as far as there are so many, the others are spare."""
+    found = read(hosts=f"h[1-{hosts}]:2", nnodes=nnodes, max_restarts=1)
+    assert (len(found.entries), len(found.spares), found.options["min_hosts"]) == (hosts - spares, spares, min_hosts)
+
+
 def test_job_on_this_host_with_a_spare_one_has_agents() -> None:
     assert names(read(hosts="localhost:2,h2:2", spares=1, max_restarts=1)) == [("localhost", 2)]
 
@@ -262,6 +275,13 @@ def test_job_on_this_host_with_a_spare_one_has_agents() -> None:
             {"min_hosts": 1, "max_restarts": 1, "rank_table_file": Path("table")},
             r"--min_hosts 1: --rank_table_f",
         ),
+        ({"nnodes": "1:2"}, r"--nnodes 1:2: the job starts again as often as --max_restarts says; give 1 or more"),
+        ({"nnodes": "3:4", "max_restarts": 1}, r"--nnodes 3:4: the list has 2 hosts; name 3 or more"),
+        ({"nnodes": "4:2", "max_restarts": 1}, r"--nnodes 4:2: give MIN:MAX, such as 2:4, or one number"),
+        ({"nnodes": "2:", "max_restarts": 1}, r"--nnodes 2:: give MIN:MAX"),
+        ({"nnodes": "0", "max_restarts": 1}, r"--nnodes 0: give MIN:MAX"),
+        ({"nnodes": "1:2", "min_hosts": 1, "max_restarts": 1}, r"--nnodes 1:2 and --min_hosts 1: give one of the two"),
+        ({"hosts": None, "nnodes": "2"}, r"--nnodes 2: for hosts of --hosts, .*; without them give --worker_num"),
     ],
 )
 def test_losses_that_cannot_be_borne_are_refused(table: Path, options: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import build_plan
+from msrun.planning.build import RECOVERY_NOTE, build_plan
 from msrun.planning.host_seat import HostSeat, Seating
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
@@ -137,6 +137,9 @@ def test_workers_differ_in_their_rank_variables_only() -> None:
         ({}, {}, ["OMP_NUM_THREADS=2 for each worker (cores shared evenly; set it to change)"]),
         ({"OMP_NUM_THREADS": "1"}, {}, []),
         ({}, {"env": (("OMP_NUM_THREADS", "4"),)}, []),
+        ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {}, [RECOVERY_NOTE]),
+        ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "1"}, {"max_restarts": 1}, []),
+        ({"OMP_NUM_THREADS": "1", "MS_ENABLE_RECOVERY": "0"}, {}, []),
         (
             {"OMP_NUM_THREADS": "1", "RANK": "1", "WORLD_SIZE": "3", "MS_ROLE": "MS_SCHED"},
             {},

@@ -53,7 +53,8 @@ def server(tmp_path: Path) -> Iterator[ForkServerHandle]:
 def begin(server: ForkServerHandle, env: dict[str, str], log: Path) -> None:
     ours, theirs = socket.socketpair()
     with log.open("wb") as file, ours, theirs, socket.socket() as listener:
-        server.begin(env, log_fd=file.fileno(), scheduler_fd=theirs.fileno(), listener_fd=listener.fileno())
+        fds = {"log_fd": file.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        server.begin(env, **fds, open_files=256)
 
 
 def prepare(server: ForkServerHandle, run_dir: Path, **changes: Any) -> None:

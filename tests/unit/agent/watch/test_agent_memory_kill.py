@@ -11,6 +11,13 @@ import pytest
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 
 
+MOUNTS = (
+    "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    "31 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    "32 24 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,cpu,memory\n"
+)
+
+
 class Kernel:
     """A folder that looks like / to the watch."""
 
@@ -19,6 +26,7 @@ class Kernel:
         (root / "proc/self").mkdir(parents=True)
         self.write("proc/vmstat", "nr_free_pages 5\noom_kill 3\n")
         self.write("proc/self/cgroup", cgroup)
+        self.write("proc/self/mountinfo", MOUNTS)
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path

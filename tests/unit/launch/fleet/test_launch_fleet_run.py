@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,10 @@ from msrun.cluster.inbox import Inbox
 from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Mustered
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
 from msrun.launch.remote.packed_text import unpack_hosts
 from msrun.planning.host_seat import HostSeat
@@ -61,16 +62,16 @@ class Fleet:
             grace_s=5.0,
             host_entries=(HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))),
         )
-        self.crew = Crew(self.inbox, self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
+        self.agents = Agents(self.inbox, self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
-        self.crew.start(self.links)
-        self.crew._next_beat = self.clock.now
-        self.logs = HomeLogs(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
+        self.agents.start(self.links)
+        self.agents._next_beat = self.clock.now
+        self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")
         explain = lambda node, m: ClusterError(f"h{node}: {m['reason']}")  # noqa: E731
-        mustered = Mustered(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
+        ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
         self.run = FleetRun(
-            self.spec, "JOB", self.crew, mustered, self.logs, self.events, {}, quiet=True, clock=self.clock
+            self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, quiet=True, clock=self.clock
         )
         self.has_plan = 0
         self.run.start(self._on_directory)
@@ -146,7 +147,7 @@ def test_agents_are_told_to_run_with_whom_and_where(fleet: Fleet) -> None:
     assert runs[0] == runs[1]
     assert unpack_hosts(runs[0].pop("hosts")) == HOSTS
     assert runs[0] == {"master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
-    assert fleet.crew.has_begun
+    assert fleet.agents.has_begun
 
 
 def test_job_whose_hosts_all_end_well_is_well(fleet: Fleet) -> None:
@@ -211,7 +212,7 @@ def test_job_starts_again_on_all_hosts_together(fleet: Fleet) -> None:
     assert fleet.told(0) == fleet.told(1) == ["stop", "restart"]
     for node in range(2):
         fleet.moment(node, "restarting", attempt=1, delay_s=0.0, reason="as it has it", global_ranks=[])
-        fleet.say(node, "ready", attempt=1)
+        fleet.say(node, "ready", attempt=1, clock_s=time.time())
     fleet.hear()
     assert fleet.told(0) == fleet.told(1) == ["stop", "restart", "start"]
     (told,) = fleet.noted("restarting")
@@ -236,6 +237,47 @@ def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet, kind
     result = fleet.finish()
     assert result.failure is not None and result.failure.reason == "h1: the connection broke"
     assert result.exit_code == 3 and len(fleet.noted("fault")) == 1
+
+
+def restart(fleet: Fleet) -> None:
+    """A worker has failed, and all hosts are told to start again."""
+    fleet.plan(0, 1)
+    fleet.fail(1)
+    fleet.stop(0, 1)
+    fleet.hear()
+
+
+@pytest.mark.parametrize("can_go_on", [True, False])
+def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, can_go_on: bool) -> None:
+    """The attempt that it spoils does not count: none of its workers has run."""
+    restart(fleet)
+    report = fault_of(1, "node 1 (h1): cannot start again: the disk is full", 3)
+    fleet.fail(1, replace(report, is_unfit=True))
+    fleet.stop(0, 1, attempt=1, can_continue=False)
+    fleet.end(0, 1)
+    asked: list[dict[int, str]] = []
+    result = fleet.run.finish(lambda lost: asked.append(dict(lost)) or can_go_on)  # type: ignore[func-returns-value]
+    assert asked == [{1: report.failure.reason}]
+    assert fleet.run.restarts == 0
+    if can_go_on:
+        assert result is None
+        (attempt,) = fleet.run.attempts
+        assert (attempt["attempt"], attempt["reason"]) == (0, f"rank 1 failed; then {report.failure.reason}")
+    else:
+        assert result is not None and result.failure is not None
+        assert (result.failure.reason, result.exit_code) == (report.failure.reason, 3)
+
+
+@pytest.mark.parametrize("skew_s", [-400.0, 400.0])
+def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: float) -> None:
+    restart(fleet)
+    fleet.say(0, "ready", attempt=1, clock_s=time.time() - 299.0)
+    fleet.say(1, "ready", attempt=1, clock_s=time.time() + skew_s)
+    fleet.hear()
+    assert fleet.told(0) == ["stop", "restart", "stop"]
+    (reason,) = fleet.run.lost.values()
+    how = "400.0 s ahead of" if skew_s > 0 else "400.0 s behind"
+    assert reason == f"h1: cannot start again: clock {how} the one here; start chrony or ntpd there"
 
 
 def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -> None:
@@ -301,7 +343,7 @@ def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
     fleet.plan(0, 1)
     fleet.hear()
     fleet.tick(100.0)
-    fleet.crew.interrupt = Interrupted("stopped by SIGINT", signal.SIGINT)
+    fleet.agents.interrupt = Interrupted("stopped by SIGINT", signal.SIGINT)
     fleet.tick(0.0)
     fleet.tick(5.0 + fleet_job.END_S - 0.1)
     assert not fleet.run._is_over()

@@ -151,6 +151,15 @@ def test_odd_host_is_named_with_a_remedy(odd: Odd, line: str, code: int) -> None
     assert line not in good
 
 
+def test_clock_that_is_far_off_keeps_a_host_out_of_a_restart() -> None:
+    lines, code = look(4, {2: {"received_at": 400.0, "made_at": 400.1}}, replace(LAUNCHER, is_restart=True))
+    assert (lines[0], code) == (
+        "fail clock h3: clock 600.2 s behind the one here; start chrony or ntpd there",
+        3,
+    )
+    assert look(4, {2: {"received_at": 1002.0, "made_at": 1002.1}}, replace(LAUNCHER, is_restart=True))[1] == 0
+
+
 def test_everything_is_found_at_once() -> None:
     odd: Odd = {0: {"torch_version": "2.12.0"}, 1: ClusterError("h2: refused"), 3: {"sources": OTHER_MAIN}}
     lines, code = look(4, odd)

@@ -17,7 +17,7 @@ from msrun.launch.preflight.host_room import (
     free_disk_bytes,
     free_memory_bytes,
     free_processes,
-    open_file_limit,
+    open_file_limits,
 )
 
 
@@ -30,7 +30,10 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 HOST = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  100 kB\nMemAvailable:   4000 kB\n"}
+MOUNT_V2 = {"proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
+MOUNT_V1 = {"proc/self/mountinfo": "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory,pids\n"}
 V2 = {
+    **MOUNT_V2,
     "proc/self/cgroup": "0::/jobs/mine\n",
     "sys/fs/cgroup/jobs/mine/memory.max": "max\n",
     "sys/fs/cgroup/jobs/mine/memory.current": "700\n",
@@ -39,6 +42,7 @@ V2 = {
     "sys/fs/cgroup/jobs/memory.stat": "anon 1\ninactive_file 50000\n",
 }
 V1 = {
+    **MOUNT_V1,
     "proc/self/cgroup": "5:cpu:/other\n4:memory,pids:/mine\n",
     "sys/fs/cgroup/memory/mine/memory.limit_in_bytes": "500000\n",
     "sys/fs/cgroup/memory/mine/memory.usage_in_bytes": "600000\n",
@@ -53,7 +57,7 @@ V1 = {
         (HOST, 4_096_000),
         ({**HOST, **V2}, 150_000),
         ({**HOST, **V1}, 100),
-        ({**HOST, "proc/self/cgroup": "0::/../../elsewhere\nno colons"}, 4_096_000),
+        ({**HOST, **MOUNT_V2, "proc/self/cgroup": "0::/../../elsewhere\nno colons"}, 4_096_000),
     ],
     ids=["unknown", "host", "version 2", "version 1", "odd"],
 )
@@ -63,6 +67,7 @@ def test_free_memory_is_the_least_of_host_and_groups(tmp_path: Path, files: dict
 
 def test_group_of_version_2_at_its_top_is_read(tmp_path: Path) -> None:
     files = {
+        **MOUNT_V2,
         "proc/self/cgroup": "0::/\n",
         "sys/fs/cgroup/memory.max": "1000",
         "sys/fs/cgroup/memory.current": "10",
@@ -80,7 +85,12 @@ def test_free_memory_of_this_host_is_plausible() -> None:
 def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert free_processes(tmp_path) is None
-    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/pids.max": "max", "sys/fs/cgroup/a/pids.current": "7"}
+    files = {
+        **MOUNT_V2,
+        "proc/self/cgroup": "0::/a\n",
+        "sys/fs/cgroup/a/pids.max": "max",
+        "sys/fs/cgroup/a/pids.current": "7",
+    }
     assert free_processes(write(tmp_path, files)) is None
     assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "10"})) == 3
     assert free_processes(write(tmp_path, {"sys/fs/cgroup/a/pids.max": "5"})) == 0
@@ -102,15 +112,15 @@ def _owned(status: os.stat_result, uid: int) -> os.stat_result:
     return os.stat_result((*status[:4], uid, *status[5:]))
 
 
-def test_limit_of_open_files_is_the_soft_one() -> None:
+def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:
     program = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
-        "from msrun.launch.preflight.host_room import open_file_limit\nprint(open_file_limit())"
+        "from msrun.launch.preflight.host_room import open_file_limits\nprint(*open_file_limits())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "77\n", done.stderr
-    assert open_file_limit() > 0
+    assert done.stdout == "77 99\n", done.stderr
+    assert open_file_limits() > (0, 0)
 
 
 class Room:

@@ -18,6 +18,7 @@ from msrun.launch.preflight import checks as preflight
 from msrun.launch.preflight.checks import CHECKS, check_host, check_port, inspect_host
 from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_finding
 from msrun.launch.preflight.host_room import GIB, MIB
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program, ProgramKind
 from msrun.planning.spec import LaunchSpec
 
@@ -96,14 +97,27 @@ FAKES: list[tuple[str, dict[str, Any], str, str, type[MsrunError] | None]] = [
     ("memory", {"free_memory_bytes": lambda: 800 * MIB}, "ok", "800 MiB free, 200 MiB for each of 4 workers", None),
     ("memory", {"free_memory_bytes": lambda: 799 * MIB}, "warn", "199 MiB for each of 4 workers: torch alone", None),
     ("memory", {"free_memory_bytes": lambda: None}, "warn", "free memory is not known", None),
-    ("open_files", {"open_file_limit": lambda: 1024}, "ok", "1024 open files allowed", None),
-    ("open_files", {"open_file_limit": lambda: 63}, "warn", "ulimit -n 64 leaves the workers more room", None),
-    ("open_files", {"open_file_limit": lambda: 35}, "fail", "4 workers need 36; raise the limit", ClusterError),
+    ("open_files", {"open_file_limits": lambda: (1024, 4096)}, "ok", "1024 open files allowed", None),
+    ("open_files", {"open_file_limits": lambda: (63, 4096)}, "warn", "ulimit -n 64 leaves the workers more room", None),
+    ("open_files", {"open_file_limits": lambda: (8, 36)}, "warn", "8 open files allowed for each process;", None),
+    ("open_files", {"open_file_limits": lambda: (8, 35)}, "fail", "4 workers need 36; raise the hard", ClusterError),
     ("processes", {"free_processes": lambda: None}, "ok", "no limit", None),
     ("processes", {"free_processes": lambda: 100}, "ok", "100 more processes and threads allowed", None),
     ("processes", {"free_processes": lambda: 18}, "warn", "workers that start threads need more", None),
     ("processes", {"free_processes": lambda: 6}, "fail", "4 workers need 7 at least; raise ulimit -u", ClusterError),
 ]
+
+
+def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = tuple(HostEntry(f"h{node}", 8, tuple(range(8))) for node in range(100))
+    spec = replace(spec_for(tmp_path), worker_num=800, local_worker_num=0, host_entries=entries)
+    monkeypatch.setattr(preflight, "open_file_limits", lambda: (64, 1232))
+    check_host(spec)
+    monkeypatch.setattr(preflight, "open_file_limits", lambda: (64, 1231))
+    with pytest.raises(ClusterError, match=r"1231 open files .*, 100 hosts with 800 workers need 1232; raise the hard"):
+        check_host(spec)
 
 
 @pytest.mark.parametrize(("name", "fakes", "status", "text", "error"), FAKES)

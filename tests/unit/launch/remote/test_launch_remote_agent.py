@@ -263,8 +263,8 @@ def test_logs_that_the_launcher_cannot_read_itself_are_sent(
 ) -> None:
     workers = [SimpleNamespace(global_rank=rank, log_path=f"/s/worker_{rank}.log") for rank in (2, 3)]
     env = {contract.MSRUN_TRACE_DIR: "/s"} if is_traced else {}
-    server = SimpleNamespace(index=1, log_path="/s/server_1.log")
-    host = SimpleNamespace(node_rank=node_rank, common_env=env, servers=(server,))
+    logs = [*(worker.log_path for worker in workers), "/s/server_1.log"]
+    host = SimpleNamespace(node_rank=node_rank, common_env=env, log_paths=logs)
     plan: Any = SimpleNamespace(log_dir="/s", workers=workers, hosts=[host])
     monkeypatch.setattr(contract, "trace_file_name", lambda rank: f"trace_rank_{rank}.json")
     assert module._paths_to_send(plan, is_shared=is_shared) == sent

@@ -20,10 +20,10 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, encode_message
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet import muster as module
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
-from msrun.launch.fleet.muster import Muster, Mustered
+from msrun.launch.fleet import preparation as module
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.remote.log_sender import pack_piece
@@ -59,7 +59,7 @@ class Hosts:
             pipe.address = f"10.0.0.{node + 1}"
         self.opener = FakeOpener(self.pipes)
         self.said: list[str] = []
-        self.logs: HomeLogs | None = None
+        self.logs: LogCollector | None = None
         self.events = EventLog(folder / "events.jsonl")
         self.signals = SignalPipe()
         self._numbers = [0] * count
@@ -94,16 +94,18 @@ class Hosts:
         """Have a node say something else to what it is told; nothing for an empty kind."""
         self.answers[node, told] = lambda pipe, _: self.say(pipe, node, kind, **fields) if kind else None
 
-    def muster(self, do: Callable[[Muster], Any] = Muster.run) -> Any:
+    def preparation(self, do: Callable[[Preparation], Any] = Preparation.run) -> Any:
         with self.signals:
             made: Any = self.opener
-            muster = Muster(self.spec, {}, "JOB", made, self.signals, self.logs, self.events, self.said.append)
-            with muster:
-                return do(muster)
+            preparation = Preparation(
+                self.spec, {}, "JOB", made, self.signals, self.logs, self.events, self.said.append
+            )
+            with preparation:
+                return do(preparation)
 
     def refused(self) -> MsrunError:
         with pytest.raises(MsrunError) as caught:
-            self.muster()
+            self.preparation()
         return caught.value
 
     def noted(self) -> list[str]:
@@ -134,14 +136,14 @@ def test_fakes_have_the_interface_of_what_they_stand_for(fake: type, real: type)
 
 def test_hosts_that_agree_are_ready_with_the_place_of_the_scheduler(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(3)
-    mustered = hosts.muster()
-    assert isinstance(mustered, Mustered)
-    assert mustered.master == ("10.0.0.1", PORT)
+    ready = hosts.preparation()
+    assert isinstance(ready, ReadyHosts)
+    assert ready.master == ("10.0.0.1", PORT)
     names = [hosts.report(node).host_name for node in range(3)]
-    assert [(host.name, host.address, host.ranks) for host in mustered.hosts] == [
+    assert [(host.name, host.address, host.ranks) for host in ready.hosts] == [
         (names[node], f"10.0.0.{node + 1}", (node,)) for node in range(3)
     ]
-    assert mustered.shared == frozenset() and mustered.warnings == ()
+    assert ready.shared == frozenset() and ready.warnings == ()
     told = [pipe.heard_kinds for pipe in hosts.pipes.values()]
     assert told == [["job", "listen", "bye"], ["job", "reach", "bye"], ["job", "reach", "bye"]]
     assert hosts.pipes["h2"].heard_of("reach") == {"type": "reach", "address": "10.0.0.1", "port": PORT, "seq": 2}
@@ -152,14 +154,14 @@ def test_hosts_that_agree_are_ready_with_the_place_of_the_scheduler(make_hosts: 
 
 def test_one_host_needs_no_port(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(1)
-    assert hosts.muster().master == ("127.0.0.1", 0)
+    assert hosts.preparation().master == ("127.0.0.1", 0)
     assert hosts.pipes["h0"].heard_kinds == ["job", "bye"]
 
 
 def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2, master_addr="h0.example.com")
     hosts.answer(0, "job", "checked", report=hosts.report(0, master_address="10.0.0.1").to_json())
-    hosts.muster()
+    hosts.preparation()
     jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
     assert [job["node_rank"] for job in jobs] == [0, 1]
     assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
@@ -173,7 +175,7 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
 def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[..., Hosts]) -> None:
     sizes = []
     for count in (2, 200):
-        jobs = make_hosts(count).muster(lambda muster: list(muster.host_jobs({})))
+        jobs = make_hosts(count).preparation(lambda preparation: list(preparation.host_jobs({})))
         sizes.append(max(len(encode_message({"type": "job", "job": encode_record(job)})) for job in jobs))
     assert sizes[1] - sizes[0] < 20, "the digits of its ranks"
 
@@ -181,13 +183,13 @@ def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[...
 def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.answer(1, "job", "checked", report=hosts.report(1, sees_log_dir=True).to_json())
-    assert hosts.muster().shared == {1}
+    assert hosts.preparation().shared == {1}
 
 
 def test_what_should_be_known_of_a_host_is_a_warning(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.answer(1, "job", "checked", report=hosts.report(1, numpy_version="1.26.0").to_json())
-    (warning,) = hosts.muster().warnings
+    (warning,) = hosts.preparation().warnings
     assert warning.startswith("h1 has 1.26.0, ")
 
 
@@ -303,7 +305,7 @@ def test_host_that_does_not_say_whether_it_reaches_the_scheduler_is_named(
 def test_look_reports_and_raises_nothing(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.answer(1, "job", "checked", report=hosts.report(1, msrun_version="0.0.9").to_json())
-    looked, findings = hosts.muster(lambda muster: (muster.look(), muster.findings))
+    looked, findings = hosts.preparation(lambda preparation: (preparation.look(), preparation.findings))
     assert looked is None
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
 
@@ -317,14 +319,17 @@ def test_signal_ends_the_wait_for_hosts(make_hosts: Callable[..., Hosts]) -> Non
 
 def test_logs_are_written_by_the_thread_that_reads_them(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
     hosts = make_hosts(2)
-    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
 
-    def talk(muster: Muster) -> tuple[bool, ...]:
+    def talk(preparation: Preparation) -> tuple[bool, ...]:
         planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
-        taken = (muster._take_first(1, planned), muster._take_first(1, pack_piece("worker_1.log", 0, b"text\n")))
-        return (*taken, muster._take_first(1, {"type": "event"}))
+        taken = (
+            preparation._take_first(1, planned),
+            preparation._take_first(1, pack_piece("worker_1.log", 0, b"text\n")),
+        )
+        return (*taken, preparation._take_first(1, {"type": "event"}))
 
-    assert hosts.muster(talk) == (False, True, False)
+    assert hosts.preparation(talk) == (False, True, False)
     assert (tmp_path / "worker_1.log").read_bytes() == b"text\n"
 
 
@@ -332,17 +337,17 @@ def test_log_that_cannot_be_written_here_is_named_with_its_host(
     make_hosts: Callable[..., Hosts], tmp_path: Path
 ) -> None:
     hosts = make_hosts(2)
-    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
     (tmp_path / "worker_1.log").mkdir()
     planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
     with pytest.raises(ClusterError, match="cannot open the logs of h1 here: "):
-        hosts.muster(lambda muster: muster._take_first(1, planned))
+        hosts.preparation(lambda preparation: preparation._take_first(1, planned))
 
 
 def test_job_that_runs_is_told_so(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
     hosts = make_hosts(2)
     hosts.spec = replace(hosts.spec, master_port=5000)
-    hosts.logs = HomeLogs(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
-    hosts.muster()
+    hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.preparation()
     assert hosts.pipes["h1"].heard_of("job")["job"]["will_run"] is True
     assert hosts.pipes["h0"].heard_of("listen")["port"] == 5000

@@ -19,7 +19,7 @@ from msrun.planning.discovery.surroundings import HostView
 from msrun.planning.placement.visible_devices import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 
-def find_own_place(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> FoundSeat:
+def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> FoundSeat:
     """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options that are not given.
 
     Args:

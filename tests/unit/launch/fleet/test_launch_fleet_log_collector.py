@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.launch.fleet.home_logs import HomeLogs, own_logs
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.remote.log_sender import PIECE_BYTES, LogSender, pack_piece
 
 OWN = own_logs("worker", {0: (0, 1), 1: (2,)})
 
 
-def send_all(sender: LogSender, home: HomeLogs) -> int:
+def send_all(sender: LogSender, home: LogCollector) -> int:
     count = 0
     while (message := sender.next()) is not None:
         home.write(0, message)
@@ -29,7 +29,7 @@ def test_log_grows_at_home_as_it_grows_there(tmp_path: Path) -> None:
     there.mkdir()
     here.mkdir()
     sender = LogSender([str(there / "worker_0.log"), str(there / "worker_1.log")], keep=0)
-    home = HomeLogs(here, None, OWN, 1)
+    home = LogCollector(here, None, OWN, 1)
     home.expect(0, sender.names)
     assert send_all(sender, home) == 0
     for text in (b"one\n", b"", bytes(range(256)) * 2000):
@@ -49,7 +49,7 @@ def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) 
     here.mkdir()
     path = there / "worker_0.log"
     sender = LogSender([str(path), str(there / "scheduler.log")], keep=0)
-    home = HomeLogs(here, None, OWN, 1)
+    home = LogCollector(here, None, OWN, 1)
     home.expect(0, sender.names)
     path.write_bytes(b"first")
     sender.end_attempt()  # nothing was sent of it yet
@@ -66,7 +66,7 @@ def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) 
 @given(st.lists(st.binary(max_size=300), max_size=12))
 def test_rotated_log_at_home_holds_what_was_sent(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     here = tmp_path_factory.mktemp("here")
-    home = HomeLogs(here, LogRotation(200, 100), OWN)
+    home = LogCollector(here, LogRotation(200, 100), OWN)
     home.expect(0, ["worker_0.log"])
     for piece in pieces:
         home.write(0, pack_piece("worker_0.log", 0, piece))
@@ -89,7 +89,7 @@ def test_rotated_log_at_home_holds_what_was_sent(tmp_path_factory: pytest.TempPa
     ],
 )
 def test_piece_of_no_log_of_that_host_is_left(tmp_path: Path, message: dict[str, object]) -> None:
-    home = HomeLogs(tmp_path, None, OWN, 1)
+    home = LogCollector(tmp_path, None, OWN, 1)
     home.expect(0, ["worker_0.log", "../../etc/passwd"])
     home.write(0, message)
     home.close()
@@ -97,7 +97,7 @@ def test_piece_of_no_log_of_that_host_is_left(tmp_path: Path, message: dict[str,
 
 
 def test_host_writes_its_own_logs_only(tmp_path: Path) -> None:
-    home = HomeLogs(tmp_path, None, OWN, 1)
+    home = LogCollector(tmp_path, None, OWN, 1)
     home.expect(0, ["worker_0.log"])
     home.write(1, pack_piece("worker_0.log", 0, b"not mine"))
     home.close()
@@ -106,7 +106,7 @@ def test_host_writes_its_own_logs_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["worker_2.log", "scheduler.log", "msrun.log", "worker_0.attempt_0.log", "x_0.log"])
 def test_host_cannot_name_the_logs_of_another(tmp_path: Path, name: str) -> None:
-    home = HomeLogs(tmp_path, None, own_logs("worker", {0: (2,), 1: (0,)}))
+    home = LogCollector(tmp_path, None, own_logs("worker", {0: (2,), 1: (0,)}))
     home.expect(1, ["worker_0.log", name])
     home.write(1, pack_piece(name, 0, b"not mine"))
     home.close()
@@ -130,7 +130,7 @@ def test_names_that_hosts_fill_in_are_their_own_and_no_earlier_attempt() -> None
 
 def test_second_list_of_names_is_not_heeded(tmp_path: Path) -> None:
     """Else a host could open file after file."""
-    home = HomeLogs(tmp_path, None, OWN)
+    home = LogCollector(tmp_path, None, OWN)
     home.expect(0, ["worker_0.log"])
     home.write(0, pack_piece("worker_0.log", 0, b"kept"))
     home.expect(0, ["worker_0.log", "worker_1.log"])
@@ -140,7 +140,7 @@ def test_second_list_of_names_is_not_heeded(tmp_path: Path) -> None:
 
 def test_piece_that_unpacks_to_more_than_a_piece_is_refused(tmp_path: Path) -> None:
     """64 KiB of it would be 64 MiB of zeros."""
-    home = HomeLogs(tmp_path, None, OWN)
+    home = LogCollector(tmp_path, None, OWN)
     home.expect(0, ["worker_0.log"])
     home.write(0, pack_piece("worker_0.log", 0, bytes(64 << 20)))
     assert (tmp_path / "worker_0.log").stat().st_size == 0 and f"more than {PIECE_BYTES} bytes" in home.fault
@@ -150,7 +150,7 @@ def test_piece_that_unpacks_to_more_than_a_piece_is_refused(tmp_path: Path) -> N
 
 
 def test_damaged_piece_is_remembered_and_stops_nobody(tmp_path: Path) -> None:
-    home = HomeLogs(tmp_path, None, OWN, 1)
+    home = LogCollector(tmp_path, None, OWN, 1)
     home.expect(0, ["worker_0.log"])
     home.write(0, {"name": "worker_0.log", "attempt": 0, "data": "no base64!"})
     home.write(0, pack_piece("worker_0.log", 0, b"after it"))
@@ -160,7 +160,7 @@ def test_damaged_piece_is_remembered_and_stops_nobody(tmp_path: Path) -> None:
 
 
 def test_full_disk_loses_pieces_and_is_remembered(small_disk: Path) -> None:
-    home = HomeLogs(small_disk, None, OWN)
+    home = LogCollector(small_disk, None, OWN)
     home.expect(0, ["worker_0.log"])
     for _ in range(40):
         home.write(0, pack_piece("worker_0.log", 0, os.urandom(100_000)))

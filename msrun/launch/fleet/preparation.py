@@ -16,9 +16,9 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.crew import Crew
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
-from msrun.launch.fleet.home_logs import HomeLogs
+from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.preflight.agent_end import explain_agent_end
 from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, compare_hosts
@@ -44,7 +44,7 @@ SHOWN_NAMES = 6
 
 
 @dataclass(frozen=True)
-class Mustered:
+class ReadyHosts:
     """Hosts that are ready to start together."""
 
     master: tuple[str, int]
@@ -67,8 +67,8 @@ class Mustered:
         }
 
 
-class Muster:
-    """The way to all hosts of a job. A context that gives the crew; leaving it ends all agents."""
+class Preparation:
+    """The way to all hosts of a job. A context that gives its agents; leaving it ends them."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Muster:
         job_id: str,
         opener: HostOpener,
         signals: SignalPipe,
-        logs: HomeLogs | None,
+        logs: LogCollector | None,
         events: EventLog | None,
         say: Callable[[str], None],
     ) -> None:
@@ -94,7 +94,7 @@ class Muster:
         self._say = say
         self._inbox = Inbox()
         self._seats = seat_hosts(spec.host_entries, spec.table_hosts)
-        self._crew = Crew(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self._agents = Agents(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
@@ -104,16 +104,16 @@ class Muster:
         self.findings: list[FleetFinding] = []
         """What was found, in the order in which it is to be told."""
 
-    def __enter__(self) -> Crew:
-        return self._crew
+    def __enter__(self) -> Agents:
+        return self._agents
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(self._inbox.close)
             stack.callback(self._opener.close)
-            stack.callback(self._crew.close)
+            stack.callback(self._agents.close)
 
-    def run(self) -> Mustered:
+    def run(self) -> ReadyHosts:
         """Return hosts that are ready.
 
         Raises:
@@ -121,19 +121,19 @@ class Muster:
             RendezvousTimeout: hosts did not answer in time.
             Interrupted: a signal came.
         """
-        mustered = self.look()
+        ready = self.look()
         error = fleet_error(self.findings, self._spec.host_entries)
         if error is not None:
             raise error
-        assert mustered is not None, "hosts without a fault, and no address"
-        return mustered
+        assert ready is not None, "hosts without a fault, and no address"
+        return ready
 
     @property
     def failed_nodes(self) -> set[int]:
         """The hosts because of which the job cannot start; empty when it is none of them."""
         return {node for finding in self.findings if finding.status == "fail" for node in finding.nodes}
 
-    def look(self) -> Mustered | None:
+    def look(self) -> ReadyHosts | None:
         """Ask all hosts, and fill `findings`; None when a job could not start.
 
         Raises:
@@ -144,7 +144,7 @@ class Muster:
             self._await_answers()
         spec, entries = self._spec, self._spec.host_entries
         given = "" if is_loopback(spec.master_addr) else spec.master_addr
-        facts = LauncherFacts(spec.program, __version__, given, self._own_sources())
+        facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
         self.findings = compare_hosts(entries, self._answers, facts)
         if spec.tls is not None:
             text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
@@ -163,7 +163,7 @@ class Muster:
             master = (address, port)
         shared = frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir)
         warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
-        return Mustered(master, self._find_hosts(master[0], answers), shared, self.explain_loss, warnings)
+        return ReadyHosts(master, self._find_hosts(master[0], answers), shared, self.explain_loss, warnings)
 
     def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostSeat, ...]:
         """Return the hosts by their own names, and the addresses that they have towards node 0."""
@@ -187,7 +187,7 @@ class Muster:
         spec = self._spec
         if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        self._crew.start([self._link(job) for job in self.host_jobs(shown)])
+        self._agents.start([self._link(job) for job in self.host_jobs(shown)])
 
     def host_jobs(self, shown: Mapping[str, str]) -> Iterator[HostJob]:
         """Yield what each host is told first, in the order of their node_rank; `shown` as in `HostJob`."""
@@ -245,10 +245,10 @@ class Muster:
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
-        total = len(self._crew.links)
+        total = len(self._agents.links)
         line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
-        if not self._crew.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
-            for link in self._crew.links:
+        if not self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
+            for link in self._agents.links:
                 why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
                 self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}"))
 
@@ -257,7 +257,7 @@ class Muster:
         self._answers.setdefault(node, error)
 
     def _missing(self) -> str:
-        names = [link.entry.name for link in self._crew.links if link.node_rank not in self._answers]
+        names = [link.entry.name for link in self._agents.links if link.node_rank not in self._answers]
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         return f", missing: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
 
@@ -271,7 +271,7 @@ class Muster:
         except ClusterError as error:
             self._answers[node] = error
             return
-        address = self._crew.links[node].address
+        address = self._agents.links[node].address
         self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), address)
         self._note("agent_up", node_rank=node)
 
@@ -285,7 +285,7 @@ class Muster:
 
     def _open_scheduler(self, address: str) -> int:
         """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
-        entries, links = self._spec.host_entries, self._crew.links
+        entries, links = self._spec.host_entries, self._agents.links
         handlers = {
             "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
@@ -294,7 +294,7 @@ class Muster:
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
-        self._crew.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
+        self._agents.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
         if not self._listening.get("port"):
             text = self._listening.get("error")
             code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
@@ -304,7 +304,9 @@ class Muster:
         port = int(self._listening["port"])
         for link in links[1:]:
             link.send("reach", address=address, port=port)
-        self._crew.hear(lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline)
+        self._agents.hear(
+            lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline
+        )
         silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
         if silent and not self._has_failed():
             self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)

@@ -25,7 +25,7 @@ PAUSE_WAIT_S = 1.0
 POLL_S = 0.01
 
 
-class Crew:
+class Agents:
     """Owns the links; `close` ends every connection, and with it every agent."""
 
     def __init__(

@@ -63,7 +63,7 @@ class PlainLog:
         os.close(self._descriptor)
 
 
-class HomeLogs:
+class LogCollector:
     """Called by the threads of many hosts; each log comes from one of them."""
 
     def __init__(

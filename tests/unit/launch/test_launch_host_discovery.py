@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from msrun.agent.host import accelerators
-from msrun.launch import own_place
-from msrun.launch.own_place import count_devices, find_own_place, view_host, with_own_address
+from msrun.launch import host_discovery
+from msrun.launch.host_discovery import count_devices, discover_host, view_host, with_own_address
 from msrun.planning.discovery.seat import FoundSeat
 from msrun.planning.placement.visible_devices import Device
 from msrun.planning.settings import FoundSetting
@@ -25,14 +25,14 @@ def have(monkeypatch: pytest.MonkeyPatch, *, gpus: int, npus: int) -> None:
     for name, count in (("read_gpus", gpus), ("read_npus", npus)):
         found = tuple(Device(str(number)) for number in range(count))
         assert hasattr(accelerators, name)
-        monkeypatch.setattr(own_place, name, lambda found=found: found)
+        monkeypatch.setattr(host_discovery, name, lambda found=found: found)
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, name: str, *own: str) -> None:
     """Let every name stand for one address, and this host have those of `own`."""
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [entry])
-    monkeypatch.setattr(own_place, "own_addresses", lambda: dict.fromkeys(["127.0.0.1", "::1", *own], "eth0"))
+    monkeypatch.setattr(host_discovery, "own_addresses", lambda: dict.fromkeys(["127.0.0.1", "::1", *own], "eth0"))
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_other_nodes_and_given_names_stay(
 ) -> None:
     resolve_to(monkeypatch, "127.0.1.1", "10.0.0.7")
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": rank, "PET_MASTER_ADDR": "n1"}
-    found = find_own_place({**OPTIONS, **given}, set(given), environ)
+    found = discover_host({**OPTIONS, **given}, set(given), environ)
     assert found.options.get("master_addr") == address

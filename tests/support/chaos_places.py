@@ -1,0 +1,135 @@
+"""Where the jobs of chaos run: hosts over SSH, or rehearsed ones. What can be hit there, by one set of names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from fleet import FleetRunner
+from job_runner import Running
+from rehearsal import Rehearsals
+
+SIGNS = {"worker": b"msrun: worker", "scheduler": b"msrun: scheduler", "fork server": b"fork_server"}
+"""In the command line of a process."""
+
+
+class Place(Protocol):
+    """The hosts of one round."""
+
+    cwd: Path
+    """Seen by all hosts."""
+    has_network: bool
+    """There are connections and cables that can be hit."""
+
+    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
+        """Start a job on hosts with so many workers each."""
+
+    def processes(self, host: int) -> list[int]:
+        """Return the processes of the job on a host, by its number in the list."""
+
+    def agents(self, host: int) -> list[int]:
+        """Return the agents on a host."""
+
+    def connections(self, host: int) -> list[int]:
+        """Return the processes that serve the connections to a host."""
+
+    def cut(self, host: int) -> None:
+        """Take the cable of a host out."""
+
+    def mend(self, host: int) -> None:
+        """Put it in again."""
+
+    def prove_nothing_left(self) -> None:
+        """Fail when a process or a folder of the job is anywhere."""
+
+
+class Rehearsed:
+    """Hosts that agents on this machine stand for."""
+
+    has_network = False
+
+    def __init__(self, rehearsals: Rehearsals) -> None:
+        self._rehearsals = rehearsals
+        self.cwd = rehearsals.cwd
+
+    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
+        """Start a job; all hosts have as many workers as the first one."""
+        return self._rehearsals.start(f"{len(slots)}x{slots[0]}", *words)
+
+    def processes(self, host: int) -> list[int]:
+        found = []
+        for agent in self.agents(host):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [agent, *(child.pid for child in psutil.Process(agent).children(recursive=True))]
+        return found
+
+    def agents(self, host: int) -> list[int]:
+        return [self._rehearsals.agent(host)]
+
+    def connections(self, host: int) -> list[int]:
+        raise NotImplementedError("a rehearsal has none")
+
+    def cut(self, host: int) -> None:
+        raise NotImplementedError("a rehearsal has no cables")
+
+    def mend(self, host: int) -> None:
+        """All cables are in."""
+
+    def prove_nothing_left(self) -> None:
+        self._rehearsals.runner.prove_nothing_left()
+
+
+class OverSsh:
+    """Hosts with an SSH server each, of which each has a disk of its own."""
+
+    has_network = True
+
+    def __init__(self, fleet: FleetRunner, log_dir: Path) -> None:
+        self._fleet = fleet
+        self._log_dir = log_dir
+        self.cwd = fleet.cwd
+
+    def start(self, slots: Sequence[int], *words: str | Path) -> Running:
+        return self._fleet.start(slots, *words, log_dir=self._log_dir)
+
+    def processes(self, host: int) -> list[int]:
+        return self._fleet.net.processes(host)
+
+    def agents(self, host: int) -> list[int]:
+        return self._fleet.agents(host)
+
+    def connections(self, host: int) -> list[int]:
+        return self._fleet.net.sessions(host)
+
+    def cut(self, host: int) -> None:
+        self._fleet.net.cut(host)
+
+    def mend(self, host: int) -> None:
+        self._fleet.net.mend(host)
+
+    def prove_nothing_left(self) -> None:
+        self._fleet.prove_nothing_left()
+
+
+def find(place: Place, target: str, host: int, job: Running) -> list[int]:
+    """Return the processes of a host that go by a name: agent, worker, fork server, scheduler, connection, launcher."""
+    if target == "launcher":
+        return [job.pid]
+    if target == "agent":
+        return place.agents(host)
+    if target == "connection":
+        return place.connections(host)
+    pids = [pid for pid in place.processes(host) if SIGNS[target] in command_line(pid)]
+    return sorted(pid for pid in pids if os.getsid(pid) == pid) if target == "worker" else pids
+
+
+def command_line(pid: int) -> bytes:
+    """Return the words that a process goes by; empty when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -20,6 +20,7 @@ from host_net import HostNet
 from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
 from pod_cluster import PodCluster
 from slurm_cluster import SlurmCluster
+from ssh_net import SshNet
 
 from launch_templates import render_manifest
 from msrun.runtime.data import write_idx
@@ -222,7 +223,7 @@ def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
 @pytest.fixture(scope="module")
 def slurm(net: HostNet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Slurm itself, on two nodes."""
-    with SlurmCluster(net, 2, tmp_path_factory.mktemp("slurm")) as cluster:
+    with SlurmCluster(net, ["node0", "node1"], tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 
@@ -236,10 +237,7 @@ def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
     def run(*words: str | Path, **more: Any) -> int:
         env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "PYTHONPATH": WORKER_PATH})
         script = batch_script(tmp_path, *words, **more)
-        command = ["sbatch", "--wait", f"--output={tmp_path / 'job.log'}", str(script)]
-        done = slurm.run(command, tmp_path, env)
-        assert done.stdout.startswith(b"Submitted batch job"), done
-        return done.returncode
+        return slurm.run_batch(script, tmp_path / "job.log", env)
 
     return run
 
@@ -267,6 +265,28 @@ def test_batch_script_trains_under_slurm_itself_as_one_process_does(
     assert code == 0, (tmp_path / "job.log").read_text()
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp_path: Path) -> None:
+    """Slurm itself keeps the allocation, whose nodes msrun reaches by SSH."""
+    log, worker = tmp_path / "job.log", tmp_path / "up.py"
+    worker.write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        "Path(f\"up_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{os.environ['RANK']}\").touch()\n"
+        "while not Path('go').exists():\n    time.sleep(0.02)\n"
+    )
+    script = batch_script(tmp_path, "--heartbeat_time_out=3", worker, spares=1, max_restarts=1)
+    (tmp_path / "slurm").mkdir()
+    with SshNet(3) as hosts, SlurmCluster(hosts, [hosts.name(host) for host in range(3)], tmp_path / "slurm") as nodes:
+        env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "HOME": str(hosts.home)})
+        job = nodes.start_batch(script, log, env)
+        wait_until((tmp_path / "up_0_3").exists, "all workers run")
+        hosts.cut(1)
+        wait_until((tmp_path / "up_1_3").exists, "they run again", DEADLINE_S)
+        (tmp_path / "go").touch()
+        assert nodes.finish_batch(job) == 0, log.read_text()
+    assert "starting again on host0, host2" in log.read_text()
 
 
 def command_path(folder: Path, commands: dict[str, str]) -> str:

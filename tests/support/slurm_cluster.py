@@ -22,8 +22,8 @@ from host_net import HostNet
 from job_runner import wait_until
 
 CONTAINER = Path(__file__).with_name("pod_container.py")
-COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "munged")
-DEADLINE_S = 60.0
+COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "munged")
+DEADLINE_S = 100.0
 PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"
 CONFIG = """\
 ClusterName=tests
@@ -47,13 +47,13 @@ MpiDefault=none
 
 
 class SlurmCluster:
-    """Nodes node0, node1, ... on the first hosts of a network; leaving the context ends all daemons."""
+    """Nodes of these names on the first hosts of a network; leaving the context ends all daemons."""
 
-    def __init__(self, net: HostNet, count: int, folder: Path) -> None:
+    def __init__(self, net: HostNet, names: Sequence[str], folder: Path) -> None:
         missing = [name for name in COMMANDS if shutil.which(name, path=PATH) is None]
         if missing:
             pytest.skip(f"no slurm: {', '.join(missing)}; apt-get install slurm-wlm munge")
-        self.names = [f"node{number}" for number in range(count)]
+        self.names = names
         self._net, self._folder = net, folder
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -65,7 +65,11 @@ class SlurmCluster:
             self._daemons.append(self._popen(0, ["slurmctld", "-D"]))
             self._daemons += [self._popen(host, ["slurmd", "-D"]) for host in range(len(self.names))]
             idle = [f"{name} idle" for name in self.names]
-            wait_until(lambda: self._look() == idle, "all nodes of Slurm are idle", DEADLINE_S)
+            wait_until(
+                lambda: self._run(["sinfo", "-hNo", "%N %T"]).splitlines() == idle,
+                "all nodes of Slurm are idle",
+                DEADLINE_S,
+            )
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -78,14 +82,29 @@ class SlurmCluster:
             daemon.kill()
             daemon.wait()
 
-    def run(self, words: Sequence[str], directory: Path, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-        """Run a command such as sbatch on the first node, to its end."""
-        with self._popen(0, words, directory, env) as process:
-            out, errors = process.communicate(timeout=DEADLINE_S)
-        return subprocess.CompletedProcess(words, process.returncode, out, errors)
+    def run_batch(self, script: Path, log: Path, env: dict[str, str]) -> int:
+        """Have Slurm run a batch script in its own directory, and return the exit status of the job."""
+        return self.finish_batch(self.start_batch(script, log, env))
 
-    def _look(self) -> list[str]:
-        return self.run(["sinfo", "-hNo", "%N %T"], self._folder, {}).stdout.decode().splitlines()
+    def start_batch(self, script: Path, log: Path, env: dict[str, str]) -> str:
+        """Submit a batch script and return the id of the job."""
+        return self._run(["sbatch", "--parsable", f"--output={log}", str(script)], script.parent, env).strip()
+
+    def finish_batch(self, job: str) -> int:
+        """Wait for the end of a batch script, not for what Slurm does on its nodes after it; return its exit status."""
+
+        def status() -> str | None:
+            told = dict(word.partition("=")[::2] for word in self._run(["scontrol", "show", "-o", "job", job]).split())
+            return None if told["JobState"] in ("PENDING", "RUNNING") else told["ExitCode"]
+
+        return int(wait_until(status, f"job {job} of Slurm has ended", DEADLINE_S).partition(":")[0])
+
+    def _run(self, words: Sequence[str], directory: Path | None = None, env: dict[str, str] | None = None) -> str:
+        """Run a command of Slurm on the first node, to its end."""
+        with self._popen(0, words, directory or self._folder, env) as process:
+            out, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, (words, errors)
+        return out.decode()
 
     def _write_files(self) -> None:
         nodes = [

@@ -168,7 +168,7 @@ SCRIPTS: Mapping[str, Script] = {
         "Ranks: msrun takes node rank, nodes, master and port from the variables of the job step.\n"
         "A failed node ends the step (kill-on-bad-exit), with its exit status. msrun restarts workers itself. With a\n"
         "deadline, processes get SIGTERM grace_s seconds before it.\n"
-        "With spares, one msrun on the first node starts the workers of all by SSH, which the cluster must allow inside\n"
+        "With spares, one msrun on the first node starts the workers of all by SSH, which the cluster must allow in\n"
         "an allocation (pam_slurm_adopt). A lost node then costs a restart; the first node cannot be replaced.",
         (*_BY_MSRUN, "name", "nodes", "device_target", "cpu", "memory", "cluster_time_out", "spares", "deadline_s",
          "queue", "priority"),

@@ -69,7 +69,7 @@ def _slurm(spec: JobSpec) -> str:
     cpus, memory = math.ceil(parse_quantity(spec.cpu)), math.ceil(parse_quantity(spec.memory) / 2**20)
     directives = {
         "job-name": spec.name,
-        "nodes": spec.nodes,
+        "nodes": spec.nodes + spec.spares,
         "ntasks-per-node": 1,
         "cpus-per-task": cpus,
         "mem": f"{memory}M",
@@ -77,13 +77,20 @@ def _slurm(spec: JobSpec) -> str:
         "partition": spec.queue,
         "qos": spec.priority,
         "time": f"{spec.deadline_s // 60}:{spec.deadline_s % 60:02}" if spec.deadline_s else None,
-        "signal": f"TERM@{spec.grace_s}" if spec.deadline_s else None,
+        # steps get it; msrun in place of the batch script is no step
+        "signal": f"{'B:' if spec.spares else ''}TERM@{spec.grace_s}" if spec.deadline_s else None,
     }
-    lines = "".join(f"#SBATCH --{name}={value}\n" for name, value in directives.items() if value is not None)
-    srun = ["srun", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1"]
+    lines = [f"#SBATCH --{name}={value}\n" for name, value in directives.items() if value is not None]
+    lines += ["#SBATCH --no-requeue\n", *(["#SBATCH --no-kill\n"] if spec.spares else [])]
     count = f"--local_worker_num={spec.local_worker_num}"
-    msrun = ["msrun", count, f"--cluster_time_out={spec.cluster_time_out}", *_own_options(spec), *spec.script]
-    return f"{_SHELL}{lines}#SBATCH --no-requeue\n{_exports(spec)}exec {shlex.join([*srun, *msrun])}\n"
+    options = [count, f"--cluster_time_out={spec.cluster_time_out}", *_own_options(spec)]
+    if spec.spares:
+        words = shlex.join([*options, f"--spares={spec.spares}", *(f"--env={name}" for name in spec.env), *spec.script])
+        command = f'msrun "--hosts=$SLURM_JOB_NODELIST" {words}'
+    else:
+        srun = ["srun", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--kill-on-bad-exit=1"]
+        command = shlex.join([*srun, "msrun", *options, *spec.script])
+    return f"{_SHELL}{''.join(lines)}{_exports(spec)}exec {command}\n"
 
 
 def _compose(spec: JobSpec) -> str:
@@ -160,9 +167,11 @@ SCRIPTS: Mapping[str, Script] = {
         "slurm: batch script of Slurm; srun starts one msrun on each node\n\n"
         "Ranks: msrun takes node rank, nodes, master and port from the variables of the job step.\n"
         "A failed node ends the step (kill-on-bad-exit), with its exit status. msrun restarts workers itself. With a\n"
-        "deadline, processes get SIGTERM grace_s seconds before it.",
-        (*_BY_MSRUN, "name", "nodes", "device_target", "cpu", "memory", "cluster_time_out", "deadline_s", "queue",
-         "priority"),
+        "deadline, processes get SIGTERM grace_s seconds before it.\n"
+        "With spares, one msrun on the first node starts the workers of all by SSH, which the cluster must allow in\n"
+        "an allocation (pam_slurm_adopt). A lost node then costs a restart; the first node cannot be replaced.",
+        (*_BY_MSRUN, "name", "nodes", "device_target", "cpu", "memory", "cluster_time_out", "spares", "deadline_s",
+         "queue", "priority"),
         _slurm,
     ),
 }  # fmt: skip

@@ -104,6 +104,7 @@ class JobSpec:
         Flag(), "ConfigMap in which the operator writes the rank table; msrun waits for it", default=False
     )
     max_restarts: int = _asked(Whole(0, 1000), "how often the whole job starts again after a failure", 0)
+    spares: int = _asked(Whole(0, 100_000), "hosts beyond nodes that wait; each takes the place of a lost one", 0)
     deadline_s: int | None = _asked(Whole(1), "seconds after which the job is ended; left out: never", default=None)
     grace_s: int = _asked(Whole(1), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)
     ttl_s: int = _asked(Whole(60), "seconds that the finished job, and so its logs, stay", 86400)

@@ -22,8 +22,10 @@ OWNED_OPTIONS: dict[str, str] = {
     "cluster_time_out": "cluster_time_out",
     "log_dir": "log_dir",
     "rank_table_file": "rank_table",
+    "spares": "spares",
+    **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "min_hosts", "rehearse"), "nodes"),
 }
-"""Options of msrun that every manifest gives itself, with the field that decides them."""
+"""Options of msrun that a manifest gives itself, with the field that decides them."""
 
 _OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - a mount point inside the pod
 
@@ -41,6 +43,9 @@ def check_together(spec: JobSpec, taken: Container[str]) -> None:
     if "shm_size" in taken:
         _check_shared_memory(spec)
     _check_device_resource(spec)
+    if spec.spares and not spec.max_restarts:
+        constraint = "0 with max_restarts=0, because a spare host joins when the job starts again"
+        raise BadValue("spares", spec.spares, constraint, "set max_restarts to 1 or more")
     _check_environment(spec)
     _check_mounts(spec)
     if spec.topology and "podAffinity" in spec.affinity:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         WriteError,
     )
     from ranktable.export.exporter import Export, export_table
+    from ranktable.hostlist.host_list import Host, HostList
     from ranktable.local.report import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from ranktable.report.picture import draw_table
     from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
     from ranktable.sources.hostfile import read_hostfile
-    from ranktable.sources.hosts import Host, HostList
     from ranktable.sources.pods import read_pods
     from ranktable.sources.probe import Probe
     from ranktable.sources.slurm import read_slurm_hosts
@@ -166,7 +166,7 @@ _HOMES = {
         "gather_hosts",
     ),
     "sources.hostfile": ("read_hostfile",),
-    "sources.hosts": (
+    "hostlist.host_list": (
         "Host",
         "HostList",
     ),

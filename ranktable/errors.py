@@ -134,10 +134,13 @@ class BuildError(RankTableError, ValueError):
 
 
 class HostListError(RankTableError, ValueError):
-    """A host list that cannot be parsed; `part` is the faulty piece of it."""
+    """A host list that cannot be parsed; `part` is the faulty piece of it, `fault` the message without
+    its first words.
+    """
 
     def __init__(self, part: str, message: str, remedy: str) -> None:
-        super().__init__(f"host list: {part!r} {message}", remedy)
+        self.fault = f"{part!r} {message}"
+        super().__init__(f"host list: {self.fault}", remedy)
         self.part = part
 
 

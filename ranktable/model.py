@@ -10,6 +10,9 @@ from ranktable.errors import AmbiguousRankError, GroupNotFoundError, RankNotFoun
 COMPLETED = "completed"
 INITIALIZING = "initializing"
 
+NOTHING: dict[str, object] = {}
+"""No other keys: one object for the many that have none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -23,7 +26,7 @@ class Device:
     """Address of the device's own network port; None where it has none. Never invented."""
     super_device_id: str | None = None
     """Number of the device in its super pod, a decimal of 32 bits; None outside super pods."""
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the device as they stood in the file; do not change it."""
 
 
@@ -40,7 +43,7 @@ class Server:
     """Address of the pod that runs on the host, if the table gives one."""
     group: str | None = None
     """Name of the group that the server stands in, for dialects with groups; see `RankTable.groups`."""
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the server as they stood in the file; do not change it."""
 
     @property
@@ -55,7 +58,7 @@ class SuperPod:
 
     super_pod_id: str
     server_ids: tuple[str, ...]
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the super pod as they stood in the file; do not change it.
 
     Under `server_list`: by server id, what the entries of that list hold besides the id. So it is with clusters.
@@ -69,7 +72,7 @@ class Cluster:
     cluster_id: str
     server_ids: tuple[str, ...] = ()
     super_pod_ids: tuple[str, ...] = ()
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the cluster as they stood in the file; do not change it."""
 
 
@@ -78,7 +81,7 @@ class Group:
     """A named group of servers, in dialects that have groups. Its servers name it in `Server.group`."""
 
     name: str
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the group as they stood in the file; do not change it."""
 
 
@@ -99,7 +102,7 @@ class RankTable:
     super_pods: tuple[SuperPod, ...] = ()
     clusters: tuple[Cluster, ...] = ()
     groups: tuple[Group, ...] = ()
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other top-level keys as they stood in the file; do not change it."""
 
     @property

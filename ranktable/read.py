@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from ranktable.codec import decode_table
+from ranktable.collector import paused_collector
 from ranktable.errors import NotReadyError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.reading.document import parse_document
 from ranktable.reading.source import read_document
 
 
+@paused_collector()
 def read_table(path: str | os.PathLike[str]) -> RankTable:
     """Return the table of the file at `path`; `-` is standard input.
 

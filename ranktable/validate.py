@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from ranktable.codec import describe_repeat, detect_codec, examine_table
+from ranktable.collector import paused_collector
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Position, Problem
@@ -79,11 +80,13 @@ def validate_table(
     return judge_table(table, checked_for)
 
 
+@paused_collector()
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
     return _collect(*examine_table(table), profile)
 
 
+@paused_collector()
 def validate_file(
     path: str | os.PathLike[str],
     *,

@@ -167,6 +167,19 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     assert guilty == []
 
 
+def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists() -> None:
+    """One grammar and one set of limits for both; it is pure, and imports of ranktable only the errors."""
+    allowed = ("ranktable.hostlist.", "ranktable.errors.")
+    guilty = [
+        f"{name_of(path)} imports {name}"
+        for room in ("msrun/planning", "ranktable/hostlist")
+        for path in modules(room)
+        for name in imported(ast.walk(parse(path)), path)
+        if name.startswith("ranktable.") and not name.startswith(allowed)
+    ]
+    assert guilty == []
+
+
 def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:
     guilty = [
         name_of(path)

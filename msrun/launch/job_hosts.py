@@ -16,8 +16,8 @@ from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import TableHost, read_table_hosts
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.hosts.brackets import shorten
-from msrun.planning.hosts.host_entry import LOOPBACK, HostEntry, check_host_name, check_python, host_key
+from msrun.planning.hosts.fault import blamed_on
+from msrun.planning.hosts.host_entry import HostEntry, check_python
 from msrun.planning.hosts.host_list import check_distinct, parse_hosts
 from msrun.planning.hosts.hostfile import MAX_BYTES, parse_hostfile
 from msrun.planning.hosts.rehearsed import FIRST_ADDRESS, parse_rehearsal, stand_in
@@ -25,6 +25,8 @@ from msrun.planning.hosts.seats import order_by_table, seat_hosts
 from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
+from ranktable.hostlist.brackets import shorten
+from ranktable.hostlist.host_name import LOOPBACK, check_host_name, host_key
 
 OF_LISTS = ("include", "exclude", "python", "spares", "min_hosts", "nnodes")
 """Options that say something of a list of hosts."""
@@ -210,7 +212,8 @@ def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[H
 def _entries_of_table(table: list[TableHost], source: str) -> tuple[HostEntry, ...]:
     entries = []
     for host in table:
-        check_host_name(host.names[0], source)
+        with blamed_on(source):
+            check_host_name(host.names[0])
         seat = host.seat
         entries.append(_with_address(HostEntry(host.names[0], len(seat.ranks), seat.device_ids, source=source), host))
     check_distinct(entries)

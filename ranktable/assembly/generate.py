@@ -14,6 +14,7 @@ from typing import Literal
 from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.assembly.judgement import hold_to_rules
 from ranktable.assembly.super_pods import build_super_pods
+from ranktable.collector import paused_collector
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.profile import ANY_TARGET, Profile, build_profile
@@ -32,6 +33,7 @@ _MAX_DEVICES = 65536
 _DIGITS = re.compile(r"([0-9]+)")
 
 
+@paused_collector()
 def build_table(
     servers: Iterable[tuple[str, Devices] | HostInventory],
     *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ranktable.codec.schema import Field, Members, Schema, list_objects, parse_number, walk_objects
-from ranktable.model import Device, Server
+from ranktable.model import NOTHING, Device, Server
 from ranktable.survey import DeviceEntry, ServerEntry
 
 HOST_DEVICE = -1
@@ -79,7 +79,7 @@ def decode_server(members: Members, schema: Schema, group: str | None = None) ->
     device_schema = schema.within(listed.name)
     devices = tuple(decode_device(device, device_schema) for device in list_objects(rest, listed.name))
     rest.pop(listed.name, None)
-    return Server(devices=devices, group=group, **_take(rest, schema), extra=rest)
+    return Server(devices=devices, group=group, **_take(rest, schema), extra=rest or NOTHING)
 
 
 def decode_device(members: Members, schema: Schema, **known: object) -> Device:
@@ -87,7 +87,7 @@ def decode_device(members: Members, schema: Schema, **known: object) -> Device:
     rest = dict(members)
     taken = {**known, **_take(rest, schema)}
     taken["rank_id"], taken["device_id"] = int(str(taken["rank_id"])), int(str(taken.get("device_id", HOST_DEVICE)))
-    return Device(**taken, extra=rest)  # type: ignore[arg-type]
+    return Device(**taken, extra=rest or NOTHING)  # type: ignore[arg-type]
 
 
 def _take(rest: dict[str, object], schema: Schema) -> dict[str, str]:

@@ -40,7 +40,7 @@ def select(
 
 def _parse_servers(text: str, table: RankTable) -> list[str]:
     """Return the ids of a host list; an id with a sign that host lists do not have is taken as it is."""
-    from ranktable.sources.hosts import HostList
+    from ranktable.hostlist.host_list import HostList
 
     if any(server.server_id == text for server in table.servers):
         return [text]

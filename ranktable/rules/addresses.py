@@ -76,11 +76,18 @@ def _fault_of(part: str, address: Address | None, survey: Survey) -> tuple[Sever
         what = name_placeholder(part)
         fault = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
         return "error", fault if part.strip() else "the address is empty"
+    if _is_usual(address):
+        return None
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
         return "error", "the address cannot belong to a network port"
     if address.is_loopback:
         return "error" if survey.is_multi_server else "warning", "the address is a loopback address"
     return None
+
+
+def _is_usual(address: Address) -> bool:
+    """Whether an IPv4 address is in none of the ranges below: the usual case, told in a fraction of the time."""
+    return address.version == 4 and 1 << 24 <= (number := int(address)) < 224 << 24 and number >> 24 != 127
 
 
 @rule("R14", "device_ip is unique in the whole table", is_whole=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from ranktable.assembly.generate import ServerOrder, take_hosts
 from ranktable.assembly.inventory import HostInventory
 from ranktable.errors import BuildError, SourceError
+from ranktable.hostlist.brackets import parse_numbers
+from ranktable.hostlist.host_list import HostList
 from ranktable.sources.answer import HostAnswers, found_devices
 from ranktable.sources.hccn_conf import find_host_files, read_answers, read_host_answers
 from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile
-from ranktable.sources.hosts import HostList, parse_numbers
 from ranktable.sources.local_host import resolve_names
 from ranktable.sources.option_values import (
     expand_pattern,

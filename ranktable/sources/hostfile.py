@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable.errors import HostListError, SourceError
+from ranktable.hostlist.brackets import MAX_HOSTS
+from ranktable.hostlist.host_list import HostList
+from ranktable.hostlist.host_name import MAX_SLOTS, slots_of
 from ranktable.reading.source import read_source
 from ranktable.rules.addresses import parse_address
-from ranktable.sources.hosts import MAX_HOSTS, HostList
 
 HostfileFormat = Literal["auto", "deepspeed", "openmpi", "mpich", "slurm", "plain"]
 HOSTFILE_FORMATS: tuple[HostfileFormat, ...] = ("auto", "deepspeed", "openmpi", "mpich", "slurm", "plain")
 
-_MAX_SLOTS = 65536
 _ASSIGNMENT = re.compile(r"\s*=\s*")
-_SLOTS = re.compile(r"[0-9]{1,9}")
 _MPICH = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:]+)(?::(\S*))?")
 _RANKFILE = re.compile(r"rank\s+\d+\s*=")
 
@@ -172,10 +172,10 @@ _READERS: dict[str, Callable[[_Line], Iterable[ListedHost]]] = {
 
 
 def _parse_slots(text: str, line: _Line) -> int:
-    number = int(text) if _SLOTS.fullmatch(text) else 0
-    if not 1 <= number <= _MAX_SLOTS:
-        raise line.refuse(f"{text!r} is no number of slots", f"write a number from 1 to {_MAX_SLOTS}")
-    return number
+    slots = slots_of(text)
+    if not slots:
+        raise line.refuse(f"{text!r} is no number of slots", f"write a number from 1 to {MAX_SLOTS}")
+    return slots
 
 
 def _check_name(name: str, line: _Line) -> str:

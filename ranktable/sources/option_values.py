@@ -19,8 +19,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ranktable.errors import BuildError, HostListError
+from ranktable.hostlist.brackets import parse_numbers
+from ranktable.hostlist.host_list import HostList
 from ranktable.reading.source import read_bytes
-from ranktable.sources.hosts import HostList, parse_numbers
 
 
 def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 
 from ranktable.errors import HostListError, SourceError
+from ranktable.hostlist.brackets import MAX_HOSTS
+from ranktable.hostlist.host_list import HostList
 from ranktable.sources.hostfile import ListedHost
-from ranktable.sources.hosts import MAX_HOSTS, HostList
 
 _NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASK_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
@@ -62,7 +63,7 @@ def _parse_nodes(text: str, source: str) -> list[str]:
     try:
         hosts = HostList.parse(text)
     except HostListError as error:
-        raise SourceError(source, None, error.message.removeprefix("host list: "), error.remedy) from error
+        raise SourceError(source, None, error.fault, error.remedy) from error
     counted = next((host for host in hosts if host.num_devices is not None), None)
     if counted is not None:
         message = f"host {counted.name!r} has a count, which node lists of Slurm do not have"

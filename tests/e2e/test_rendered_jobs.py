@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from cluster_pods import fate_of
 from host_net import HostNet
-from job_runner import WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
+from job_runner import REPOSITORY, WORKER_IMPORTS, WORKER_PATH, JobRunner, wait_until
 from pod_cluster import PodCluster
+from slurm_cluster import SlurmCluster
+from ssh_net import SshNet
 
 from launch_templates import render_manifest
+from msrun.runtime.data import write_idx
 
 VALUES: dict[str, Any] = {
     "name": "train",
@@ -26,15 +33,12 @@ VALUES: dict[str, Any] = {
     "cluster_time_out": 60,
     "grace_s": 20,
 }
-KINDS = [
-    "jobset",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("indexed-job", "pytorchjob", "trainjob", "volcano", "ascendjob")
-    ),
-]
-PERMANENT = (2, 93)
-"""Exit statuses after which a JobSet does not start its pods again."""
+KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob")
+RESTARTING = ("jobset", "trainjob", "volcano")
+"""Kinds whose controller starts all pods again."""
+LOSS_LINE = re.compile(r"^epoch: \d+, step: 0, loss is (\S+)$", re.MULTILINE)
+EXAMPLE = REPOSITORY / "examples" / "optimizer_parallel" / "train.py"
+DEADLINE_S = 240.0
 SRUN = """
 import subprocess, sys
 words = sys.argv[1:]
@@ -57,8 +61,8 @@ Start = Callable[..., PodCluster]
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[HostNet]:
-    """Two nodes for all tests of this module, and one for a launcher."""
-    with HostNet(2, has_control=True) as hosts:
+    """Four nodes for all tests of this module."""
+    with HostNet(4) as hosts:
         yield hosts
 
 
@@ -76,11 +80,8 @@ def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Start:
     return make
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pods_train_as_one_process_does_although_names_come_late(
-    kind: str, cluster: Start, workers: Path, tmp_path: Path
-) -> None:
-    pods = cluster(kind, *PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
+def test_pods_train_as_one_process_does_although_names_come_late(cluster: Start, workers: Path, tmp_path: Path) -> None:
+    pods = cluster("jobset", *PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
     jobs = pods.start(tmp_path, {"PYTHONPATH": WORKER_PATH})
     wait_until(lambda: "trying again" in jobs[1].stderr, "the second pod looks for the name of the first")
     pods.publish_names()
@@ -89,6 +90,43 @@ def test_pods_train_as_one_process_does_although_names_come_late(
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
     assert (pods.log_folder(1) / "log_output" / "node_1" / "worker_3.log").exists()
+
+
+@pytest.fixture(scope="module")
+def data_of_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three batches in the files of MNIST."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    write_idx(folder / "train-images-idx3-ubyte", rng.integers(0, 256, (96, 28, 28), dtype=np.uint8))
+    write_idx(folder / "train-labels-idx1-ubyte", rng.integers(0, 10, 96, dtype=np.uint8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def losses_of_example(msrun_of_module: JobRunner, data_of_example: Path) -> list[float]:
+    """Losses of the example optimizer_parallel in one process."""
+    env = msrun_of_module.environ({"DATA_PATH": str(data_of_example), "EPOCHS": "4"})
+    command = [sys.executable, str(EXAMPLE)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    return [float(loss) for loss in LOSS_LINE.findall(done.stdout)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(
+    kind: str, cluster: Start, data_of_example: Path, losses_of_example: list[float], tmp_path: Path
+) -> None:
+    env = {"DATA_PATH": str(data_of_example), "EPOCHS": "4"}
+    pods = cluster(kind, EXAMPLE, nodes=4, env=env)
+    jobs = pods.start(tmp_path, {})
+    wait_until(lambda: "trying again" in jobs[3].stderr, "the last pod looks for the name of the first")
+    pods.publish_names()
+    ended = [job.finish(DEADLINE_S) for job in jobs]
+    assert [job.code for job in ended] == [0] * 4, ended
+    losses = [float(loss) for loss in LOSS_LINE.findall(ended[0].log(0).decode())]
+    assert len(losses) == 4 and losses == pytest.approx(losses_of_example, rel=1e-5)
+    assert (pods.log_folder(3) / "log_output" / "node_3" / "worker_7.log").exists()
+    assert fate_of(pods.manifest, [job.code for job in ended]) == "done"
 
 
 @pytest.mark.slow
@@ -118,18 +156,22 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(
     assert "this is node 0" in jobs[1].stderr
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_pod_fails_the_others_with_a_status_that_starts_the_job_again(
+@pytest.mark.parametrize(
+    "kind", ["jobset", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "jobset")]
+)
+def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(
     kind: str, cluster: Start, workers: Path, tmp_path: Path
 ) -> None:
-    pods = cluster(kind, workers / "wait.py")
+    """Or, where the controller could only start single pods again, that end it."""
+    pods = cluster(kind, workers / "wait.py", nodes=4, **({"max_restarts": 1} if kind in RESTARTING else {}))
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
-    jobs[0].wait_for(*(tmp_path / f"ready_{rank}" for rank in range(4)))
-    jobs[1].send(signal.SIGKILL)
+    jobs[0].wait_for(*(tmp_path / f"ready_{rank}" for rank in range(8)))
+    jobs[2].send(signal.SIGKILL)
     codes = [job.finish().code for job in jobs]
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] > 0 and codes[0] not in PERMANENT, "2 would end a JobSet for good"
+    assert codes.pop(2) == -signal.SIGKILL
+    assert set(codes) == {3}, "a host was lost"
+    assert fate_of(pods.manifest, [*codes, -signal.SIGKILL]) == ("again" if kind in RESTARTING else "failed")
 
 
 def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, workers: Path, tmp_path: Path) -> None:
@@ -144,36 +186,132 @@ def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, w
 
 
 def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster: Start, tmp_path: Path) -> None:
-    pods = cluster("jobset", "absent.py", cluster_time_out=5)
+    pods = cluster("jobset", "absent.py", cluster_time_out=5, max_restarts=1)
     jobs = pods.start(tmp_path, {})
     pods.publish_names()
-    assert [job.finish().code for job in jobs] == [2, 2]
-    policy = pods.bodies[-1]
-    spec = policy["spec"]["replicatedJobs"][0]["template"]["spec"]
-    [rule] = spec["podFailurePolicy"]["rules"]
-    assert (rule["action"], tuple(rule["onExitCodes"]["values"])) == ("FailJob", PERMANENT)
-    assert rule["onExitCodes"]["containerName"] == pods.pods[0].container["name"]
+    codes = [job.finish().code for job in jobs]
+    assert codes == [2, 2]
+    assert fate_of(pods.manifest, codes) == "failed"
+
+
+@pytest.mark.parametrize("kind", RESTARTING)
+def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind: str) -> None:
+    text, other = (render_manifest(kind, {**VALUES, "max_restarts": count}, ["train.py"]) for count in (1, 0))
+    assert {code: fate_of(text, [code]) for code in (0, 1, 2, 3, 93, 137)} == {
+        0: "done",
+        1: "again",
+        2: "failed",
+        3: "again",
+        93: "failed",
+        137: "again",
+    }
+    assert fate_of(other, [1]) == "failed"
 
 
 def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path
 ) -> None:
-    commands = tmp_path / "bin"
-    commands.mkdir()
     addresses, prefixes = [net.address(host) for host in range(2)], [net.prefix(host) for host in range(2)]
     (tmp_path / "srun.py").write_text(SRUN.format(addresses=addresses, prefixes=prefixes))
-    for name, words in (("srun", str(tmp_path / "srun.py")), ("msrun", "-m msrun")):
-        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (commands / name).chmod(0o755)
-    script = tmp_path / "job.sbatch"
-    values = {"name": "train", "nodes": 2, "local_worker_num": 2, "cluster_time_out": 60}
-    script.write_text(render_manifest("slurm", values, [str(workers / "record.py")]))
-    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    path = command_path(tmp_path, {"srun": str(tmp_path / "srun.py"), "msrun": "-m msrun"})
+    script = batch_script(tmp_path, workers / "record.py")
     done = msrun.start(str(script), cwd=tmp_path, command=["bash"], env={"PATH": path}).finish()
     assert done.code == 0, done.stderr
+    prove_one_world(tmp_path, addresses[0])
+
+
+@pytest.fixture(scope="module")
+def slurm(net: HostNet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Slurm itself, on two nodes."""
+    with SlurmCluster(net, ["node0", "node1"], tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+Submit = Callable[..., int]
+
+
+@pytest.fixture
+def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
+    """Has Slurm run the rendered script of a job and returns the exit status of that."""
+
+    def run(*words: str | Path, **more: Any) -> int:
+        env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "PYTHONPATH": WORKER_PATH})
+        script = batch_script(tmp_path, *words, **more)
+        return slurm.run_batch(script, tmp_path / "job.log", env)
+
+    return run
+
+
+def test_batch_script_starts_one_world_under_slurm_itself(
+    submit: Submit, workers: Path, net: HostNet, tmp_path: Path
+) -> None:
+    assert submit(workers / "record.py") == 0, (tmp_path / "job.log").read_text()
+    prove_one_world(tmp_path, net.address(0))
+
+
+def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(
+    submit: Submit, workers: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "fail").touch()
+    assert submit(workers / "fail_last.py") == 9
+    assert "rank 3" in (tmp_path / "job.log").read_text()
+
+
+@pytest.mark.slow
+def test_batch_script_trains_under_slurm_itself_as_one_process_does(
+    submit: Submit, workers: Path, tmp_path: Path
+) -> None:
+    code = submit(*PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
+    assert code == 0, (tmp_path / "job.log").read_text()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp_path: Path) -> None:
+    """Slurm itself keeps the allocation, whose nodes msrun reaches by SSH."""
+    log, worker = tmp_path / "job.log", tmp_path / "up.py"
+    worker.write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        "Path(f\"up_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{os.environ['RANK']}\").touch()\n"
+        "while not Path('go').exists():\n    time.sleep(0.02)\n"
+    )
+    script = batch_script(tmp_path, "--heartbeat_time_out=3", worker, spares=1, max_restarts=1)
+    (tmp_path / "slurm").mkdir()
+    with SshNet(3) as hosts, SlurmCluster(hosts, [hosts.name(host) for host in range(3)], tmp_path / "slurm") as nodes:
+        env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "HOME": str(hosts.home)})
+        job = nodes.start_batch(script, log, env)
+        wait_until((tmp_path / "up_0_3").exists, "all workers run")
+        hosts.cut(1)
+        wait_until((tmp_path / "up_1_3").exists, "they run again", DEADLINE_S)
+        (tmp_path / "go").touch()
+        assert nodes.finish_batch(job) == 0, log.read_text()
+    assert "starting again on host0, host2" in log.read_text()
+
+
+def command_path(folder: Path, commands: dict[str, str]) -> str:
+    """Make commands of words for Python, and return a PATH that has them."""
+    (folder / "bin").mkdir()
+    for name, words in commands.items():
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+
+def batch_script(folder: Path, *words: str | Path, **more: Any) -> Path:
+    """Write the script of a job on two nodes of two workers."""
+    size = {"nodes": 2, "local_worker_num": 2, "cpu": "1", "memory": "1Gi"}
+    values = {"name": "train", **size, "cluster_time_out": 60, "grace_s": 20, **more}
+    script = folder / "job.sbatch"
+    script.write_text(render_manifest("slurm", values, [str(word) for word in words]))
+    return script
+
+
+def prove_one_world(folder: Path, master: str) -> None:
+    """Two hosts of two workers each have found each other."""
     for rank in range(4):
-        env = json.loads((tmp_path / f"record_{rank}.json").read_text())["env"]
-        told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "MASTER_ADDR": addresses[0]}
+        env = json.loads((folder / f"record_{rank}.json").read_text())["env"]
+        told = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(rank // 2), "MASTER_ADDR": master}
         assert {name: env[name] for name in told} == told
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,35 @@ def pods_of(text: str) -> list[Pod]:
     bodies = list(yaml.safe_load_all(text))
     [pods] = [list(_MAKERS[body["kind"], body["apiVersion"]](body, bodies)) for body in bodies if _is_job(body)]
     return pods
+
+
+def fate_of(text: str, codes: Iterable[int]) -> str:
+    """Return what becomes of the job of a manifest whose pods have first ended with `codes`: done, again or failed.
+
+    Source: the controllers' own pages on pod failure policies (Job), failure policies (JobSet) and life-cycle policies
+    (Volcano). Pods of the other kinds end for good, as their restartPolicy is Never and their backoffLimit 0.
+    """
+    failed = [code if code >= 0 else 128 - code for code in codes if code]
+    if not failed:
+        return "done"
+    specs = [body["spec"] for body in yaml.safe_load_all(text) if body["kind"] in ("Job", "JobSet", "TrainingRuntime")]
+    actions = [_action(spec, code) for spec in specs for code in failed]
+    return "again" if actions and set(actions) == {"restart"} else "failed"
+
+
+def _action(spec: dict[str, Any], code: int) -> str:
+    if "policies" in spec:  # Volcano looks at the rules in their order
+        matching = (one for one in spec["policies"] if one.get("exitCode", code) == code)
+        first = next(one for one in matching if one.get("event") in (None, "PodFailed"))
+        return "restart" if first["action"] == "RestartJob" and spec["maxRetry"] > 1 else "end"
+    spec = spec.get("template", {}).get("spec", spec) if "mlPolicy" in spec else spec
+    for job in spec.get("replicatedJobs", []):
+        rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
+        if any(rule["action"] == "FailJob" and code in rule["onExitCodes"]["values"] for rule in rules):
+            [own] = spec["failurePolicy"]["rules"]
+            assert (own["action"], own["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+            return "end"
+    return "restart" if spec.get("failurePolicy", {}).get("maxRestarts", 0) else "end"
 
 
 def _is_job(body: dict[str, Any]) -> bool:

@@ -163,7 +163,7 @@ class HostNet:
                 except HostNetError:
                     self.has_ipv6 = False
 
-    def _kill_all(self) -> None:
+    def end_processes(self) -> None:
         """End what runs on the hosts, for their namespaces would live as long."""
         end = time.monotonic() + DEADLINE_S
         while left := self.processes(*self._all):

@@ -22,11 +22,12 @@ class PodCluster:
 
     Attributes:
         pods: in the order of their node ranks; pod i has the address of host i of the network.
-        bodies: all objects of the manifest.
+        manifest: its text.
+        bodies: all objects of it.
     """
 
     def __init__(self, runner: JobRunner, net: HostNet, folder: Path, manifest: str) -> None:
-        self.pods = pods_of(manifest)
+        self.pods, self.manifest = pods_of(manifest), manifest
         self.bodies = list(yaml.safe_load_all(manifest))
         self._runner, self._net, self._folder = runner, net, folder
         self._maps = {name: folder / "maps" / name for name in self._volume_maps()}

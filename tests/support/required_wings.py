@@ -1,6 +1,6 @@
-"""REQUIRE=hosts,mpirun,cgroup,zoo: tests of these wings that would be skipped fail instead.
+"""REQUIRE=hosts,mpirun,slurm,cgroup,zoo: tests of these wings that would be skipped fail instead.
 
-A machine without network namespaces, mpirun or a memory cgroup skips what needs them. CI sets REQUIRE, so that a
+A machine without network namespaces, mpirun, Slurm or a memory cgroup skips what needs them. CI sets REQUIRE, so that a
 wing cannot drop out of its tests unnoticed.
 """
 
@@ -15,6 +15,7 @@ import pytest
 WINGS = {
     "hosts": r"cannot make hosts|there is no ssh",
     "mpirun": r"no mpirun",
+    "slurm": r"no slurm",
     "cgroup": r"no memory cgroup",
     "zoo": r"not installed: pip install .*zoo",
 }

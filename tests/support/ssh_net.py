@@ -190,7 +190,7 @@ class SshNet(HostNet):
 
     def _remove(self) -> None:
         try:
-            self._kill_all()
+            self.end_processes()
             for holder in self._holders:
                 holder.wait(DEADLINE_S)
         finally:

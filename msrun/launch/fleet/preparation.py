@@ -31,11 +31,11 @@ from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import HostJob
 from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
+from ranktable.hostlist.brackets import fold
 
 WAITING_LINE_S = 5.0
 ANSWER_S = 60.0

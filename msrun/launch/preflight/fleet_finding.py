@@ -10,8 +10,8 @@ from typing import Literal
 from msrun import contract
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_finding
-from msrun.planning.hosts.brackets import fold
 from msrun.planning.hosts.host_entry import HostEntry
+from ranktable.hostlist.brackets import fold
 
 MAX_FOLDED_CHARS = 60
 SHOWN_NAMES = 3

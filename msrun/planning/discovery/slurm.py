@@ -19,7 +19,8 @@ from msrun.planning.discovery.surroundings import (
     read_number,
     read_place,
 )
-from msrun.planning.hosts.brackets import expand
+from msrun.planning.hosts.fault import blamed_on
+from ranktable.hostlist.brackets import expand
 
 JOB = "SLURM_JOB_ID"
 STEP = "SLURM_STEP_ID"
@@ -81,7 +82,8 @@ def _check_tasks(environ: Mapping[str, str]) -> None:
 
 
 def _nodes(environ: Mapping[str, str], node_rank: int, node_num: int) -> list[str]:
-    nodes = expand(environ[STEP_LIST], STEP_LIST)
+    with blamed_on(STEP_LIST):
+        nodes = expand(environ[STEP_LIST])
     if len(nodes) != node_num:
         raise UsageError(
             f"{STEP_LIST}={environ[STEP_LIST]}: {len(nodes)} nodes, but {STEP_NODES}={node_num}; are these variables "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.brackets import shorten
+from ranktable.hostlist.brackets import shorten
 
 MAX_DEVICE_ID = 4095
 

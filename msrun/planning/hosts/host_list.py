@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.brackets import expand, shorten
-from msrun.planning.hosts.host_entry import HostEntry, check_host_name, check_user, parse_slots
+from msrun.planning.hosts.fault import blamed_on
+from msrun.planning.hosts.host_entry import HostEntry, check_user, parse_slots
+from ranktable.hostlist.brackets import expand, shorten
+from ranktable.hostlist.host_name import check_host_name, split_place
 
 
 def parse_hosts(text: str, source: str = "--hosts") -> tuple[HostEntry, ...]:
@@ -17,7 +19,8 @@ def parse_hosts(text: str, source: str = "--hosts") -> tuple[HostEntry, ...]:
     """
     if not text.strip():
         raise UsageError(f"{source}: is empty; give hosts such as h1:8,h2:8")
-    entries = tuple(parse_host_word(word, source) for word in expand(text, source))
+    with blamed_on(source):
+        entries = tuple(parse_host_word(word, source) for word in expand(text))
     check_distinct(entries)
     return entries
 
@@ -31,29 +34,11 @@ def parse_host_word(word: str, source: str) -> HostEntry:
     user, at, place = word.rpartition("@")
     if at:
         check_user(user, source)
-    name, slots = split_place(place, source)
-    check_host_name(name, source)
+    with blamed_on(source):
+        name, slots = split_place(place)
+        check_host_name(name)
     count = parse_slots(slots, f"{source}: {shorten(name)}") if slots is not None else 0
     return HostEntry(name, count, tuple(range(count)), user=user, source=source)
-
-
-def split_place(place: str, source: str) -> tuple[str, str | None]:
-    """Return a host and what follows its colon, None without one.
-
-    Two colons and no brackets are an IPv6 address alone.
-
-    Raises:
-        UsageError: something else than a colon after `[address]`.
-    """
-    if place.startswith("["):
-        name, bracket, rest = place[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise UsageError(f"{source}: {shorten(place)!r}: write [address]:slots")
-        return name, rest[1:] if rest else None
-    if place.count(":") > 1:
-        return place, None
-    name, colon, slots = place.partition(":")
-    return name, slots if colon else None
 
 
 def check_distinct(entries: Iterable[HostEntry]) -> None:

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from msrun.errors import UsageError, near_miss
-from msrun.planning.hosts.brackets import MAX_HOSTS, expand, shorten
 from msrun.planning.hosts.device_ids import parse_device_ids
+from msrun.planning.hosts.fault import blamed_on
 from msrun.planning.hosts.host_entry import (
     MAX_PORT,
     HostEntry,
@@ -29,6 +29,7 @@ from msrun.planning.hosts.host_entry import (
     parse_slots,
 )
 from msrun.planning.hosts.host_list import check_distinct, parse_host_word
+from ranktable.hostlist.brackets import MAX_HOSTS, expand, shorten
 
 MAX_BYTES = 4_000_000
 
@@ -67,7 +68,8 @@ def _parse_line(line: str, source: str) -> list[HostEntry]:
     words = [word.replace('"', "") for word in _WORD.findall(line)]
     if not words:
         return []
-    named = [parse_host_word(word, source) for word in expand(words[0], source)]
+    with blamed_on(source):
+        named = [parse_host_word(word, source) for word in expand(words[0])]
     settings = _parse_settings(words[1:], source)
     addresses = settings.get("address", [""] * len(named))
     if len(addresses) != len(named):
@@ -141,7 +143,8 @@ def _read_python(text: str, source: str) -> str:
 
 
 def _read_addresses(text: str, source: str) -> list[str]:
-    addresses = expand(text, source)
+    with blamed_on(source):
+        addresses = expand(text)
     for address in addresses:
         check_address(address, source)
     return addresses

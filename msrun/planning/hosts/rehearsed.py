@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from msrun.errors import UsageError
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.hosts.brackets import shorten
-from msrun.planning.hosts.host_entry import MAX_SLOTS, HostEntry
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.seats import as_in_table
+from ranktable.hostlist.brackets import shorten
+from ranktable.hostlist.host_name import MAX_SLOTS
 
 FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")
 """127.0.0.1 stays the address of jobs on one host."""

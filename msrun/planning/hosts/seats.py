@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from msrun.errors import UsageError
 from msrun.planning.host_seat import HostSeat
-from msrun.planning.hosts.host_entry import HostEntry, host_key
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import fold_ranks
+from ranktable.hostlist.host_name import host_key
 
 UNKNOWN = "?"
 """An address that is found out when the host is reached."""

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msrun.errors import UsageError, near_miss
-from msrun.planning.hosts.brackets import expand, shorten, split_outside
 from msrun.planning.hosts.device_ids import parse_device_ids
-from msrun.planning.hosts.host_entry import HostEntry, check_host_name, host_key, is_address
-from msrun.planning.hosts.host_list import split_place
+from msrun.planning.hosts.fault import blamed_on
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import fold_ranks
+from ranktable.hostlist.brackets import expand, shorten, split_outside
+from ranktable.hostlist.host_name import check_host_name, host_key, is_address, split_place
 
 SHOWN_HOSTS = 4
 
@@ -47,7 +48,9 @@ def _parse_filter(text: str, option: str, entries: Sequence[HostEntry]) -> dict[
     """Return name of an entry -> devices that are named; none = the whole host."""
     known = {key: entry for entry in entries for key in entry.keys}
     named: dict[str, tuple[int, ...]] = {}
-    for piece in split_outside(text, "@", option):
+    with blamed_on(option):
+        pieces = split_outside(text, "@")
+    for piece in pieces:
         place, devices = _split_devices(piece.strip(), option)
         device_ids = parse_device_ids(devices, f"{option}: {shorten(piece)}") if devices is not None else ()
         for name in place:
@@ -65,14 +68,16 @@ def _split_devices(piece: str, option: str) -> tuple[list[str], str | None]:
     """Return the hosts of `node[1-4]:0,2` and its devices, None without."""
     if is_address(piece):
         return [piece], None
-    place, *devices = split_outside(piece, ":", option)
+    with blamed_on(option):
+        place, *devices = split_outside(piece, ":")
     if len(devices) > 1:
         raise UsageError(
             f"{option}: {shorten(piece)!r} has two colons; write h1:0,2@h2:1, and an address as [fd77::9]:0"
         )
-    names = [split_place(name, option)[0] for name in expand(place, option)]
-    for name in names:
-        check_host_name(name, option)
+    with blamed_on(option):
+        names = [split_place(name)[0] for name in expand(place)]
+        for name in names:
+            check_host_name(name)
     return names, devices[0] if devices else None
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.brackets import fold, shorten
-from msrun.planning.hosts.host_entry import MAX_SLOTS, HostEntry
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import count_workers
+from ranktable.hostlist.brackets import fold, shorten
+from ranktable.hostlist.host_name import MAX_SLOTS
 
 
 def give_slots(

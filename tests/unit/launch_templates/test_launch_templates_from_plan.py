@@ -46,6 +46,12 @@ def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(tmp_path: 
     }
 
 
+def test_plan_of_a_rehearsal_with_a_spare_host_asks_for_that_host_and_for_no_rehearsal(tmp_path: Path) -> None:
+    words = ["--rehearse", "3x2", "--spares", "1", "--min_hosts", "1", "--max_restarts", "2"]
+    found = read_plan(plan_of(tmp_path, *words, "train.py"), "plan.json")
+    assert (found["nodes"], found["spares"], found["local_worker_num"], found["script"]) == (2, 1, 2, ["train.py"])
+
+
 def test_plan_of_one_host_and_of_a_module(tmp_path: Path) -> None:
     found = read_plan(plan_of(tmp_path, "--worker_num", "4", "-m", "json.tool", "x"), "plan.json")
     assert found == {"nodes": 1, "local_worker_num": 4, "device_target": "CPU", "script": ["-m", "json.tool", "x"]}

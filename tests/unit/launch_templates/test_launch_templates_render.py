@@ -178,14 +178,17 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         "shm_size": "1Gi", "cpu": "2", "master_port": 9000, "cluster_time_out": 7, "grace_s": 77, "ttl_s": 777,
         "user_id": 7, "network_policy": False, "max_restarts": 3, "rank_table": True, "device_resource": "a.b/c",
-        "script": ["other.py"], "name": "other", "image": "other:1",
+        "spares": 1, "script": ["other.py"], "name": "other", "image": "other:1",
     }  # fmt: skip
     base = {**fitting(kind, {**MINIMAL, "device_target": "GPU"}), "script": ["train.py"]}
     before = render_manifest(kind, base)
     for setting in load_kind(kind).settings:
         if setting.name not in ("device_target", "log_dir"):
-            value = more.get(setting.name, FULL.get(setting.name))
-            assert render_manifest(kind, {**base, setting.name: value}) != before, setting.name
+            values = {**base, setting.name: more.get(setting.name, FULL.get(setting.name))}
+            if setting.name == "spares":
+                values["max_restarts"] = 1
+                before = render_manifest(kind, {**base, "max_restarts": 1})
+            assert render_manifest(kind, values) != before, setting.name
 
 
 def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> None:
@@ -349,6 +352,7 @@ any_spec = st.fixed_dictionaries(
         "log_dir": st.sampled_from(["/a/b", "/data/logs", None]),
         "rank_table": st.booleans(),
         "max_restarts": st.integers(0, 5),
+        "spares": st.integers(0, 2),
         "deadline_s": st.none() | st.integers(1, 10**6),
         "grace_s": st.integers(1, 1000),
         "queue": st.sampled_from([None, "team-a"]),

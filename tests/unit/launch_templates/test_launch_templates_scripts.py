@@ -68,6 +68,23 @@ def test_directives_of_slurm_come_before_the_first_command() -> None:
     ]  # fmt: skip
 
 
+def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_path: Path) -> None:
+    values = {"name": "t", "spares": 1, "max_restarts": 2, "deadline_s": 600, "env": {"SETTING": "a b"}}
+    text = render_manifest("slurm", values, ["train.py"])
+    for line in ("--nodes=3", "--no-kill", "--signal=B:TERM@120"):
+        assert f"#SBATCH {line}\n" in text
+    words, setting = started(text.replace("exec", "export SLURM_JOB_NODELIST=n[1-3]\nexec", 1), tmp_path)
+    assert words[0] == "--hosts=n[1-3]" and {"--spares=1", "--max_restarts=2", "--env=SETTING"} < {*words}
+    assert setting == "a b"
+
+
+def test_spares_that_could_never_join_are_refused() -> None:
+    with pytest.raises(BadValue, match="spares=1: must be 0 with max_restarts=0"):
+        render_manifest("slurm", {"name": "t", "spares": 1}, ["train.py"])
+    with pytest.raises(BadValue, match="a job of the kind jobset has no place for it; remove it, or choose slurm"):
+        render_manifest("jobset", {**VALUES, "spares": 1, "max_restarts": 1}, ["train.py"])
+
+
 @pytest.mark.parametrize("kind", ["slurm", "compose"])
 def test_devices_that_a_script_cannot_ask_for_are_refused(kind: str) -> None:
     with pytest.raises(BadValue, match=f"must be CPU or GPU with {kind}"):

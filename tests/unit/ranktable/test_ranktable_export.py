@@ -5,28 +5,11 @@ import shlex
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ranktable import BuildError, Device, RankTable, Server, SuperPod, build_table
 from ranktable.export.exporter import export_names, export_table
-from ranktable.export.hostfiles import compress_hosts
-from ranktable.sources.hosts import HostList
 
 TABLE = build_table([("node1", 2), ("node2", 3)])
-NAMES = st.lists(
-    st.sampled_from(
-        [
-            f"{head}{number}{tail}"
-            for head in ("n", "10.0.0.")
-            for tail in ("", "x")
-            for number in ("0", "1", "2", "3", "9", "10", "11", "09", "010", "011", "099", "100")
-        ]
-        + ["a", "b"]
-    ),
-    min_size=1,
-    unique=True,
-)
 
 
 def interleaved() -> RankTable:
@@ -54,19 +37,6 @@ def test_host_files_with_slots_are_what_deepspeed_parses(to):
 def test_mpich_and_horovod_have_counts_after_colons():
     assert text_of("mpich") == "node1:2\nnode2:3\n"
     assert text_of("horovod") == "node1:2,node2:3\n"
-
-
-@settings(deadline=None)
-@given(NAMES)
-def test_a_compressed_host_list_names_the_same_hosts_in_the_same_order(names):
-    assert [host.name for host in HostList.parse(compress_hosts(names))] == names
-
-
-def test_a_compressed_host_list_is_short_and_keeps_padding():
-    assert compress_hosts([f"n{i:04d}" for i in range(1, 4097)]) == "n[0001-4096]"
-    assert compress_hosts(["n8", "n9", "n10", "n14", "login"]) == "n[8-10,14],login"
-    assert compress_hosts(["n09", "n10", "n011"]) == "n[09-10,011]"
-    assert compress_hosts(["10.0.0.1", "10.0.0.2", "10.0.1.1"]) == "10.0.0.[1-2],10.0.1.1"
 
 
 def test_slurm_is_told_what_its_host_list_cannot_say():

@@ -227,7 +227,7 @@ def test_what_only_ascend_would_refuse_is_said_when_no_target_is_named(run):
         (["--hosts", "a:1", "--version", "1.2", "--super_pods", "a"], "'a' has no id before its hosts"),
         (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a;0=b"], "super pod '0' is given twice"),
         (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a:8"], "counts devices of 'a'"),
-        (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a["], "bracket"),
+        (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a["], "has a [ without its other half"),
         (["--hosts", "a:1", "--root", "x"], "--root and --server_id go with --probe"),
         (["--hosts", "a:1", "--device_target", "gpu", "--chip", "a2"], "does not go with device_target 'gpu'"),
         (["--hosts", "a:1", "--order", "rank_index"], "has no rank index"),

@@ -53,7 +53,7 @@ def test_each_format_is_read_and_recognised(text, form, hosts):
         ("rank 0=a slot=1\n", "openmpi", "a line of a rank file"),
         ("a:8 what\n", "mpich", "'what' is not known in a host file of MPICH"),
         ("a:\n", "mpich", "'' is no number of slots"),
-        ("node[1-\n", "slurm", "hosts:1: host list: 'node[1-' has a bracket that is not closed"),
+        ("node[1-\n", "slurm", "hosts:1: host list: 'node[1-' has a [ without its other half"),
         ("a b\n", "plain", "'a b' is more than a name"),
         ("a,b\n", "plain", "'a,b' is not one host"),
         ("a:8\n", "plain", "'a:8' is not one host"),
@@ -155,7 +155,7 @@ def test_the_hosts_of_a_slurm_job_are_read_from_its_environment(variables, hosts
     ("variables", "says"),
     [
         ({}, "SLURM_JOB_NODELIST: the variable is not set"),
-        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' has a bracket that is not closed"),
+        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' has a [ without its other half"),
         ({"SLURM_JOB_NODELIST": "n1:8"}, "host 'n1' has a count"),
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(x2)"}, "counts 2 hosts, SLURM_JOB_NODELIST names 1"),
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(2)"}, "'8(2)' is no count of tasks"),

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import HostEntry, host_key
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.host_list import parse_hosts
+from ranktable.hostlist.host_name import host_key
 
 LISTS = [
     ("h1:8,h2:4", [("h1", "", 8), ("h2", "", 4)]),
@@ -61,7 +62,7 @@ REFUSED = [
     ("fd77::x", "is neither a host name"),
     ("h:8:9", "is neither a host name"),
     ("[::1", "without its other half"),
-    ("[::1]8", r"write \[address\]:slots"),
+    ("[::1]8", r"write \[address\]:8"),
     ("x" * 254, "more than 253 characters"),
     ("h:", "h: slots '': must be a number from 1 to 4096"),
     ("h:0", "h: slots '0'"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msrun.errors import UsageError
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.hostfile import parse_hostfile
+from ranktable.hostlist.brackets import MAX_HOSTS
 
 FORMS = [
     ("h1 slots=8\nh2 slots=4\n", [("h1", 8), ("h2", 4)]),
@@ -63,7 +64,7 @@ REFUSED = [
     ("h1\n$(id)", "line 2: .* is neither a host name"),
     ("h1\x00", r"line 1: 'h1\\x00' is neither a host name"),
     ("slots=8 h1", "line 1: 'slots=8' is neither a host name"),
-    ("a[1-16384]\nb[1-16384]", "line 2: more than 16384 hosts up to here"),
+    (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.sharding.operators import custom_function, elementwise, ordering, table_lookup
+from msrun.runtime.sharding.operators import custom_function, ordering, table_lookup
 from msrun.runtime.sharding.operators.along_split import LogSumExp, Softmax
 from msrun.runtime.sharding.operators.attention import Attention
 from msrun.runtime.sharding.operators.bags import EmbeddingBag
@@ -17,7 +17,7 @@ from msrun.runtime.sharding.operators.conv import Convolution, TransposedConvolu
 from msrun.runtime.sharding.operators.custom import Custom
 from msrun.runtime.sharding.operators.dropout import KINDS, Dropout
 from msrun.runtime.sharding.operators.einsum import Einsum
-from msrun.runtime.sharding.operators.elementwise import Elementwise
+from msrun.runtime.sharding.operators.elementwise import Elementwise, is_elementwise
 from msrun.runtime.sharding.operators.joining import Join, ScatterPart, Stack, TakeApart, Unbind
 from msrun.runtime.sharding.operators.lookup import Embedding, Gather, Index, OneHot, Scatter, Select
 from msrun.runtime.sharding.operators.loss import ClassLoss, ElementwiseLoss
@@ -26,6 +26,7 @@ from msrun.runtime.sharding.operators.norm import GroupNorm, InstanceNorm, Layer
 from msrun.runtime.sharding.operators.ordering import AlongOne
 from msrun.runtime.sharding.operators.pool import AdaptiveAverage, Pool, PoolWithIndices
 from msrun.runtime.sharding.operators.random_draws import CAPTURED, RandomDraw
+from msrun.runtime.sharding.operators.recurrent import Recurrent
 from msrun.runtime.sharding.operators.reduction import Extreme, Mean, Reduction
 from msrun.runtime.sharding.operators.resample import Interpolation, Nearest, Padding, PixelShuffle
 from msrun.runtime.sharding.operators.rule import Form, OperatorCall, Rule
@@ -56,8 +57,7 @@ class Replicated(Rule):
 
 @cache
 def _table() -> dict[Any, Rule]:
-    value_by_value = Elementwise()
-    table: dict[Any, Rule] = dict.fromkeys(elementwise.targets(), value_by_value)
+    table: dict[Any, Rule] = {}
     rules: list[tuple[Rule, list[Any]]] = [
         (Linear(), [aten.linear.default]),
         (AddMatMul(), [aten.addmm.default]),
@@ -76,7 +76,7 @@ def _table() -> dict[Any, Rule]:
         (Attention(), [aten.scaled_dot_product_attention.default]),
         (Dropout(), list(KINDS)),
         (RandomDraw(), list(CAPTURED)),
-        (value_by_value, [aten.expand_as.default, aten.lift_fresh_copy.default]),
+        (VALUE_BY_VALUE, [aten.expand_as.default, aten.lift_fresh_copy.default]),
         (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
         (Stack(), [aten.stack.default]),
         (
@@ -98,7 +98,17 @@ def _table() -> dict[Any, Rule]:
         (ScatterPart(), [aten.slice_scatter.default, aten.select_scatter.default]),
         (SelectOne(), [aten.select.int]),
         (Slice(), [aten.slice.Tensor, aten.narrow.default]),
-        (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),
+        (
+            SomeWhole(),
+            [
+                aten.roll.default,
+                aten.flip.default,
+                aten.cumprod.default,
+                aten.logcumsumexp.default,
+                aten.diff.default,
+            ],
+        ),
+        (Recurrent(), [aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input]),
         (Triangle(), [aten.tril.default, aten.triu.default]),
         (Repeat(), [aten.repeat.default, aten.tile.default]),
         (RepeatInterleave(), [aten.repeat_interleave.self_int]),
@@ -153,7 +163,7 @@ def _table() -> dict[Any, Rule]:
                 aten.binary_cross_entropy_with_logits.default,
             ],
         ),
-        (value_by_value, [aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default]),
+        (VALUE_BY_VALUE, [aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default]),
         (LayerNorm(), [aten.layer_norm.default]),
         (RmsNorm(), [aten.rms_norm.default]),
         (GroupNorm(), [aten.group_norm.default]),
@@ -202,8 +212,10 @@ def _table() -> dict[Any, Rule]:
 
 
 REPLICATED = Replicated()
+VALUE_BY_VALUE = Elementwise()
 
 
 def find_rule(target: Any) -> Rule | None:
     """Return the rule of an operator, or None when it has none."""
-    return _table().get(target)
+    found = _table().get(target)
+    return VALUE_BY_VALUE if found is None and is_elementwise(target) else found

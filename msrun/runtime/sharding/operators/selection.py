@@ -30,13 +30,13 @@ class SomeWhole(Rule):
     follows = True
 
     def form(self, call: OperatorCall) -> Form:
-        """Return equal labels; changed dimensions have none."""
+        """Return equal labels for all inputs; changed dimensions have none."""
         shape = call.shapes[0]
         changed = self.changed(call, len(shape))
         labels: Labels = tuple(
             None if i in changed else label for i, label in enumerate(dimension_labels("d", len(shape)))
         )
-        return Form((labels,), labels, sizes_of((labels, shape)))
+        return Form((labels,) * len(call.shapes), labels, sizes_of((labels, shape)))
 
     def changed(self, call: OperatorCall, ndim: int) -> set[int]:
         """Return the dimensions that the operator changes."""

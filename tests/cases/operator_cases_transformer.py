@@ -35,10 +35,14 @@ def _composed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
     return scores.softmax(-1) @ value
 
 
+_ONE_LAYER = (False, 1, 0.0, True, False)
+"""No biases, one layer, no dropout, training, one direction."""
+
+
 def _lstm(*tensors: Tensor, batch_first: bool = True) -> tuple[Tensor, ...]:
     """One layer: the sequence, two states of width 4, two weights -> the sequence, two states."""
     x, hidden, cell, *weights = tensors
-    return torch.lstm(x, (hidden, cell), weights, False, 1, 0.0, True, False, batch_first)
+    return torch.lstm(x, (hidden, cell), weights, *_ONE_LAYER, batch_first)
 
 
 def _states_of_lstm(x: Tensor) -> Tensor:
@@ -49,7 +53,8 @@ def _states_of_lstm(x: Tensor) -> Tensor:
 
 
 def _gru(x: Tensor, first: Tensor, of_inputs: Tensor, of_states: Tensor) -> Tensor:
-    return torch.gru(x, first, (of_inputs, of_states), False, 1, 0.0, True, False, True)[0]
+    found: Tensor = torch.gru(x, first, (of_inputs, of_states), *(*_ONE_LAYER, True))[0]
+    return found
 
 
 def _cross_entropy(**settings: Any) -> Callable[..., Tensor]:

@@ -8,12 +8,10 @@ import torch
 
 from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, Rule, dimension_labels, sizes_of
 
-UNTAGGED = frozenset(
-    """
-    hardswish rsub true_divide floor_divide where masked_fill __and__ __or__ __xor__
-    to _to_copy contiguous detach alias zeros_like ones_like full_like empty_like type_as
-    """.split()
-)
+UNTAGGED = """
+hardswish rsub true_divide floor_divide where masked_fill __and__ __or__ __xor__
+to _to_copy contiguous detach alias zeros_like ones_like full_like empty_like type_as
+""".split()  # noqa: SIM905 - quotes would hide the names
 """Operators of aten that torch does not tag as pointwise, or not in every overload."""
 
 

@@ -3,10 +3,11 @@
     python benchmarks/simulate.py                        an MLP, a conv net and a transformer on 2 and 4 ranks
     python benchmarks/simulate.py --ranks 2 --networks mlp --rounds 1
 
-Every real job first measures its own device profile, with all its ranks at once, and then trains; the dry run of the
-same script uses that profile. Peak memory is that of torch's allocator, as torch's profiler reports it, with parameters
-and optimizer state. Where the machine has fewer cores than ranks, or other work, times are those of ranks that share
-them; the processor time of a rank beside that of the operators alone does not depend on it.
+Every real job trains, and in each of its rounds measures a device profile between two halves of the steps that it
+times, so that other work of the machine concerns both; the dry run of the same script uses the mean of these profiles.
+Peak memory is that of torch's allocator, as torch's profiler reports it, with parameters and optimizer state. Where the
+machine has fewer cores than ranks, or other work, times are those of ranks that share them; the processor time of a
+rank beside that of the operators alone does not depend on it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from figures import add_json_option, kept, record
 from launch import DEADLINE_S, HERE, environment
 
 JOB = str(HERE / "simulate_job.py")
-MODES = {2: ("plain", "level3"), 4: ("level1", "pipeline"), 8: ("plain",)}
+MODES = {2: ("plain", "level3"), 4: ("level1", "pipeline"), 8: ("level3",)}
 """Ranks -> modes."""
 
 
@@ -36,18 +38,29 @@ def run(options: list[str], words: list[str], folder: Path) -> None:
         raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
 
 
+def mean(found: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of the numbers at equal places of equal structures."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {key: mean([each[key] for each in found]) for key in first}
+    if isinstance(first, list):
+        return [mean(each) for each in zip(*found, strict=True)]
+    return statistics.mean(found) if isinstance(first, float) else first
+
+
 def measure(network: str, mode: str, ranks: int, rounds: int, folder: Path) -> None:
     """Run a network for real and dry, and print a line for its fullest rank."""
-    profile, result = folder / "profile.json", folder / "figures"
-    words, count = [network, mode, str(profile), str(result)], ["--worker_num", str(ranks)]
-    time_errors: list[float] = []
-    for _ in range(rounds):
-        run([*count, "--tail_worker_log=none", "--device_target=cpu"], words, folder)
-        dry = ["--sim_level=2", "--local_worker_num", str(ranks), "--sim_device", str(profile), "--log_dir=dry"]
-        run([*count, *dry], words, folder)
-        report = json.loads((folder / "dry" / "simulation.json").read_text())
-        real = json.loads(Path(f"{result}.0").read_text())
-        time_errors.append(report["step"]["seconds"] / real["step_s"] - 1)
+    profile, result = folder / "profile", folder / "figures"
+    words, count = [network, mode, str(profile), str(result), str(rounds)], ["--worker_num", str(ranks)]
+    run([*count, "--tail_worker_log=none", "--device_target=cpu"], words, folder)
+    real = json.loads(Path(f"{result}.0").read_text())
+    device = folder / "mean.json"
+    device.write_text(json.dumps(mean([json.loads(Path(f"{profile}.{n}.json").read_text()) for n in range(rounds)])))
+    dry = ["--sim_level=2", "--local_worker_num", str(ranks), "--sim_device", str(device), "--log_dir=dry"]
+    run([*count, *dry], words, folder)
+    report = json.loads((folder / "dry" / "simulation.json").read_text())
+    real_s, processor_s = mean(real["step_s"]), mean(real["processor_s"])
+    noise = (max(real["step_s"]) - min(real["step_s"])) / real_s
     found: dict[str, Any] = report["classes"][0]
     memory = found["memory"]
     exact = (
@@ -56,12 +69,14 @@ def measure(network: str, mode: str, ranks: int, rounds: int, folder: Path) -> N
         and found["traffic"] == real["traffic"]
     )
     peak_error = memory["peak_bytes"] / real["peak_bytes"] - 1
-    time_error, step_s = statistics.median(time_errors), report["step"]["seconds"]
+    step_s = report["step"]["seconds"]
+    time_error = step_s / real_s - 1
     print(
         f"{network:<12} {mode:<9} {ranks} ranks  bytes {'equal' if exact else 'DIFFER'}  peak "
         f"{memory['peak_bytes'] / 1e6:7.2f} MB, real {real['peak_bytes'] / 1e6:7.2f} MB: {100 * peak_error:+5.1f} %  "
-        f"step {step_s * 1e3:6.1f} ms, real {real['step_s'] * 1e3:6.1f} ms: {100 * time_error:+4.0f} %  "
-        f"operators {report['step']['compute_s'] * 1e3:6.1f} ms, processor {real['processor_s'] * 1e3:6.1f} ms",
+        f"step {step_s * 1e3:6.1f} ms, real {real_s * 1e3:6.1f} ms: {100 * time_error:+4.0f} %  "
+        f"operators {report['step']['compute_s'] * 1e3:6.1f} ms, processor {processor_s * 1e3:6.1f} ms  "
+        f"rounds differ by {100 * noise:.0f} %",
         flush=True,
     )
     record(
@@ -74,10 +89,11 @@ def measure(network: str, mode: str, ranks: int, rounds: int, folder: Path) -> N
         real_peak_bytes=real["peak_bytes"],
         peak_error=peak_error,
         step_s=step_s,
-        real_step_s=real["step_s"],
+        real_step_s=real_s,
         step_error=time_error,
         operators_s=report["step"]["compute_s"],
-        real_processor_s=real["processor_s"],
+        real_processor_s=processor_s,
+        rounds_differ_by=noise,
     )
 
 
@@ -86,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=list(MODES))
     parser.add_argument("--networks", nargs="+", default=["mlp", "conv", "transformer"])
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each; the time's error is their median")
+    parser.add_argument("--rounds", type=int, default=5, help="of each: a profile and ten steps; means count")
     add_json_option(parser)
     options = parser.parse_args()
     with kept(options.json), tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,12 @@
 """A job of benchmarks/simulate.py: trains a network and writes what a dry run of it should have said.
 
-Arguments: network, mode, the device profile, and the file for the figures. For real the profile is measured and
-written; in a dry run the first step ends the script.
+Arguments: network, mode, the file of device profiles, the file for the figures, and the number of rounds. For real each
+round measures a profile between two halves of its timed steps; in a dry run the first step ends the script.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from msrun import contract
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, calibrate, get_rank, init
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 
-STEPS = 8
+STEPS = 5  # before a profile is measured, and as many after it
 WIDTH, HEADS, WORDS, LENGTH = 256, 4, 1000, 128
 
 
@@ -62,7 +60,7 @@ def build(network: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 def main() -> None:
     """Train, and write the figures of this rank."""
-    network, mode, profile, result = sys.argv[1:]
+    network, mode, profile, result, rounds = sys.argv[1:]
     init()
     torch.manual_seed(0)
     net, batch, target = build(network)
@@ -75,8 +73,6 @@ def main() -> None:
         parallel.hsdp(threshold=16, optimizer_level=mode)
     if mode == "pipeline":
         parallel.dataset_strategy("full_batch").pipeline(stages=2)
-    if contract.MSRUN_SIM_LEVEL not in os.environ:
-        calibrate(profile)
 
     def step() -> tuple[float, float]:
         begin = time.perf_counter(), time.process_time()
@@ -91,7 +87,12 @@ def main() -> None:
     traffic.reset()
     step()
     moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
-    seconds, processor_s = (statistics.median(found) for found in zip(*(step() for _ in range(STEPS)), strict=True))
+    times = []
+    for number in range(int(rounds)):
+        found = [step() for _ in range(STEPS)]
+        calibrate(f"{profile}.{number}.json", step=step)
+        found += [step() for _ in range(STEPS)]
+        times.append([statistics.mean(each) for each in zip(*found, strict=True)])
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         step()
     parameters = sum(plain(value).nbytes for value in net.parameters())
@@ -101,8 +102,8 @@ def main() -> None:
         "optimizer_state_bytes": state,
         "peak_bytes": parameters + state + peak_of(watched),
         "traffic": moved,
-        "step_s": seconds,
-        "processor_s": processor_s,
+        "step_s": [seconds for seconds, _ in times],
+        "processor_s": [processor_s for _, processor_s in times],
     }
     Path(f"{result}.{get_rank()}").write_text(json.dumps(figures))
 

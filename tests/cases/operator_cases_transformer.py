@@ -34,6 +34,28 @@ def _composed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
     return scores.softmax(-1) @ value
 
 
+_ONE_LAYER = (False, 1, 0.0, True, False)
+"""No biases, one layer, no dropout, training, one direction."""
+
+
+def _lstm(*tensors: Tensor, batch_first: bool = True) -> tuple[Tensor, ...]:
+    """One layer: the sequence, two states of width 4, two weights -> the sequence, two states."""
+    x, hidden, cell, *weights = tensors
+    return torch.lstm(x, (hidden, cell), weights, *_ONE_LAYER, batch_first)
+
+
+def _states_of_lstm(x: Tensor) -> Tensor:
+    """Use the states after the last step, each with another weight."""
+    weights = torch.linspace(-1, 1, 16, dtype=x.dtype).view(8, 2)
+    _, hidden, cell = _lstm(x, x[None, :, 0], x[None, :, 1], weights, weights.flip(0))
+    return (hidden + 2 * cell)[0]
+
+
+def _gru(x: Tensor, first: Tensor, of_inputs: Tensor, of_states: Tensor) -> Tensor:
+    found: Tensor = torch.gru(x, first, (of_inputs, of_states), *(*_ONE_LAYER, True))[0]
+    return found
+
+
 def _cross_entropy(**settings: Any) -> Callable[..., Tensor]:
     return lambda scores, target, weight=None: F.cross_entropy(scores, target, weight, **settings)
 
@@ -44,6 +66,23 @@ def _sum_of(call: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], 
 
 
 _BINARY = [
+    OperatorCase(
+        "lstm",
+        lambda *x: _lstm(*x)[0],
+        ((4, 3, 2), (1, 4, 4), (1, 4, 4), (16, 2), (16, 4)),
+        "b..,.b.,.b.,..,..",
+        "",
+        (3, 4),
+    ),
+    OperatorCase(
+        "lstm-steps-first",
+        lambda *x: _lstm(*x, batch_first=False)[0],
+        ((3, 4, 2), (1, 4, 4), (1, 4, 4), (16, 2), (16, 4)),
+        ".b.,.b.,.b.,..,..",
+        "",
+        (3, 4),
+    ),
+    OperatorCase("gru", _gru, ((4, 3, 2), (1, 4, 4), (12, 2), (12, 4)), "b..,.b.,..,..", "", (2, 3)),
     OperatorCase("embedding", lambda w, i: F.embedding(i, w), ((8, 4), (4,)), "ve,i", "", (0,), "fc", 8),
     OperatorCase("embedding-2d", lambda w, i: F.embedding(i, w), ((4, 4), (4, 2)), "ve,ij", "", (0,), "fc", 4),
     OperatorCase(
@@ -193,6 +232,11 @@ _UNARY = [
     OperatorCase("flip-two", lambda x: x.flip(0, 2), ((4, 2, 4),), ""),
     OperatorCase("roll", lambda x: x.roll(1, 1), ((4, 4),), ""),
     OperatorCase("roll-all", lambda x: x.roll(3), ((4, 4),), ""),
+    OperatorCase("diff", lambda x: x.diff(dim=1, prepend=x[:, :1] - 1), ((4, 4, 2),), ""),
+    OperatorCase("diff-of-diff", lambda x: x.diff(n=2, dim=0), ((4, 4),), ""),
+    OperatorCase("states-of-lstm", _states_of_lstm, ((4, 3, 2),), ""),
+    OperatorCase("and-of-masks", lambda x: x * ((x > 0) & (x.sum(0) < 1) | (x < -1)), ((4, 4),), ""),
+    OperatorCase("pointwise-by-its-tag", lambda x: x.sinh() * torch.copysign(x, x[0]), ((4, 4),), ""),
     OperatorCase("tril", lambda x: x.tril(-1), ((2, 4, 4),), ""),
     OperatorCase("triu", lambda x: x.triu(1), ((4, 8),), ""),
     OperatorCase("repeat", lambda x: x.repeat(2, 1, 3), ((4, 2),), ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_runner import JobRunner
@@ -28,7 +29,9 @@ def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
     script, seen = workers / "runtime" / "dry_run.py", tmp_path / "seen"
     real = msrun.run(f"--worker_num={ranks}", script, how, seen, cwd=tmp_path)
     assert real.code == 0, real.stderr
-    dry = msrun.run("--sim_level=2", f"--worker_num={ranks}", "--log_dir=dry", script, how, seen, cwd=tmp_path)
+    profile = Path(f"{seen}.json")
+    device = f"--sim_device={profile if profile.exists() else 'cpu'}"
+    dry = msrun.run("--sim_level=2", f"--worker_num={ranks}", device, "--log_dir=dry", script, how, seen, cwd=tmp_path)
     assert dry.code == 0, dry.stderr
     report = json.loads((tmp_path / "dry" / "simulation.json").read_text())
     assert report["worker_num"] == ranks
@@ -41,6 +44,26 @@ def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
             assert found["parameter_bytes"] == right["parameter_bytes"]
             assert found["optimizer_state_bytes"] == right["optimizer_state_bytes"]
             assert sum(found["at_peak"].values()) == found["peak_bytes"] > right["parameter_bytes"]
+    if profile.exists():
+        trace = json.loads((tmp_path / "dry" / "simulation_trace.json").read_text())
+        assert_operators_take_what_was_measured(trace["traceEvents"], json.loads(profile.read_text()))
+
+
+def assert_operators_take_what_was_measured(events: list[dict[str, Any]], profile: dict[str, Any]) -> None:
+    """Every operator of the dry run has a point of its own size; other operators would be scaled."""
+    assert sorted(profile["collectives"]) == ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+    assert {ranks for points in profile["collectives"].values() for ranks, *_ in points} == {2}
+    assert profile["overhead_s"] > 0
+    measured_us: dict[str, list[float]] = {}
+    for name, points in profile["operators"].items():
+        found = [1e6 * (seconds + profile["overhead_s"]) for *_, seconds in points]
+        measured_us.setdefault(name.split()[0].removeprefix("aten."), []).extend(found)
+    operators = [event for event in events if event["ph"] == "X" and event["tid"] == 0]
+    assert len(operators) > 100
+    for event in operators:
+        assert event["dur"] == pytest.approx(
+            min(measured_us[event["name"]], key=lambda us: abs(us - event["dur"])), abs=2e-3
+        )
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ import torch
 from msrun.errors import StrategyError, near_miss
 
 GB = 10**9
+Point = Sequence[float]
+"""Something measured: two numbers that say how large it was, and its seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,24 @@ class DeviceProfile:
     to_host: Link
     """Between the memories of a device and of its host."""
     devices_per_host: int = 8
+    overhead_s: float = 0.0
+    """Added to every operator of a dry run: what the caller needs to start it where nothing hides that."""
+    operators: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """"aten.mm.default float32" -> operations, bytes, seconds: measured, see `msrun.runtime.cost.measured`"""
+    collectives: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """operation -> ranks, bytes on each, seconds: measured inside a host"""
 
     def __post_init__(self) -> None:
         numbers = {"memory_bandwidth": self.memory_bandwidth, "memory_bytes": self.memory_bytes}
         numbers |= {"devices_per_host": self.devices_per_host}
         numbers |= {f"peak_flops[{name!r}]": value for name, value in self.peak_flops.items()}
-        least: dict[str, float] = {"launch_s": self.launch_s}
+        least: dict[str, float] = {"launch_s": self.launch_s, "overhead_s": self.overhead_s}
         for name, link in self.links.items():
             numbers[f"{name}.bytes_per_s"] = link.bytes_per_s
             least |= {f"{name}.alpha_s": link.alpha_s, f"{name}.start_s": link.start_s}
+        for kind, table in (("operators", self.operators), ("collectives", self.collectives)):
+            for name, points in table.items():
+                numbers |= {f"{kind}[{name!r}] seconds": seconds for _, _, seconds in points}
         wrong = [n for n, value in numbers.items() if not value > 0] + [n for n, value in least.items() if value < 0]
         if wrong or "float32" not in self.peak_flops:
             what = f"{wrong[0]} = {(numbers | least)[wrong[0]]!r}" if wrong else "peak_flops has no float32"

@@ -7,32 +7,50 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from msrun.errors import WorldError
 from msrun.runtime import world
-from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link
+from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, Point
+from msrun.runtime.simulate.operator_times import measure_operators, measure_overhead_s, sample_step
 
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4
-SMALL_BYTES, LARGE_BYTES = 1024, 8 * 2**20
+SIZES = (2**10, 2**16, 2**20, 2**23)
+"""Bytes of the messages that are measured."""
 _TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def calibrate(path: str | os.PathLike[str] | None = None, *, name: str = "measured") -> DeviceProfile:
+def calibrate(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str = "measured",
+    step: Callable[[], object] | None = None,
+) -> DeviceProfile:
     """Measure what this rank's processor and the links between the ranks of this host do, all ranks at once.
 
     All ranks call it together, after `init()`: they share cores and memory as they do in training. Alone it measures
-    one process, and takes the links of the profile `cpu`. Every figure is a median; matrix products of 768 x 768, a
-    copy of 64 MB, an addition of 4 numbers, and all-reduces of 1 KB and 8 MB over all ranks, from which latency and
-    bandwidth follow by the formulas of `msrun.runtime.cost.collectives`. It takes about two seconds.
+    one process, and takes the links of the profile `cpu`. It measures
+
+    - matrix products of 768 x 768, a copy of 64 MB and an addition of 4 numbers, for the roofline: medians;
+    - the operators of a training step of a small network with all usual kinds of layers, and those of `step`: each
+      with its operations, bytes and mean seconds, while the step runs. Times are those of the slowest rank of a step,
+      for whom the others wait;
+    - what Python and autograd take for each operator;
+    - collectives over all ranks of 1 KB to 8 MB: medians.
+
+    It takes a few seconds, and six times `step`.
 
     Args:
         path: rank 0 writes the profile there as JSON, for `msrun --sim_device PATH`.
         name: of the profile.
+        step: your training step, without arguments. Give it for a time that is right for your own network: a dry run
+            with other settings then scales what its operators have taken here. It is called six times, and trains.
 
     Returns:
         The profile; the mean over the ranks. Links between hosts are those of the profile `cpu`.
@@ -58,11 +76,16 @@ def calibrate(path: str | os.PathLike[str] | None = None, *, name: str = "measur
         bandwidth,
         _memory_bytes() // place.local_world_size,
         launch_s,
-        in_host=_link(place.world_size) if place.world_size > 1 else given.in_host,
+        in_host=given.in_host,
         between_hosts=given.between_hosts,
         to_host=Link(launch_s, bandwidth / 2),
         devices_per_host=place.local_world_size,
+        overhead_s=_mean(measure_overhead_s()),
+        operators=measure_operators([sample_step(), *([] if step is None else [step])]),
     )
+    if place.world_size > 1:
+        collectives = {operation: _collective_points(operation, place.world_size) for operation in _COLLECTIVES}
+        profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
     if path is not None and place.global_rank == 0:
         try:
             Path(path).write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -76,17 +99,34 @@ def _product_s(dtype: torch.dtype) -> float:
     return _median_s(lambda: left @ right, 9)
 
 
-def _link(ranks: int) -> Link:
-    """Return the link for which the model of an all-reduce gives the times that it takes here."""
-    small_s, large_s = (_mean(_all_reduce_s(nbytes)) for nbytes in (SMALL_BYTES, LARGE_BYTES))
+def _link(points: Sequence[Point]) -> Link:
+    """Return the link for which the model of an all-reduce gives the times that the smallest and the largest took."""
+    (ranks, small, small_s), *_, (_, large, large_s) = points
     alpha_s = small_s / math.ceil(math.log2(ranks))
-    passed = 2 * (ranks - 1) / ranks * LARGE_BYTES if ranks > 2 else LARGE_BYTES
+    passed = 2 * (ranks - 1) / ranks * (large - small) if ranks > 2 else large - small
     return Link(alpha_s, passed / max(large_s - small_s, 1e-9))
 
 
-def _all_reduce_s(nbytes: int) -> float:
-    value = torch.zeros(nbytes // 4)
-    return _median_s(lambda: dist.all_reduce(value), 20)
+def _collective_points(operation: str, ranks: int) -> list[Point]:
+    """Return (ranks, bytes of the input of one rank, seconds) of collectives over all ranks."""
+    found = []
+    for size in SIZES:
+        part = torch.zeros(size // 4 // ranks)
+        whole = torch.zeros(part.numel() * ranks)
+        send, call = _COLLECTIVES[operation](part, whole)
+        dist.barrier()
+        found.append((ranks, send.nbytes, _mean(_median_s(call, 20))))
+    return found
+
+
+_COLLECTIVES: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, Callable[[], object]]]] = {
+    "all_reduce": lambda _, whole: (whole, lambda: dist.all_reduce(whole)),
+    "all_gather": lambda part, whole: (part, lambda: dist.all_gather_into_tensor(whole, part)),
+    "reduce_scatter": lambda part, whole: (whole, lambda: dist.reduce_scatter_tensor(part, whole)),
+    "all_to_all": lambda _, whole: (whole, lambda: dist.all_to_all_single(torch.empty_like(whole), whole)),
+    "broadcast": lambda _, whole: (whole, lambda: dist.broadcast(whole, 0)),
+}
+"""operation -> from a part of one rank and a whole: its input, and how it is called"""
 
 
 def _median_s(call: Callable[[], object], times: int) -> float:

@@ -19,13 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import DeviceProfile
-from msrun.runtime.cost.operators import Work, is_view, operations
+from msrun.runtime.cost.measured import measured_collective_seconds, operator_seconds
 from msrun.runtime.execute import tensor_future
 from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.simulate.dispatched import operator_name, work_of
 
 ACTIVATIONS, RECOMPUTED, BACKWARD = "activations", "recompute", "backward"
 MESSAGES, GRADIENTS, OPTIMIZER = "messages", "gradients", "optimizer"
@@ -170,27 +169,12 @@ class Recording(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for tensor in made:
             self._add(tensor)
-        if made and (func._schema.is_mutable or not is_view(func)):
-            self._compute(func, args, kwargs, result, made)
+        self._compute(func, args, kwargs, result, made)
         return result
 
     def _compute(self, func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tensor]) -> None:
-        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        elements = sum(tensor.numel() for tensor in made)
-        known: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
-        if known is not None:
-            count = float(known(*args, **kwargs, out_val=result))
-        else:
-            count = operations(func, [tuple(tensor.shape) for tensor in read], elements)
-        is_free = "empty" in func.__name__ or not elements
-        work = Work(
-            count,
-            float(sum(_bytes(tensor) for tensor in read)),
-            float(sum(_bytes(tensor) for tensor in made)),
-            made[0].dtype,
-            0 if is_free else 1,
-        )
-        seconds = 0.0 if is_free else work.seconds(self.device)
+        work = work_of(func, args, kwargs, result, made)
+        seconds = operator_seconds(operator_name(func, work), work, self.device) if work.launches else 0.0
         if seconds:
             self.spans.append(
                 Span(func.__name__, self.clock_s, self.clock_s + seconds, is_message=False, phase=self.phase)
@@ -211,7 +195,7 @@ class Recording(TorchDispatchMode):
             next(dist.ProcessGroup.unbox(leaf) for leaf in args if isinstance(leaf, torch.ScriptObject))
         )
         link = self.device.in_host if self._is_inside(ranks) else self.device.between_hosts
-        seconds = collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link)
+        seconds = measured_collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link, self.device)
         begin = max(self.clock_s, self._wire_s)
         if _COLLECTIVES[name] in BETWEEN_STAGES:  # what a stage waits for only the whole schedule tells
             self.spans.append(self._sending(_COLLECTIVES[name], self.clock_s, self.clock_s, nbytes, ranks))
@@ -269,8 +253,3 @@ class Recording(TorchDispatchMode):
             return result
 
         return resized
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Return what of a tensor is moved: an expanded one has less memory than elements."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

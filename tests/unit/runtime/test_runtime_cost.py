@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from msrun.errors import StrategyError
 from msrun.runtime.cost.collectives import collective_seconds, link_of, message_seconds
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
-from msrun.runtime.cost.operators import NOTHING, TensorSpec, backward_work, forward_work
+from msrun.runtime.cost.measured import measured_collective_seconds, operator_seconds
+from msrun.runtime.cost.operators import NOTHING, TensorSpec, Work, backward_work, forward_work
 from msrun.runtime.sharding.layout import build_mesh
 
 aten = torch.ops.aten
@@ -24,6 +25,26 @@ LINK = Link(1.0, 10.0)
 
 def specs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[TensorSpec]:
     return [TensorSpec(shape, dtype) for shape in shapes]
+
+
+def test_a_call_like_a_measured_one_takes_what_was_measured_and_another_is_scaled_by_the_model() -> None:
+    points = {"aten.mm.default float32": [(2e9, 1e6, 0.5), (2e6, 1e4, 0.01)]}
+    device = replace(PROFILES["cpu"], operators=points, overhead_s=0.125)
+    assert operator_seconds("aten.mm.default float32", Work(2e9, 6e5, 4e5), device) == 0.625
+    assert operator_seconds("aten.mm.default float32", Work(4e9, 1.2e6, 8e5), device) == pytest.approx(1.125)
+    assert operator_seconds("aten.mm.default float32", Work(2e6, 5e3, 5e3), device) == pytest.approx(0.135)
+    other = Work(2e9, 6e5, 4e5)
+    assert operator_seconds("aten.bmm.default float32", other, device) == other.seconds(device) + 0.125
+
+
+def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one() -> None:
+    device = replace(PROFILES["cpu"], collectives={"all_gather": [(2, 1000.0, 0.5), (2, 8e6, 2.0)]})
+    inside = collective_seconds("all_gather", 1e7, 4, device.in_host)
+    nearest = collective_seconds("all_gather", 8e6, 2, device.in_host)
+    assert measured_collective_seconds("all_gather", 8e6, 2, device.in_host, device) == 2.0
+    assert measured_collective_seconds("all_gather", 1e7, 4, device.in_host, device) == 2.0 * inside / nearest
+    outside = collective_seconds("all_gather", 8e6, 2, device.between_hosts)
+    assert measured_collective_seconds("all_gather", 8e6, 2, device.between_hosts, device) == outside
 
 
 @pytest.mark.parametrize(

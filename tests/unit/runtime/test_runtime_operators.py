@@ -197,6 +197,8 @@ def test_elementwise_rule_serves_only_operators_that_return_one_new_tensor() -> 
     aten = torch.ops.aten
     assert isinstance(find_rule(aten.relu.default), Elementwise)
     assert isinstance(find_rule(aten.where.self), Elementwise)
+    assert isinstance(find_rule(aten.__and__.Tensor), Elementwise), "has no tag of torch"
+    assert isinstance(find_rule(aten.sinh.default), Elementwise), "has a tag only"
     for target in (aten.relu_.default, aten.add_.Tensor, aten.add.out, aten.topk.default, aten.sort.default):
         assert not isinstance(find_rule(target), Elementwise)
 

@@ -1,4 +1,5 @@
-"""Trains one network for two steps, for real or in a dry run; for real every rank writes what a dry run predicts.
+"""Trains one network for two steps, for real or in a dry run; for real every rank writes what a dry run predicts,
+and of "level3" rank 0 a profile.
 
 Arguments: how it is trained, and the file to write.
 """
@@ -13,7 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, get_rank, init, recompute, shard
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    Pipeline,
+    WithLoss,
+    calibrate,
+    get_rank,
+    init,
+    recompute,
+    shard,
+)
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 
@@ -82,12 +93,16 @@ def main() -> None:
     if how == "pipeline":
         parallel.pipeline(stages=2)
     words = torch.randint(WORDS, (ROWS, LENGTH))
-    for _ in range(2):
+
+    def step() -> None:
         traffic.reset()
         loss = parallel(words, words)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    step()
+    step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     seen = {
         "parameter_bytes": sum(plain(value).nbytes for value in trained.parameters()),
@@ -95,6 +110,8 @@ def main() -> None:
         "traffic": {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)},
     }
     Path(f"{target}.{get_rank()}").write_text(json.dumps(seen))
+    if how == "level3":
+        calibrate(f"{target}.json", step=step)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from msrun.errors import StrategyError
 from msrun.runtime.sharding.operators.custom_function import OPERATOR, CustomFunction, find_function
-from msrun.runtime.sharding.operators.elementwise import targets
+from msrun.runtime.sharding.operators.elementwise import is_elementwise
 from msrun.runtime.sharding.operators.rule import (
     STRATEGY,
     Form,
@@ -31,7 +31,6 @@ from msrun.runtime.sharding.operators.rule import (
 )
 
 _KINDS = "value_by_value"
-_ELEMENTWISE = frozenset(targets())
 
 
 def apply_function(*inputs: Tensor, number: int) -> list[Tensor]:
@@ -116,7 +115,7 @@ def _is_value_by_value(body: fx.GraphModule, inputs: Sequence[Any], shape: tuple
     graph = make_fx(lambda *values: torch.utils._pytree.tree_leaves(body(*values)))(*inputs).graph
     return all(
         node.op in ("placeholder", "output")
-        or (node.op == "call_function" and node.target in _ELEMENTWISE and tuple(node.meta["val"].shape) == shape)
+        or (node.op == "call_function" and is_elementwise(node.target) and tuple(node.meta["val"].shape) == shape)
         for node in graph.nodes
     )
 

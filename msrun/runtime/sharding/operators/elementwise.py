@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, Rule, dimension_labels, sizes_of
 
 aten = torch.ops.aten
 
-NAMES = """
-relu gelu silu sigmoid tanh leaky_relu elu softplus hardtanh hardswish hardsigmoid relu6 selu celu mish logsigmoid
-abs neg exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square reciprocal sin cos tan erf erfc floor ceil round trunc
-sign sgn logical_not bitwise_not isnan isinf isfinite clamp clamp_min clamp_max nan_to_num threshold
-add sub rsub mul div true_divide pow maximum minimum fmod remainder atan2 lerp addcmul addcdiv where
-eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill
-to _to_copy clone contiguous detach alias zeros_like ones_like full_like empty_like type_as positive
-""".split()  # noqa: SIM905 - a hundred quotes would hide the names
+UNTAGGED = """
+hardswish rsub true_divide floor_divide where masked_fill __and__ __or__ __xor__
+to _to_copy contiguous detach alias zeros_like ones_like full_like empty_like type_as
+""".split()  # noqa: SIM905 - quotes would hide the names
+"""Operators of aten that torch does not tag as pointwise, or not in every overload."""
 
 
 class Elementwise(Rule):
@@ -36,24 +35,20 @@ class Elementwise(Rule):
         return tuple(output[offset + i] if size == shape[offset + i] else None for i, size in enumerate(given))
 
 
-def targets() -> list[torch._ops.OpOverload]:
-    """Return every overload of the elementwise operators that returns one new tensor."""
-    found = []
-    for name in NAMES:
-        packet = getattr(aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            operator = getattr(packet, overload)
-            returns = operator._schema.returns
-            if not operator._schema.is_mutable and len(returns) == 1 and str(returns[0].type) == "Tensor":
-                found.append(operator)
-    return found
+def is_elementwise(target: Any) -> bool:
+    """Return whether an operator works value by value and returns one new tensor."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns, (namespace, name) = target._schema.returns, target._schema.name.split("::")
+    is_named = torch.Tag.pointwise in target.tags or (namespace == "aten" and name in UNTAGGED)
+    return is_named and not target._schema.is_mutable and len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
+VALUE_BY_VALUE = Elementwise()
 RULES = [
     (
-        Elementwise(),
+        VALUE_BY_VALUE,
         [
-            *targets(),
             aten.expand_as.default,
             aten.lift_fresh_copy.default,
             aten.copy.default,

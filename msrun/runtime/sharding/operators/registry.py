@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from msrun.runtime.sharding import operators
+from msrun.runtime.sharding.operators.elementwise import VALUE_BY_VALUE, is_elementwise
 from msrun.runtime.sharding.operators.rule import Form, OperatorCall, Rule
 
 
@@ -39,4 +40,5 @@ REPLICATED = Replicated()
 
 def find_rule(target: Any) -> Rule | None:
     """Return the rule of an operator, or None when it has none."""
-    return _table().get(target)
+    found = _table().get(target)
+    return VALUE_BY_VALUE if found is None and is_elementwise(target) else found

@@ -30,13 +30,13 @@ class SomeWhole(Rule):
     follows = True
 
     def form(self, call: OperatorCall) -> Form:
-        """Return equal labels; changed dimensions have none."""
+        """Return equal labels for all inputs; changed dimensions have none."""
         shape = call.shapes[0]
         changed = self.changed(call, len(shape))
         labels: Labels = tuple(
             None if i in changed else label for i, label in enumerate(dimension_labels("d", len(shape)))
         )
-        return Form((labels,), labels, sizes_of((labels, shape)))
+        return Form((labels,) * len(call.shapes), labels, sizes_of((labels, shape)))
 
     def changed(self, call: OperatorCall, ndim: int) -> set[int]:
         """Return the dimensions that the operator changes."""
@@ -172,7 +172,16 @@ class LikeInType(Rule):
 RULES = [
     (SelectOne(), [aten.select.int]),
     (Slice(), [aten.slice.Tensor, aten.narrow.default]),
-    (SomeWhole(), [aten.roll.default, aten.flip.default, aten.cumprod.default, aten.logcumsumexp.default]),
+    (
+        SomeWhole(),
+        [
+            aten.roll.default,
+            aten.flip.default,
+            aten.cumprod.default,
+            aten.logcumsumexp.default,
+            aten.diff.default,
+        ],
+    ),
     (Triangle(), [aten.tril.default, aten.triu.default]),
     (Repeat(), [aten.repeat.default, aten.tile.default]),
     (RepeatInterleave(), [aten.repeat_interleave.self_int]),

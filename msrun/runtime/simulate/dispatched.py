@@ -1,0 +1,40 @@
+"""Operators as torch dispatches them, forward and backward: what one call of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from msrun.runtime.cost.operators import NOTHING, Work, is_view, operations
+
+
+def work_of(func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tensor]) -> Work:
+    """Return what a call does; of one that only makes a view, or memory without values, nothing.
+
+    Args:
+        made: the tensors of its result.
+    """
+    elements = sum(tensor.numel() for tensor in made)
+    if not elements or "empty" in func.__name__ or (is_view(func) and not func._schema.is_mutable):
+        return NOTHING
+    read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    known: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
+    if known is not None:
+        count = float(known(*args, **kwargs, out_val=result))
+    else:
+        count = operations(func, [tuple(tensor.shape) for tensor in read], elements)
+    return Work(count, float(sum(map(_bytes, read))), float(sum(map(_bytes, made))), made[0].dtype)
+
+
+def operator_name(func: Any, work: Work) -> str:
+    """Return the name under which a device profile has the points of an operator."""
+    return f"{func} {str(work.dtype).removeprefix('torch.')}"
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return what of a tensor is moved: an expanded one has less memory than elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -94,6 +94,16 @@ class SplitCosts:
             self._tables[key] = small[np.ix_([rows[layout] for layout in held], [columns[pair] for pair in pairs])]
         return self._tables[key]
 
+    def row(
+        self, value: MovedValue, held: Sequence[TensorLayout], wanted: Sequence[TensorLayout], entered: Sequence[Axes]
+    ) -> Costs:
+        """Return the seconds from each held layout to the wanted one at its place; [held]."""
+        key = (value, tuple(held), tuple(wanted), tuple(entered), "row")
+        if key not in self._tables:
+            each = zip(held, wanted, entered, strict=True)
+            self._tables[key] = np.array([self.to_bring(value, *layouts) for layouts in each])
+        return self._tables[key]
+
     def to_bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
         """Return the seconds to bring a value from one layout to another, and its gradient back.
 

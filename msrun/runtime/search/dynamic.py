@@ -47,13 +47,32 @@ class _Eliminated:
     """[splits of the neighbours] -> the best split of the variable."""
 
 
-def solve_dynamic(problem: Problem, most_entries: int = MOST_ENTRIES) -> Choice:
+class Answers:
+    """What was found out about tables, for problems that have tables in common."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, object] = {}
+        self._numbers = 0
+
+    def once(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        """Return the answer to a question; answer it if it is asked for the first time."""
+        if question not in self._known:
+            self._known[question] = answer()
+        return self._known[question]  # type: ignore[return-value]
+
+    def table(self, costs: Costs) -> _Table:
+        """Return a new table."""
+        self._numbers += 1
+        return _Table(self._numbers, np.ascontiguousarray(costs))
+
+
+def solve_dynamic(problem: Problem, most_entries: int = MOST_ENTRIES, answers: Answers | None = None) -> Choice:
     """Return the cheapest plan; exactly the cheapest one while no table has more than `most_entries` entries."""
-    return _Elimination(problem, most_entries).run()
+    return _Elimination(problem, most_entries, answers or Answers()).run()
 
 
 class _Elimination:
-    def __init__(self, problem: Problem, most_entries: int) -> None:
+    def __init__(self, problem: Problem, most_entries: int, answers: Answers) -> None:
         count = len(problem.variables)
         self._most = most_entries
         self._open: list[Numbers] = [np.arange(len(variable.splits)) for variable in problem.variables]
@@ -62,8 +81,8 @@ class _Elimination:
         self._scopes: list[dict[Scope, None]] = [{} for _ in range(count)]
         """For every variable the tables that it is in."""
         self._adjacent: list[set[int]] = [set() for _ in range(count)]
-        self._known: dict[Hashable, object] = {}
-        self._numbers = 0
+        self._once = answers.once
+        self._table = answers.table
         for index, variable in enumerate(problem.variables):
             self._add((index,), self._given(variable.seconds))
         for pair, costs in problem.edges.items():
@@ -93,16 +112,6 @@ class _Elimination:
         return _unwind(eliminated, count)
 
     # -- tables -------------------------------------------------------------------------------------------------
-
-    def _once(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """Return the answer to a question; answer it if it is asked for the first time."""
-        if question not in self._known:
-            self._known[question] = answer()
-        return self._known[question]  # type: ignore[return-value]
-
-    def _table(self, costs: Costs) -> _Table:
-        self._numbers += 1
-        return _Table(self._numbers, np.ascontiguousarray(costs))
 
     def _given(self, costs: Costs) -> _Table:
         return self._once(("given", costs.shape, costs.tobytes()), lambda: self._table(costs))

@@ -7,7 +7,7 @@ cost with it. Operators that read the same values, are alike and have parameters
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.search.problem import Costs, Problem, Variable
 from msrun.runtime.search.split_costs import MovedValue, SplitCosts
 from msrun.runtime.search.splits import find_splits, parts_of
-from msrun.runtime.sharding.layout import TensorLayout
+from msrun.runtime.sharding.layout import Axes, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall, Rule, operator_call
 from msrun.runtime.sharding.strategies import choose_split
@@ -43,8 +43,21 @@ class _Place:
     """Of every result of its operator: for each split of the owner, or one."""
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What an operator takes and needs, for each of some splits."""
+
+    seconds: Costs
+    memory: Costs
+    wanted: tuple[Layouts, ...]
+    """Of every tensor input."""
+    entered: tuple[list[Axes], ...]
+    """For every tensor input the axes along which its gradient is left a partial sum; none without a gradient."""
+    results: tuple[Layouts, ...]
+
+
 class ProblemBuilder:
-    """Walks the captured graph once."""
+    """Walks the captured graph once; what equal calls ask, such as those of a stack of layers, is answered once."""
 
     def __init__(
         self,
@@ -64,6 +77,8 @@ class ProblemBuilder:
         self._places: dict[fx.Node, _Place] = {}
         self._alike: dict[tuple[str, tuple[str, ...]], int] = {}
         """(signature, values read) -> variable"""
+        self._splits_of: dict[Hashable, list[LabelSplit]] = {}
+        self._options_of: dict[Hashable, _Options] = {}
 
     def build(self) -> Problem:
         """Return the problem."""
@@ -140,30 +155,37 @@ class ProblemBuilder:
         has_parameters = len(values) < len(call.tensors)
         known = self._alike.get(key) if fixed is None and has_parameters else None
         splits = self._splits(call, rule, form) if known is None else self._problem.variables[known].splits
-        needed = self._needed(node, call)
-        seconds, memory = self._own_costs(call, rule, form, splits, needed)
-        layouts = tuple([form.layout(labels, split) for split in splits] for labels in (form.output, *form.others))
+        options = self._options(call, rule, form, splits)
         if known is not None:
             self._problem.variables[known].nodes.append(node.name)
-            self._add_to(known, seconds, memory)
-            self._places[node] = _Place(known, layouts)
+            self._add_to(known, options.seconds, options.memory)
+            self._places[node] = _Place(known, options.results)
             return
         index = len(self._problem.variables)
-        self._problem.variables.append(Variable([node.name], splits, seconds, memory, fixed is not None))
+        own = Variable([node.name], splits, options.seconds.copy(), options.memory.copy(), fixed is not None)
+        self._problem.variables.append(own)
         if fixed is None and has_parameters:
             self._alike[key] = index
-        for number, tensor in enumerate(call.tensors):
+        self._bring_inputs(call, options, index)
+        self._places[node] = _Place(index, options.results)
+
+    def _bring_inputs(self, call: OperatorCall, options: _Options, owner: int | None) -> None:
+        for tensor, wanted, entered in zip(call.tensors, options.wanted, options.entered, strict=True):
             if tensor in self._places:
-                wanted = [form.layout_of_input(number, split, self._mesh) for split in splits]
-                entered = [form.entered(number, split) for split in splits]
-                self._bring(tensor, wanted, index, entered if needed[number] else ())
-        self._places[node] = _Place(index, layouts)
+                self._bring(tensor, wanted, owner, entered)
 
     def _splits(self, call: OperatorCall, rule: Rule, form: Form) -> list[LabelSplit]:
         """Return the splits that an operator may have: those of the user's numbers, or with a stored parameter's
         layout, where there are such."""
-        splits = find_splits(form, self._mesh)
         strategy = strategy_of(call.node)
+        names = [self._captured.parameters.get(tensor.name, "") for tensor in call.tensors]
+        known = self._given.stored
+        if strategy is None and not any(name in known for name in names):
+            question = self._question(call, form)
+            if question not in self._splits_of:
+                self._splits_of[question] = self._legal(call, rule, form, find_splits(form, self._mesh))
+            return self._splits_of[question]
+        splits = find_splits(form, self._mesh)
         if strategy is not None:
             layouts: list[TensorLayout | None] = [
                 self._places[tensor].layouts[0][0] if tensor in self._places else None for tensor in call.tensors
@@ -171,8 +193,6 @@ class ProblemBuilder:
             chosen, _ = choose_split(call, rule, form, self._mesh, strategy, layouts)
             alike = [each for each in splits if parts_of(form, each, self._mesh) == parts_of(form, chosen, self._mesh)]
             return [chosen] if any(strategy.layouts) else [chosen, *(each for each in alike if each != chosen)]
-        names = [self._captured.parameters.get(tensor.name, "") for tensor in call.tensors]
-        known = self._given.stored
         stored = [(number, known[name]) for number, name in enumerate(names) if name in known]
         fitting = [
             split
@@ -195,29 +215,42 @@ class ProblemBuilder:
     def _needed(self, node: fx.Node, call: OperatorCall) -> list[bool]:
         return [node in self._flow.reached and tensor in self._flow.differentiable for tensor in call.tensors]
 
-    def _own_costs(
-        self, call: OperatorCall, rule: Rule, form: Form, splits: Sequence[LabelSplit], needed: Sequence[bool]
-    ) -> tuple[Costs, Costs]:
-        """Return seconds and bytes of an operator and its parameters, for each split."""
+    def _question(self, call: OperatorCall, form: Form) -> Hashable:
+        """Return what is equal for calls that have the same choices and prices."""
+        parameters = tuple(tensor.name in self._captured.parameters for tensor in call.tensors)
+        rows = (form.inputs, form.output, form.others, form.whole, form.added)
+        return self._costs.works.signature(call.node), *rows, parameters, tuple(self._needed(call.node, call))
+
+    def _options(self, call: OperatorCall, rule: Rule, form: Form, splits: Sequence[LabelSplit]) -> _Options:
+        """Return the seconds and bytes of an operator and its parameters with what it needs, for each split."""
+        cuts = tuple(tuple(sorted((label, axes) for label, axes in split.items() if axes)) for split in splits)
+        question = (self._question(call, form), cuts)
+        if question not in self._options_of:
+            self._options_of[question] = self._find_options(call, rule, form, splits)
+        return self._options_of[question]
+
+    def _find_options(self, call: OperatorCall, rule: Rule, form: Form, splits: Sequence[LabelSplit]) -> _Options:
+        needed = self._needed(call.node, call)
         works = [self._costs.works.of(call, rule, form, split, differentiable=needed) for split in splits]
         pairs = zip(splits, works, strict=True)
         seconds = np.array([self._costs.of_work(work) for work in works], float)
         memory = np.array([self._costs.kept_bytes(call, form, split, work) for split, work in pairs], float)
+        numbers = range(len(call.tensors))
+        wanted = tuple([form.layout_of_input(number, split, self._mesh) for split in splits] for number in numbers)
+        entered = tuple([form.entered(number, split) for split in splits] for number in numbers)
         for number, tensor in enumerate(call.tensors):
-            if tensor.name not in self._captured.parameters:
-                continue
-            found = [
-                self._costs.of_parameter(
-                    tensor.meta["val"],
-                    form.layout_of_input(number, split, self._mesh),
-                    form.entered(number, split),
-                    is_trained=needed[number],
-                )
-                for split in splits
-            ]
-            seconds += np.array([each for each, _ in found])
-            memory += np.array([each for _, each in found])
-        return seconds, memory
+            if tensor.name in self._captured.parameters:
+                found = [
+                    self._costs.of_parameter(tensor.meta["val"], layout, axes, is_trained=needed[number])
+                    for layout, axes in zip(wanted[number], entered[number], strict=True)
+                ]
+                seconds += np.array([each for each, _ in found])
+                memory += np.array([each for _, each in found])
+        entered = tuple(
+            axes if is_needed else [()] * len(axes) for axes, is_needed in zip(entered, needed, strict=True)
+        )
+        results = tuple([form.layout(labels, split) for split in splits] for labels in (form.output, *form.others))
+        return _Options(seconds, memory, wanted, entered, results)
 
     def _follow(self, node: fx.Node, call: OperatorCall, rule: Rule, form: Form, source: fx.Node | None) -> None:
         """Let an operator keep what its input brings, and cost its owner what it costs."""
@@ -229,19 +262,10 @@ class ProblemBuilder:
             if layout not in split_of:
                 layouts = [layout if tensor is source else None for tensor in call.tensors]
                 split_of[layout] = choose_split(call, rule, form, self._mesh, None, layouts, follows=is_follower)[0]
-        splits = [split_of[layout] for layout in held]
-        needed = self._needed(node, call)
-        seconds, memory = self._own_costs(call, rule, form, splits, needed)
-        self._add_to(owner, seconds, memory)
-        for number, tensor in enumerate(call.tensors):
-            if tensor in self._places:
-                wanted = [form.layout_of_input(number, split, self._mesh) for split in splits]
-                entered = [form.entered(number, split) for split in splits]
-                self._bring(tensor, wanted, owner, entered if needed[number] else ())
-        layouts_of_results = tuple(
-            [form.layout(labels, split) for split in splits] for labels in (form.output, *form.others)
-        )
-        self._places[node] = _Place(owner, layouts_of_results)
+        options = self._options(call, rule, form, [split_of[layout] for layout in held])
+        self._add_to(owner, options.seconds, options.memory)
+        self._bring_inputs(call, options, owner)
+        self._places[node] = _Place(owner, options.results)
 
     def _add_to(self, owner: int | None, seconds: Costs, memory: Costs) -> None:
         if owner is None:
@@ -250,7 +274,7 @@ class ProblemBuilder:
         self._problem.variables[owner].seconds += seconds
         self._problem.variables[owner].memory += memory
 
-    def _bring(self, node: fx.Node, wanted: Layouts, owner: int | None, entered: Sequence[tuple[int, ...]]) -> None:
+    def _bring(self, node: fx.Node, wanted: Layouts, owner: int | None, entered: Sequence[Axes]) -> None:
         """Add what it costs to bring a value to the layouts that the splits of its reader want.
 
         Args:
@@ -261,8 +285,7 @@ class ProblemBuilder:
         moved = MovedValue(tuple(value.shape), value.dtype, node in self._flow.reached)
         axes, held = entered or [()] * len(wanted), place.layouts[0]
         if place.owner is not None and place.owner == owner:
-            each = zip(held, wanted, axes, strict=True)
-            costs = np.array([self._costs.to_bring(moved, *layouts) for layouts in each])
+            costs = self._costs.row(moved, held, wanted, axes)
             self._add_to(owner, costs, np.zeros(len(costs)))
             return
         table = self._costs.table(moved, held, wanted, axes)

@@ -9,6 +9,7 @@ number. Afterwards the plan is improved window by window.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msrun.runtime.search.problem import Choice, Problem
 from msrun.runtime.search.windows import improve
@@ -20,11 +21,16 @@ def solve_recursive(problem: Problem, mesh: Mesh) -> Choice:
     """Return a plan of a mesh that is cut axis by axis."""
     neighbours = problem.neighbours()
     choice = [_nearest(variable.splits, ()) for variable in problem.variables]
+    known: dict[tuple[object, ...], NDArray[np.bool_]] = {}
+    """Splits that are open to variables that have the same ones."""
     for level in range(len(mesh.axes)):
         above = mesh.axes[:level]
         for index, variable in enumerate(problem.variables):
             present = _within(variable.splits[choice[index]], above)
-            open_splits = np.array([_continues(split, present, above, mesh) for split in variable.splits])
+            question = (id(variable.splits), level, present)
+            if question not in known:
+                known[question] = np.array([_continues(split, present, above, mesh) for split in variable.splits])
+            open_splits = known[question].copy()
             open_splits[choice[index]] = True
             costs = variable.seconds.copy()
             for other, between in neighbours[index].items():

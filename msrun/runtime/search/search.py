@@ -139,21 +139,25 @@ class _Search:
         self._limit = spec.limit_bytes
 
     def run(self) -> Found:
-        plain = self._plan({}, "data parallel", shards_all=False)
+        plain = self._plan({}, self._decide({}), "data parallel", shards_all=False)
         step = self._step_of(plain.decisions, shards_all=False)
         problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
         modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
-        tried = [plain]
-        choices = [(mode, choice) for mode in modes for choice in self._solve(problem, mode)]
+        choices: dict[tuple[int, ...], str] = {}
+        for mode in modes:
+            choices |= {choice: choices.get(choice, mode) for choice in self._solve(problem, mode)}
+        found = [(problem.splits(choice), mode) for choice, mode in choices.items()]
+        decided = [(splits, self._decide(splits), mode) for splits, mode in found]
+        decided.append((plain.splits, plain.decisions, plain.name))
+        tried: list[Plan] = []
         for shards_all in (False, True):
-            plans = [self._plan(problem.splits(each), mode, shards_all=shards_all) for mode, each in choices]
-            plans.append(self._plan({}, "data parallel", shards_all=shards_all))
+            plans = [self._plan(*each, shards_all=shards_all) for each in decided]
             fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
             if fitting:
                 best = min(fitting, key=lambda each: each.price.seconds)
                 return Found(best, plain.price, shards_all and bool(best.price.gathered_bytes), self._limit)
             tried += plans
-        least = min(tried[1:], key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
+        least = min(tried, key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
         room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
         if room > 0:
             return Found(least, plain.price, bool(least.price.gathered_bytes), self._limit, room)
@@ -168,8 +172,10 @@ class _Search:
         weighed = (problem.weighing_memory(unit * weight) for weight in _MEMORY_WEIGHTS)
         return list(dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)])))
 
-    def _plan(self, splits: Splits, name: str, *, shards_all: bool) -> Plan:
-        decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
+    def _decide(self, splits: Splits) -> Decisions:
+        return decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
+
+    def _plan(self, splits: Splits, decisions: Decisions, name: str, *, shards_all: bool) -> Plan:
         step = self._step_of(decisions, shards_all=shards_all)
         cost = price(self._captured, decisions, self._spec.device, step, works=self._works, flow=self._flow)
         return Plan(splits, decisions, cost, name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,10 @@ from msrun.runtime.search.problem import Costs
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, TensorLayout
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall
-from msrun.runtime.sharding.redistribution import Move, Step, plan_directly
+from msrun.runtime.sharding.redistribution import Move, plan_directly
+
+_Passed = tuple[str, Axes, int]
+"""Operation, axes, and the value's bytes divided by the message's."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class SplitCosts:
         self._device = device
         self._step = step
         self._brought: dict[tuple[Any, ...], float] = {}
-        self._chains: dict[tuple[TensorLayout, TensorLayout, bool], tuple[Step, ...]] = {}
+        self._messages: dict[tuple[TensorLayout, TensorLayout, Axes, bool], tuple[_Passed, ...]] = {}
         self._tables: dict[tuple[Any, ...], Costs] = {}
 
     def of_work(self, work: LocalWork) -> float:
@@ -90,6 +94,16 @@ class SplitCosts:
             self._tables[key] = small[np.ix_([rows[layout] for layout in held], [columns[pair] for pair in pairs])]
         return self._tables[key]
 
+    def row(
+        self, value: MovedValue, held: Sequence[TensorLayout], wanted: Sequence[TensorLayout], entered: Sequence[Axes]
+    ) -> Costs:
+        """Return the seconds from each held layout to the wanted one at its place; [held]."""
+        key = (value, tuple(held), tuple(wanted), tuple(entered), "row")
+        if key not in self._tables:
+            each = zip(held, wanted, entered, strict=True)
+            self._tables[key] = np.array([self.to_bring(value, *layouts) for layouts in each])
+        return self._tables[key]
+
     def to_bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
         """Return the seconds to bring a value from one layout to another, and its gradient back.
 
@@ -105,33 +119,44 @@ class SplitCosts:
         return self._brought[key]
 
     def _bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
-        seconds, layout = 0.0, held
-        for step in self._chain(Move(self._mesh, held, wanted, value.shape, value.has_gradient)):
-            after = step.after(layout)
-            collective = Collective(step.kind, step.axes, step.dim, step.from_dim)
-            if step.kind == "gather" and entered and set(step.axes) <= set(entered) and after == wanted:
-                entered = tuple(axis for axis in entered if axis not in step.axes)
-                collective = Collective("gather_enter", step.axes, step.dim)  # the way back is one reduce-scatter
-            seconds += self._crossing(value, collective, layout)
+        size = TensorSpec(value.shape, value.dtype).nbytes
+        return sum(
+            self._seconds(Message(operation, size // parts, self._mesh.extent(axes)), axes)
+            for operation, axes, parts in self._passed(held, wanted, entered, value.has_gradient)
+        )
+
+    def _passed(
+        self, held: TensorLayout, wanted: TensorLayout, entered: Axes, has_gradient: bool
+    ) -> tuple[_Passed, ...]:
+        """Return the messages between two layouts, which dimensions that neither cuts do not change."""
+        dims = [dim for dim, pair in enumerate(zip(held.split, wanted.split, strict=True)) if any(pair)]
+        held, wanted = (TensorLayout(tuple(layout.split[dim] for dim in dims)) for layout in (held, wanted))
+        key = (held, wanted, entered, has_gradient)
+        if key not in self._messages:
+            self._messages[key] = tuple(self._find_passed(*key))
+        return self._messages[key]
+
+    def _find_passed(
+        self, layout: TensorLayout, wanted: TensorLayout, entered: Axes, has_gradient: bool
+    ) -> Iterator[_Passed]:
+        shape = (self._mesh.size,) * len(layout.split)
+        whole = math.prod(shape)
+        chain = [*plan_directly(Move(self._mesh, layout, wanted, shape, has_gradient)), None]
+        for step in chain:
+            if step is not None:
+                collective, after = Collective(step.kind, step.axes, step.dim, step.from_dim), step.after(layout)
+                if step.kind == "gather" and entered and set(step.axes) <= set(entered) and after == wanted:
+                    entered = tuple(axis for axis in entered if axis not in step.axes)
+                    collective = Collective("gather_enter", step.axes, step.dim)  # the way back is one reduce-scatter
+            elif entered:
+                collective, after = Collective("enter", entered), layout
+            else:
+                return
+            spec = TensorSpec(layout.local_shape(self._mesh, shape), torch.int8)
+            for message in LocalCollective(collective, spec, has_gradient).messages(self._mesh, self._mesh.first_rank):
+                if message is not None:
+                    yield message.operation, collective.axes, whole // message.bytes
             layout = after
-        return seconds + (self._crossing(value, Collective("enter", entered), layout) if entered else 0.0)
-
-    def _chain(self, move: Move) -> tuple[Step, ...]:
-        """Return the moves of a redistribution: those of another shape, where its layouts cut this one evenly too."""
-        key = (move.source, move.target, move.is_differentiable)
-        layout, known = move.source, self._chains.get(key)
-        for step in known or ():
-            layout = step.after(layout)
-            if not layout.fits(self._mesh, move.shape):
-                known = None
-                break
-        if known is None:
-            known = self._chains[key] = plan_directly(move)
-        return known
-
-    def _crossing(self, value: MovedValue, collective: Collective, layout: TensorLayout) -> float:
-        spec = TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype)
-        return self._of_collective(LocalCollective(collective, spec, value.has_gradient))
 
     def _of_collective(self, crossing: LocalCollective) -> float:
         found = crossing.messages(self._mesh, self._mesh.first_rank)

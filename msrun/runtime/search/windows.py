@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msrun.runtime.search.dynamic import solve_dynamic
+from msrun.runtime.search.dynamic import Answers, solve_dynamic
 from msrun.runtime.search.problem import Choice, Problem, Variable
 
 WIDTH = 8
@@ -15,16 +15,23 @@ MOST_ENTRIES = 100_000
 
 def improve(problem: Problem, choice: Sequence[int]) -> Choice:
     """Return a plan that no window of `WIDTH` operators makes cheaper, or that of the last round."""
-    best, edges = list(choice), _edges_of(problem)
+    best, edges, answers = list(choice), _edges_of(problem), Answers()
+    windows = [
+        range(begin, min(begin + WIDTH, len(best))) for begin in range(0, max(1, len(best) - WIDTH // 2), WIDTH // 2)
+    ]
+    around = [{index for member in window for pair in edges[member] for index in pair} for window in windows]
+    changed = set(range(len(best)))
     for _ in range(MOST_ROUNDS):
-        before = list(best)
-        for begin in range(0, max(1, len(best) - WIDTH // 2), WIDTH // 2):
-            window = range(begin, min(begin + WIDTH, len(best)))
+        before, changed = changed, set()
+        for window, near in zip(windows, around, strict=True):
+            if near.isdisjoint(before) and near.isdisjoint(changed):
+                continue
             part = _part(problem, edges, window, best)
-            found = solve_dynamic(part, MOST_ENTRIES)
-            if part.seconds(found) < part.seconds([best[index] for index in window]) * (1 - 1e-12):
+            found, own = solve_dynamic(part, MOST_ENTRIES, answers), [best[index] for index in window]
+            if part.seconds(found) < part.seconds(own) * (1 - 1e-12):
+                changed |= {index for index, old, new in zip(window, own, found, strict=True) if old != new}
                 best[window.start : window.stop] = found
-        if best == before:
+        if not changed:
             break
     return best
 

@@ -98,7 +98,48 @@ def plan_redistribution(move: Move) -> tuple[Step, ...]:
 
 def plan_directly(move: Move) -> tuple[Step, ...]:
     """Return the cheapest chain of moves whose every cut is one that the target has; sooner found than the cheapest."""
-    return _shortest(move, lambda layout: _direct_steps(layout, move.target), limit=None)
+    runs = _runs(move)
+    number_of = {run[0]: number for number, run in enumerate(runs)}
+    source, target = (
+        TensorLayout(tuple(tuple(number_of[axis] for axis in axes if axis in number_of) for axes in layout.split))
+        for layout in (move.source, move.target)
+    )
+    extents = tuple(move.mesh.extent(run) for run in runs)
+    return tuple(
+        Step(step.kind, step.dim, tuple(itertools.chain.from_iterable(runs[run] for run in step.axes)), step.from_dim)
+        for step in _plan_runs(extents, source, target, move.is_differentiable)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _plan_runs(
+    extents: tuple[int, ...], source: TensorLayout, target: TensorLayout, is_differentiable: bool
+) -> tuple[Step, ...]:
+    """Return the cheapest direct chain on a mesh of these extents: the same for every shape that both layouts cut
+    evenly, because every layout on the way is one of them or less cut."""
+    shape = (math.prod(extents),) * len(source.split)
+    move = Move(Mesh(extents), source, target, shape, is_differentiable)
+    return _shortest(move, lambda layout: _direct_steps(layout, target), limit=None)
+
+
+def _runs(move: Move) -> list[Axes]:
+    """Return the axes that cut something, those together that stand together in both layouts: to move a part of a run
+    costs as much as to move all of it."""
+    pairs = [set(_pairs(layout)) for layout in (move.source, move.target)]
+    used = [layout.used for layout in (move.source, move.target)]
+    runs: list[Axes] = []
+    for axes in (*move.source.split, *move.target.split):
+        for axis in axes:
+            if any(axis in run for run in runs):
+                continue
+            before = runs[-1][-1] if runs else -1
+            if runs and all(
+                (before, axis) in pair or not own & {before, axis} for pair, own in zip(pairs, used, strict=True)
+            ):
+                runs[-1] = (*runs[-1], axis)
+            else:
+                runs.append((axis,))
+    return runs
 
 
 def _shortest(move: Move, next_steps: Callable[[TensorLayout], Iterator[Step]], limit: int | None) -> tuple[Step, ...]:

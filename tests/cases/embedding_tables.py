@@ -244,17 +244,77 @@ def sparse_embedding_layers_train_as_in_one_process() -> None:
         assert_same(step, right)
 
 
+class Bags(nn.Module):
+    """Bags of equal length, of lengths of their own with weights, and bags that leave a row out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        settings = {"sparse": True, "dtype": torch.float64}
+        self.even = nn.EmbeddingBag(16, WIDTH, mode="mean", padding_idx=5, **settings)
+        self.uneven = nn.EmbeddingBag(16, WIDTH, mode="sum", **settings)
+        self.first = nn.Linear(2, WIDTH, dtype=torch.float64)
+        self.last = nn.Linear(3 * WIDTH, 1, dtype=torch.float64)
+
+    def forward(self, indices: Tensor, offsets: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+        uneven = self.uneven(indices.flatten(), offsets, weights.flatten())
+        return self.last(torch.cat([self.even(indices), uneven, self.first(x).tanh()], 1))
+
+
+@case
+def sparse_bags_train_as_in_one_process() -> None:
+    """Whole tables and tables cut by rows or columns, bags cut or not: equal to torch, and other rows untouched."""
+    from msrun.runtime import shard
+
+    ranks = get_group_size()
+    cuts = ("", "rows", "columns", "bags")
+    for cut, name in [(cut, "LazyAdam") for cut in cuts] + [("rows", "FTRL"), ("bags", "SGD")]:
+        network, right = Bags(), Bags()
+        before = copy.deepcopy(right)
+        parts = {"rows": (ranks, 1), "columns": (1, ranks)}.get(cut, (1, 1))
+        bags = ranks if cut == "bags" else 1
+        if cut:
+            shard(network.even, (parts, (bags,), (1,)))
+            shard(network.uneven, (parts, (1,), (bags,), (1,)))
+        step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+        ours, theirs = (OPTIMIZERS[name](one.parameters()) for one in (network, right))
+        named = set()
+        for seed in range(STEPS):
+            indices, x, y = batch(seed, 12)
+            offsets = torch.randint(0, 48, (16,), generator=torch.Generator().manual_seed(seed)).sort().values
+            offsets[0] = 0
+            weights = x.repeat(1, 2)[:, :3]
+            named |= {*indices.unique().tolist()}
+            loss = step(indices, offsets, weights, x, y)
+            expected = F.mse_loss(right(indices, offsets, weights, x), y)
+            torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-10, atol=1e-13)
+            loss.backward()
+            expected.backward()
+            for mine, other in ((network.even, right.even), (network.uneven, right.uneven)):
+                first, count = (get_rank() * 16 // ranks, 16 // ranks) if cut == "rows" else (0, 16)
+                mine_of = [row - first for row in rows_of(other.weight.grad) if first <= row < first + count]  # type: ignore[arg-type]
+                assert rows_of(mine.weight.grad) == mine_of  # type: ignore[arg-type]
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same(step, right)
+        untouched = sorted({*range(16)} - named)
+        assert torch.equal(step.state_dict()["uneven.weight"][untouched], before.uneven.weight[untouched])
+        assert torch.equal(step.state_dict()["even.weight"][5], before.even.weight[5])
+
+
 @case
 def sparse_layers_cut_by_the_user_train_as_in_one_process() -> None:
     from msrun.runtime import shard
 
     ranks = get_group_size()
-    for strategy in (((ranks, 1), (1, 1)), ((1, ranks), (1, 1)), ((1, 1), (ranks, 1))):
+    for strategy, make in itertools.product(
+        (((ranks, 1), (1, 1)), ((1, ranks), (1, 1)), ((1, 1), (ranks, 1))), (OPTIMIZERS["LazyAdam"], OPTIMIZERS["FTRL"])
+    ):
         network = Net(embedding)
         right = alone(network)
         shard(network.table, strategy)
         step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
-        make = OPTIMIZERS["LazyAdam"]
         ours, theirs = make(network.parameters()), make(right.parameters())
         for seed in range(STEPS):
             indices, x, y = batch(seed, ROWS)

@@ -5,6 +5,7 @@ The cases stand in tests/cases/embedding_tables.py; one job of two ranks runs th
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import embedding_tables
@@ -14,6 +15,7 @@ from asked_cases import CaseTable
 from case_job import Outcomes, errors_of, run_cases
 from embedding_tables import SLICES, Net, lookup
 from job_runner import JobRunner
+from only_cases import ONLY_CASES
 
 from msrun.runtime import load_checkpoint, optim
 
@@ -24,6 +26,7 @@ FAST = [
     "table_row_slice/semi_auto/FTRL",
     "table_column_slice/data_parallel/SGD",
     "field_slice/data_parallel/LazyAdam",
+    "sparse_bags_train_as_in_one_process",
     "sparse_embedding_layers_train_as_in_one_process",
     "an_empty_batch_on_one_rank_is_none_for_the_others",
     "all_indices_beyond_the_table_give_zeros_and_no_gradient",
@@ -50,6 +53,16 @@ def outcomes(request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers
 @TABLE.parametrize("case", [(case,) for case in CASES])
 def test_embedding_tables(outcomes: Outcomes, case: str) -> None:
     assert errors_of(outcomes, case) == []
+
+
+@pytest.mark.slow
+def test_four_ranks_train_sparse_layers_as_one_process(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    cases = [case for case in CASES if case.startswith(("sparse_", "a_cache"))]
+    result, env = tmp_path / "result.json", {ONLY_CASES: json.dumps(cases)}
+    program = workers / "runtime" / "modes.py"
+    msrun.run_world(4, program, result, "embedding_tables", cwd=tmp_path, env=env, deadline_s=DEADLINE_S)
+    outcomes = json.loads(result.read_text())
+    assert [errors_of(outcomes, case) for case in cases] == [[]] * 4
 
 
 @TABLE.looks_at("first_values_are_those_of_one_process")

@@ -24,7 +24,7 @@ from msrun.runtime.partition.collective_messages import Message, backward_messag
 from msrun.runtime.partition.local_values import LocalValue, gradient_reaches, run_on_fakes
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh
-from msrun.runtime.sharding.operators.lookup import embeds_sparsely
+from msrun.runtime.sharding.operators.row_gradients import gives_rows
 from msrun.runtime.sharding.operators.rule import (
     Form,
     LabelSplit,
@@ -34,7 +34,6 @@ from msrun.runtime.sharding.operators.rule import (
     apply_collective,
     fake_given,
 )
-from msrun.runtime.sharding.operators.table_lookup import looks_up_sparsely
 
 
 @dataclass(frozen=True)
@@ -261,7 +260,7 @@ class _Run:
             frozenset(of_result[key] for key in saved if key in of_result and key not in of_input),
             sum(size for key, size in saved.items() if key not in of_input and key not in of_result),
             {index: of_input[_storage(value)] for index, value in enumerate(made_here) if _storage(value) in of_input},
-            frozenset(i for i, n in enumerate(inputs) if any(_gives_rows(user) for user in n.users)),
+            frozenset(i for i, n in enumerate(inputs) if any(gives_rows(user) for user in n.users)),
             any(value.requires_grad for value in made_here),
         )
 
@@ -283,10 +282,6 @@ def _is_plain(graph: fx.Graph, inputs: int) -> bool:
         if not is_torchs or is_attention(node.target) or names_device:
             return False
     return True
-
-
-def _gives_rows(node: fx.Node) -> bool:
-    return embeds_sparsely(node) or looks_up_sparsely(node)
 
 
 def _spec(value: Tensor) -> TensorSpec:

@@ -23,10 +23,9 @@ from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram, OperatorPlan, ParameterUse
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout
-from msrun.runtime.sharding.operators.lookup import embeds_sparsely
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
+from msrun.runtime.sharding.operators.row_gradients import gives_rows
 from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, apply_collective, operator_call
-from msrun.runtime.sharding.operators.table_lookup import looks_up_sparsely
 
 
 def lower(captured: CapturedGraph, decisions: Decisions) -> LocalProgram:
@@ -69,7 +68,7 @@ class _Lowering:
         program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(program.outputs))
         for use in program.parameters.values():
-            use.has_row_gradient = any(embeds_sparsely(n) or looks_up_sparsely(n) for n in use.node.users)
+            use.has_row_gradient = any(gives_rows(n) for n in use.node.users)
         program.redistributions = self._decisions.redistributions
         program.notes += self._decisions.notes
         return program

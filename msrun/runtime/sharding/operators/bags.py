@@ -21,9 +21,10 @@ class EmbeddingBag(PooledLookup):
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels v, e and b: that of the indices when bags are of equal length, else of the offsets."""
-        if call.argument("sparse", default=False):
+        counts_rows = bool(call.argument("scale_grad_by_freq", default=False))  # of the whole batch
+        if counts_rows and call.argument("sparse", default=False):
             raise CaptureError(
-                "embedding_bag(sparse=True): sparse gradients do not travel through a captured graph; use sparse=False"
+                "embedding_bag(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both"
             )
         table, _, offsets, *shares = call.shapes
         bags, *rest = call.output_shapes
@@ -31,7 +32,7 @@ class EmbeddingBag(PooledLookup):
         of_index: Labels = (BAGS,) if is_even else (None,)
         of_offsets: Labels = (BAGS,) if not is_even and offsets[0] == bags[0] else (None,)
         whole = {ROWS} if _MODES[call.argument("mode", 0)] == "max" else set()
-        if call.argument("scale_grad_by_freq", default=False):  # counts the indices of the whole batch
+        if counts_rows:
             whole = {ROWS, BAGS}
         if call.reads_others:  # they are about the whole batch
             whole = {ROWS, "e", BAGS}
@@ -44,6 +45,7 @@ class EmbeddingBag(PooledLookup):
         return {
             "mode": _MODES[call.argument("mode", 0)],
             "padding_idx": call.argument("padding_idx"),
+            "sparse": bool(call.argument("sparse", default=False)),
             "has_end": bool(call.argument("include_last_offset", default=False)),
         }
 

@@ -20,7 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes
 from msrun.runtime.sharding.operators.rows import ROWS, first_of_part, own_rows
-from msrun.runtime.sharding.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, Rule, summed_axes
+from msrun.runtime.sharding.operators.rule import (
+    Form,
+    LabelSplit,
+    LocalBuilder,
+    OperatorCall,
+    Rule,
+    operator_call,
+    summed_axes,
+)
 
 aten = torch.ops.aten
 BAGS = "b"
@@ -44,7 +52,13 @@ class Bags(NamedTuple):
         own = slice(int(begins[0]), int(begins[-1]))
         return Bags(self.rows[own], begins - begins[0], None if self.shares is None else self.shares[own])
 
-    def pool(self, table: Tensor, mode: str, padding_idx: int | None = None) -> Tensor:
+    def kept(self, is_left_out: Tensor) -> Bags:
+        """Return the bags without some of their rows. Only the run knows how many these are."""
+        kept = (~is_left_out).nonzero().squeeze(1)
+        shares = None if self.shares is None else self.shares.index_select(0, kept)
+        return Bags(self.rows.index_select(0, kept), torch.searchsorted(kept, self.begins), shares)
+
+    def pool(self, table: Tensor, mode: str, padding_idx: int | None = None, *, sparse: bool = False) -> Tensor:
         """Return the pooled rows of a table: (bags, width)."""
         return F.embedding_bag(
             self.rows,
@@ -54,6 +68,7 @@ class Bags(NamedTuple):
             per_sample_weights=self.shares,
             include_last_offset=True,
             padding_idx=padding_idx,
+            sparse=sparse,
         )
 
 
@@ -72,6 +87,7 @@ def pool_own_bags(
     mode: str,
     padding_idx: int | None,
     has_end: bool,
+    sparse: bool,
 ) -> Tensor:
     """Return this rank's bags of its rows, (count, width): a part of the sum over the axes that cut the rows.
 
@@ -81,22 +97,34 @@ def pool_own_bags(
         size: rows of the whole table.
         count: bags of this rank.
         has_end: the last offset is the end of the last bag.
+        sparse: the gradient has the rows that are looked up here and no others.
     """
     begins = offsets if has_end else torch.cat([offsets, offsets.new_full((1,), index.shape[0])])
     own = Bags(index, begins, shares)
     if bags:
         own = own.of_rank(place, mesh_shape, bags, count)
     if not rows:
-        return own.pool(table, mode, padding_idx)
+        return own.pool(table, mode, padding_idx, sparse=sparse)
     local, is_elsewhere = own_rows(own.rows, place, mesh_shape, rows, table.shape[0], size)
     counted = table.new_ones(local.shape)
     counted = counted if padding_idx is None else counted.masked_fill(own.rows == padding_idx, 0)
     factors = counted if own.shares is None else counted * own.shares
-    found = Bags(local, own.begins, factors.masked_fill(is_elsewhere, 0)).pool(table, "sum")
+    found = Bags(local, own.begins, factors.masked_fill(is_elsewhere, 0))
+    if sparse and not isinstance(index, FakeTensor):
+        found = found.kept(is_elsewhere | (counted == 0))
+    summed = found.pool(table, "sum", sparse=sparse and not isinstance(index, FakeTensor))
     if mode == "sum":
-        return found
+        return summed
     sizes = Bags(torch.zeros_like(local), own.begins, counted).pool(table.new_ones(1, 1), "sum")
-    return found / sizes.clamp_min(1)
+    return summed / sizes.clamp_min(1)
+
+
+def bags_sparsely(node: fx.Node) -> bool:
+    """Return whether a local operator pools rows of a table that gets a gradient of these rows alone."""
+    if node.target is pool_own_bags:
+        return bool(node.kwargs["sparse"])
+    is_torchs = node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+    return is_torchs and bool(operator_call(node).argument("sparse"))
 
 
 class PooledLookup(Rule):
@@ -113,7 +141,7 @@ class PooledLookup(Rule):
 
     @abstractmethod
     def settings(self, call: OperatorCall) -> Mapping[str, Any]:
-        """Return `mode`, `padding_idx` and `has_end` for `pool_own_bags`."""
+        """Return `mode`, `padding_idx`, `sparse` and `has_end` for `pool_own_bags`."""
 
     def lower(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit

@@ -98,13 +98,15 @@ class Conv2d(Cell, nn.Conv2d):
         return super().forward(input)
 
 
-class MaxPool2d(Cell, nn.MaxPool2d):
-    """The largest of each window of (n, c, h, w). `pad_mode` "same" or "valid", as of Conv2d."""
-
+class _Pool(Cell):
     def __init__(self, kernel_size: Size = 1, stride: Size = 1, pad_mode: str = "valid", padding: Size = 0) -> None:
-        _check_padding("MaxPool2d", pad_mode, padding)
-        nn.MaxPool2d.__init__(self, _pair(kernel_size), _pair(stride), _sides(padding)[0])
+        _check_padding(type(self).__name__, pad_mode, padding)
+        super(Cell, self).__init__(_pair(kernel_size), _pair(stride), _sides(padding)[0])
         self.pad_mode = pad_mode
+
+
+class MaxPool2d(_Pool, nn.MaxPool2d):
+    """The largest of each window of (n, c, h, w). `pad_mode` "same" or "valid", as of Conv2d."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, c, h', w')."""
@@ -113,13 +115,8 @@ class MaxPool2d(Cell, nn.MaxPool2d):
         return super().forward(input)
 
 
-class AvgPool2d(Cell, nn.AvgPool2d):
+class AvgPool2d(_Pool, nn.AvgPool2d):
     """The mean of each window of (n, c, h, w); with `pad_mode` "same" of what lies inside the image."""
-
-    def __init__(self, kernel_size: Size = 1, stride: Size = 1, pad_mode: str = "valid", padding: Size = 0) -> None:
-        _check_padding("AvgPool2d", pad_mode, padding)
-        nn.AvgPool2d.__init__(self, _pair(kernel_size), _pair(stride), _sides(padding)[0])
-        self.pad_mode = pad_mode
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, c, h', w')."""
@@ -131,38 +128,27 @@ class AvgPool2d(Cell, nn.AvgPool2d):
         return F.avg_pool2d(padded, kernel, stride) / F.avg_pool2d(inside, kernel, stride)
 
 
-class BatchNorm2d(Cell, nn.BatchNorm2d):
+class _BatchNorm(Cell):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.9,
+        affine: bool = True,
+        gamma_init: Any = "ones",
+        beta_init: Any = "zeros",
+    ) -> None:
+        super(Cell, self).__init__(num_features, eps, 1 - momentum, affine)
+        if affine:
+            _begin(self, gamma_init, beta_init)
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
     """Batch normalisation of (n, c, h, w). MindSpore's momentum is what remains of the moving average: 0.9."""
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.9,
-        affine: bool = True,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-    ) -> None:
-        nn.BatchNorm2d.__init__(self, num_features, eps, 1 - momentum, affine)
-        if affine:
-            _begin(self, gamma_init, beta_init)
 
-
-class BatchNorm1d(Cell, nn.BatchNorm1d):
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
     """Batch normalisation of (n, c). MindSpore's momentum is what remains of the moving average: 0.9."""
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.9,
-        affine: bool = True,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-    ) -> None:
-        nn.BatchNorm1d.__init__(self, num_features, eps, 1 - momentum, affine)
-        if affine:
-            _begin(self, gamma_init, beta_init)
 
 
 class LayerNorm(Cell, nn.LayerNorm):

@@ -64,18 +64,17 @@ class SoftmaxCrossEntropyWithLogits(Cell):
         return F.cross_entropy(logits, labels, reduction=self.reduction)
 
 
-class MSELoss(Cell, nn.MSELoss):
+class _OfDifferences(Cell):
+    def __init__(self, reduction: str = "mean") -> None:
+        super(Cell, self).__init__(reduction=reduction)
+
+
+class MSELoss(_OfDifferences, nn.MSELoss):
     """Mean of squared differences."""
 
-    def __init__(self, reduction: str = "mean") -> None:
-        nn.MSELoss.__init__(self, reduction=reduction)
 
-
-class L1Loss(Cell, nn.L1Loss):
+class L1Loss(_OfDifferences, nn.L1Loss):
     """Mean of absolute differences."""
-
-    def __init__(self, reduction: str = "mean") -> None:
-        nn.L1Loss.__init__(self, reduction=reduction)
 
 
 class BCEWithLogitsLoss(Cell, nn.BCEWithLogitsLoss):

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.capture.marked_calls import Mark, Region, read_region_mark
+from msrun.runtime.capture.marked_calls import Mark, MarkedCall, read_region_mark
 from msrun.runtime.sharding.operators.registry import find_rule
 from msrun.runtime.sharding.operators.rule import STRATEGY, operator_call
 from msrun.runtime.sharding.strategies import Entry, OperatorStrategy
@@ -60,7 +60,7 @@ def layout_constraint(node: fx.Node) -> LayoutConstraint | None:
 
 
 def assign_strategies(
-    graph: fx.Graph, regions: Sequence[Region], parameter_of: Mapping[str, str], root: nn.Module
+    graph: fx.Graph, regions: Sequence[MarkedCall], parameter_of: Mapping[str, str], root: nn.Module
 ) -> Assignment:
     """Write every strategy on the operators and marks that it means, and take the other marks out.
 
@@ -140,14 +140,14 @@ def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return next((found for found in classes if found), [])
 
 
-def _is_meant_for_one(region: Region, mains: Sequence[fx.Node]) -> bool:
+def _is_meant_for_one(region: MarkedCall, mains: Sequence[fx.Node]) -> bool:
     strategy = region.strategy
     if len(mains) != 1 or strategy.parameters or not strategy.inputs:
         return False
     return len(strategy.inputs) <= len(operator_call(mains[0]).tensors)
 
 
-def _check_region(region: Region, mains: Sequence[fx.Node]) -> None:
+def _check_region(region: MarkedCall, mains: Sequence[fx.Node]) -> None:
     given = len(region.strategy.inputs)
     if given in (0, region.inputs):
         return
@@ -163,7 +163,7 @@ def _path(node: fx.Node) -> str:
     return operator_call(node).module_path or "(top)"
 
 
-def _lay_out(region: Region, marks: Mapping[Mark, fx.Node], operators: Sequence[fx.Node]) -> None:
+def _lay_out(region: MarkedCall, marks: Mapping[Mark, fx.Node], operators: Sequence[fx.Node]) -> None:
     for node in operators:
         node.meta[FOLLOWS] = True
     for mark, node in marks.items():
@@ -172,7 +172,7 @@ def _lay_out(region: Region, marks: Mapping[Mark, fx.Node], operators: Sequence[
             node.meta[LAYOUT] = LayoutConstraint(entry, region.name, leaves=False)
 
 
-def _lay_out_results(region: Region, marks: Mapping[Mark, fx.Node]) -> None:
+def _lay_out_results(region: MarkedCall, marks: Mapping[Mark, fx.Node]) -> None:
     outputs = region.strategy.outputs
     if outputs and len(outputs) != region.outputs:
         raise StrategyError(

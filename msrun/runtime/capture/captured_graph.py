@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from msrun.runtime.capture.assignment import Assignment
 from msrun.runtime.capture.dynamo import TracedCall
-from msrun.runtime.capture.marked_calls import Region
+from msrun.runtime.capture.marked_calls import MarkedCall
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ class CapturedGraph:
     """index of an output that the call assigns to a buffer -> the buffer's name"""
     assignment: Assignment = field(default_factory=Assignment)
     """what the user's strategies mean, beside what is written on the operators"""
-    regions: list[Region] = field(default_factory=list)
+    regions: list[MarkedCall] = field(default_factory=list)
     """calls that have a strategy of the user"""

@@ -27,7 +27,7 @@ MSRUN_CAPTURING = False
 
 
 @dataclass
-class Region:
+class MarkedCall:
     """One call that has a strategy."""
 
     name: str
@@ -166,13 +166,13 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
             handle.remove()
 
 
-def number_calls(graph: fx.Graph, names: Mapping[int, tuple[str, OperatorStrategy]]) -> list[Region]:
+def number_calls(graph: fx.Graph, names: Mapping[int, tuple[str, OperatorStrategy]]) -> list[MarkedCall]:
     """Return the calls that have a strategy, in order, and write the number of its call on every mark of one.
 
     Args:
         names: number -> path and strategy of every marked module; functions are known.
     """
-    regions: list[Region] = []
+    regions: list[MarkedCall] = []
     open_: dict[int, tuple[int, bool]] = {}
     """number -> its newest call, and whether something has left it"""
     for node in graph.nodes:
@@ -186,7 +186,7 @@ def number_calls(graph: fx.Graph, names: Mapping[int, tuple[str, OperatorStrateg
         if call < 0 or (has_left and not found.leaves):
             call = len(regions)
             name, strategy = (function.name, function.strategy) if function is not None else names[found.number]
-            regions.append(Region(name, strategy))
+            regions.append(MarkedCall(name, strategy))
         open_[found.number] = call, found.leaves
         if found.leaves:
             regions[call].outputs = found.count

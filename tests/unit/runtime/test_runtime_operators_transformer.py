@@ -163,11 +163,17 @@ def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut(strategy: Any
     assert not sparse_program(dense).parameters["weight"].has_row_gradient
 
 
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_gradient_of_a_sparse_embedding_bag_has_rows(is_sparse: bool) -> None:
+    program = sparse_program(nn.EmbeddingBag(8, 4, sparse=is_sparse), (4, 2))
+    assert program.parameters["weight"].has_row_gradient == is_sparse
+
+
 def test_sparse_gradients_that_torch_does_not_have_are_refused() -> None:
     with pytest.raises(CaptureError, match="give one of both"):
         sparse_program(nn.Embedding(8, 4, sparse=True, scale_grad_by_freq=True))
-    with pytest.raises(CaptureError, match="use sparse=False"):
-        sparse_program(nn.EmbeddingBag(8, 4, sparse=True), (4, 2))
+    with pytest.raises(CaptureError, match="give one of both"):
+        sparse_program(nn.EmbeddingBag(8, 4, sparse=True, scale_grad_by_freq=True, mode="sum"), (4, 2))
 
 
 def run(graph: CapturedGraph, strategies: Any, parts: bool = False) -> LocalProgram:

@@ -52,11 +52,11 @@ class Bags(NamedTuple):
         own = slice(int(begins[0]), int(begins[-1]))
         return Bags(self.rows[own], begins - begins[0], None if self.shares is None else self.shares[own])
 
-    def where(self, is_kept: Tensor) -> Bags:
-        """Return the bags without the rows that are not kept: is_kept is (rows,)."""
-        kept = is_kept.nonzero().squeeze(1)
-        shares = None if self.shares is None else self.shares[kept]
-        return Bags(self.rows[kept], torch.searchsorted(kept, self.begins), shares)
+    def kept(self, is_left_out: Tensor) -> Bags:
+        """Return the bags without some of their rows. Only the run knows how many these are."""
+        kept = (~is_left_out).nonzero().squeeze(1)
+        shares = None if self.shares is None else self.shares.index_select(0, kept)
+        return Bags(self.rows.index_select(0, kept), torch.searchsorted(kept, self.begins), shares)
 
     def pool(self, table: Tensor, mode: str, padding_idx: int | None = None, *, sparse: bool = False) -> Tensor:
         """Return the pooled rows of a table: (bags, width)."""
@@ -109,15 +109,22 @@ def pool_own_bags(
     counted = table.new_ones(local.shape)
     counted = counted if padding_idx is None else counted.masked_fill(own.rows == padding_idx, 0)
     factors = counted if own.shares is None else counted * own.shares
-    here = Bags(local, own.begins, factors.masked_fill(is_elsewhere, 0))
-    if sparse and not isinstance(index, FakeTensor):  # of which nobody knows how many rows lie here
-        found = here.where(~is_elsewhere & (counted != 0)).pool(table, "sum", sparse=True)
-    else:
-        found = here.pool(table, "sum")
+    found = Bags(local, own.begins, factors.masked_fill(is_elsewhere, 0))
+    if sparse and not isinstance(index, FakeTensor):
+        found = found.kept(is_elsewhere | (counted == 0))
+    summed = found.pool(table, "sum", sparse=sparse and not isinstance(index, FakeTensor))
     if mode == "sum":
-        return found
+        return summed
     sizes = Bags(torch.zeros_like(local), own.begins, counted).pool(table.new_ones(1, 1), "sum")
-    return found / sizes.clamp_min(1)
+    return summed / sizes.clamp_min(1)
+
+
+def bags_sparsely(node: fx.Node) -> bool:
+    """Return whether a local operator pools rows of a table that gets a gradient of these rows alone."""
+    if node.target is pool_own_bags:
+        return bool(node.kwargs["sparse"])
+    is_torchs = node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+    return is_torchs and bool(operator_call(node).argument("sparse"))
 
 
 class PooledLookup(Rule):
@@ -134,7 +141,7 @@ class PooledLookup(Rule):
 
     @abstractmethod
     def settings(self, call: OperatorCall) -> Mapping[str, Any]:
-        """Return `mode`, `padding_idx`, `has_end` and `sparse` for `pool_own_bags`."""
+        """Return `mode`, `padding_idx`, `sparse` and `has_end` for `pool_own_bags`."""
 
     def lower(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
@@ -156,11 +163,3 @@ class PooledLookup(Rule):
         cut = {"mesh_shape": build.mesh.shape, "rows": rows, "bags": bags, "size": form.sizes[ROWS], "count": count}
         found = build.call(pool_own_bags, *given, **cut, **self.settings(call))
         return build.pack({0: build.sum_over(found, summed_axes(form, split))})
-
-
-def pools_sparsely(node: fx.Node) -> bool:
-    """Return whether a local operator pools rows of a table that gets a gradient of rows alone."""
-    if node.target is pool_own_bags:
-        return bool(node.kwargs["sparse"])
-    is_torchs = node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
-    return is_torchs and bool(operator_call(node).argument("sparse"))

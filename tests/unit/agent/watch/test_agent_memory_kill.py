@@ -10,7 +10,6 @@ import pytest
 
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 
-
 MOUNTS = (
     "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     "31 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"

@@ -6,7 +6,6 @@ rest is here. Rules with other letters than R are what single readers, chips or 
 
 from ranktable.rules import (
     addresses,
-    clusters,
     declared,
     heterogeneous,
     identity,
@@ -26,7 +25,6 @@ from ranktable.rules.registry import Rule, registered_rules
 __all__ = [
     "Rule",
     "addresses",
-    "clusters",
     "declared",
     "heterogeneous",
     "identity",

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from ranktable.assembly.generate import build_table, default_file_name
     from ranktable.assembly.inventory import FoundDevice, HostInventory
     from ranktable.codec import encode_table
-    from ranktable.compare.diff import Change, diff_tables
-    from ranktable.compare.digest import FileDigest, digest_file, digest_table
+    from ranktable.compare import Change, FileDigest, diff_tables, digest_file, digest_table
     from ranktable.detection import FileKind, detect_file
     from ranktable.edit.convert import Converted, ConvertWishes, convert_table
     from ranktable.edit.fix import Fixed, fix_table
     from ranktable.edit.global_table import ClusterPart, merge_clusters
     from ranktable.edit.merge import merge_tables
-    from ranktable.edit.renumber import renumber_ranks
+    from ranktable.edit.ordering import renumber_ranks
     from ranktable.edit.repair import Repair
     from ranktable.edit.result import Edited
     from ranktable.edit.select import select_devices, select_ranks
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     )
     from ranktable.export.exporter import Export, export_table
     from ranktable.hostlist.host_list import Host, HostList
-    from ranktable.local.report import LocalReport, check_file
+    from ranktable.local import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.read import parse_table, read_table
@@ -67,19 +66,25 @@ if TYPE_CHECKING:
     from ranktable.write import write_table
 
 _HOMES = {
+    "assembly.generate": (
+        "build_table",
+        "default_file_name",
+    ),
+    "assembly.inventory": (
+        "FoundDevice",
+        "HostInventory",
+    ),
     "codec": ("encode_table",),
+    "compare": (
+        "Change",
+        "FileDigest",
+        "diff_tables",
+        "digest_file",
+        "digest_table",
+    ),
     "detection": (
         "FileKind",
         "detect_file",
-    ),
-    "compare.diff": (
-        "Change",
-        "diff_tables",
-    ),
-    "compare.digest": (
-        "FileDigest",
-        "digest_file",
-        "digest_table",
     ),
     "edit.convert": (
         "ConvertWishes",
@@ -95,7 +100,7 @@ _HOMES = {
         "merge_clusters",
     ),
     "edit.merge": ("merge_tables",),
-    "edit.renumber": ("renumber_ranks",),
+    "edit.ordering": ("renumber_ranks",),
     "edit.repair": ("Repair",),
     "edit.result": ("Edited",),
     "edit.select": (
@@ -131,15 +136,11 @@ _HOMES = {
         "Export",
         "export_table",
     ),
-    "assembly.generate": (
-        "build_table",
-        "default_file_name",
+    "hostlist.host_list": (
+        "Host",
+        "HostList",
     ),
-    "assembly.inventory": (
-        "FoundDevice",
-        "HostInventory",
-    ),
-    "local.report": (
+    "local": (
         "LocalReport",
         "check_file",
     ),
@@ -166,10 +167,6 @@ _HOMES = {
         "gather_hosts",
     ),
     "sources.hostfile": ("read_hostfile",),
-    "hostlist.host_list": (
-        "Host",
-        "HostList",
-    ),
     "sources.pods": ("read_pods",),
     "sources.probe": ("Probe",),
     "sources.slurm": ("read_slurm_hosts",),

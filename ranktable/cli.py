@@ -16,18 +16,15 @@ from typing import TextIO
 import click
 
 from ranktable.commands.check import check
+from ranktable.commands.compare import diff, digest
 from ranktable.commands.convert import convert
-from ranktable.commands.detect import detect
-from ranktable.commands.diff import diff
-from ranktable.commands.digest import digest
+from ranktable.commands.describe import detect, rules
 from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
 from ranktable.commands.merge import merge
 from ranktable.commands.outcome import Outcome
-from ranktable.commands.rules import rules
-from ranktable.commands.select import select
+from ranktable.commands.parts import select, split
 from ranktable.commands.show import show
-from ranktable.commands.split import split
 from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
 

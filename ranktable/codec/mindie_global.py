@@ -10,14 +10,15 @@ Source: the MindCluster documentation of global-ranktable, and what MindIE-Motor
 from __future__ import annotations
 
 from ranktable.codec.codec import Codec
-from ranktable.codec.holdings import SUPER_POD, survey_holdings
 from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, walk_objects
 from ranktable.codec.servers import (
     SERVER_EXTRAS,
+    SUPER_POD,
     SUPER_POD_DEVICE,
     decode_server,
     encode_server,
     server_fields,
+    survey_holdings,
     survey_servers,
 )
 from ranktable.codec.structure import check_tree, check_version

@@ -23,17 +23,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ranktable.codec.codec import Codec
-from ranktable.codec.holdings import (
+from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, without
+from ranktable.codec.servers import (
+    SERVER,
     SUPER_POD,
+    SUPER_POD_SERVER,
     cluster_schema,
     decode_clusters,
+    decode_server,
     decode_super_pods,
     encode_clusters,
+    encode_server,
     encode_super_pods,
     survey_holdings,
+    survey_servers,
 )
-from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, without
-from ranktable.codec.servers import SERVER, SUPER_POD_SERVER, decode_server, encode_server, survey_servers
 from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import RankTable, Server

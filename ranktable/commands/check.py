@@ -8,7 +8,7 @@ import click
 
 from ranktable.commands.outcome import Outcome
 from ranktable.errors import ReadError
-from ranktable.local.report import LocalServer, check_file
+from ranktable.local import LocalServer, check_file
 from ranktable.profile import CHIPS, DEVICE_TARGETS
 from ranktable.rules.declared import LOCAL_RULES
 

@@ -9,9 +9,15 @@ from typing import Any
 
 import click
 
-from ranktable.assembly.generate import SERVER_ORDERS, VERSIONS, ServerOrder, assemble_table, default_file_name
+from ranktable.assembly.generate import (
+    SERVER_ORDERS,
+    VERSIONS,
+    ServerOrder,
+    assemble_table,
+    default_file_name,
+    hold_to_rules,
+)
 from ranktable.assembly.inventory import HostInventory
-from ranktable.assembly.judgement import hold_to_rules
 from ranktable.commands.outcome import Outcome
 from ranktable.model import RankTable
 from ranktable.problem import Problem

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from ranktable.compare.facts import same_json
+from ranktable.compare import same_json
 from ranktable.model import Cluster, Group, SuperPod
 from ranktable.report.words import plain
 

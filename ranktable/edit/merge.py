@@ -1,23 +1,89 @@
-"""One table out of several: the tables of a job's hosts, or the parts of a table that was split."""
+"""Merges tables of one job's hosts into one, and says what stands in the way, in the words of the input.
+
+What has to be looked at before several tables are one: their dialects, and servers and ranks that stand twice.
+
+One table out of several: the tables of a job's hosts, or the parts of a table that was split.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ranktable.assembly.judgement import describe
-from ranktable.edit.conflicts import Source, find_conflicts
+from ranktable.assembly.generate import describe
 from ranktable.edit.counts import drop_counts
 from ranktable.edit.join import join_clusters, join_extras, join_groups, join_super_pods
-from ranktable.edit.ordering import MergeOrder, describe_order, sort_holders, sort_servers
-from ranktable.edit.renumber import RankKey, has_ranks_by_position, number_devices, refuse_group_ranks
+from ranktable.edit.ordering import (
+    MergeOrder,
+    RankKey,
+    describe_order,
+    has_ranks_by_position,
+    number_devices,
+    refuse_group_ranks,
+    sort_holders,
+    sort_servers,
+)
 from ranktable.edit.result import Edited
 from ranktable.errors import EditError, MergeError, NotReadyError
-from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server
+from ranktable.model import COMPLETED, INITIALIZING, Device, RankTable, Server
 from ranktable.report.words import count_noun, plain
 from ranktable.rules.order import fold_numbers
 from ranktable.validate import validate_table
+
+Source = tuple[str, RankTable]
+"""The name of a file and the table in it."""
+
+_Held = tuple[str, Server]
+"""A server and the file that it stands in."""
+
+
+def find_conflicts(sources: Sequence[Source], *, ranks_stay: bool) -> list[str]:
+    """Return a line for every dialect, server and rank that cannot be beside another.
+
+    `ranks_stay` compares ranks over all tables, not in each alone. What else the rules of one table forbid is found in
+    the merged one.
+    """
+    conflicts = list(_find_dialects(sources))
+    held: list[_Held] = []
+    first_of: dict[Hashable, str] = {}
+    for source, table in sources:
+        for server in table.servers:
+            key = server.group, server.server_id
+            if key in first_of:
+                conflicts.append(
+                    f"{source}: server {plain(server.server_id)} stands in {first_of[key]} already; leave one out"
+                )
+            else:
+                first_of[key] = source
+                held.append((source, server))
+    return [*conflicts, *_find_ranks(held, ranks_stay)]
+
+
+def _find_dialects(sources: Sequence[Source]) -> Iterator[str]:
+    first_source, first = sources[0]
+    for source, table in sources[1:]:
+        if table.dialect != first.dialect:
+            yield (
+                f"{source}: its dialect is {plain(table.dialect)}, that of {first_source} is {plain(first.dialect)}; "
+                "convert one of them first"
+            )
+
+
+def _find_ranks(held: Sequence[_Held], ranks_stay: bool) -> Iterator[str]:
+    first_of: dict[Hashable, str] = {}
+    for source, server in held:
+        for device in server.devices:
+            key = device.rank_id if ranks_stay else (source, device.rank_id)
+            if key in first_of:
+                yield f"{source}: {_name(server, device)} has rank {device.rank_id}, as has {first_of[key]}"
+            else:
+                first_of[key] = f"{_name(server, device)} in {source}"
+
+
+def _name(server: Server, device: Device) -> str:
+    return f"device {device.device_id} of server {plain(server.server_id)}"
+
 
 _SHOWN = 6
 _RULES_OF_ORDER = frozenset({"R10", "R26"})

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Literal
 
 from ranktable.edit.counts import drop_counts
-from ranktable.edit.renumber import has_ranks_by_position, refuse_group_ranks, renumber_ranks
-from ranktable.edit.subset import Cutter
+from ranktable.edit.ordering import has_ranks_by_position, refuse_group_ranks, renumber_ranks
+from ranktable.edit.select import Cutter
 from ranktable.errors import EditError
 from ranktable.model import RankTable, Server
 from ranktable.report.words import count_noun

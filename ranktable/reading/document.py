@@ -12,8 +12,7 @@ from typing import NoReturn
 from ranktable.errors import JsonTextError
 from ranktable.problem import Position
 from ranktable.reading.foreign import name_bytes
-from ranktable.reading.json_fault import Fault, explain_fault
-from ranktable.reading.positions import Lines, find_repeated_keys
+from ranktable.reading.positions import Fault, Lines, explain_fault, find_repeated_keys
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from ranktable.compare.diff import Change
-from ranktable.compare.facts import Subject
+from ranktable.compare import Change, Subject
 from ranktable.report.words import count_noun, plain
 
 _SHOWN_REPEATS = 3

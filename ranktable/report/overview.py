@@ -8,8 +8,7 @@ from itertools import groupby
 from textwrap import TextWrapper
 
 from ranktable.model import RankTable
-from ranktable.report.places import ServerPlace, list_servers
-from ranktable.report.planes import find_planes
+from ranktable.report.places import ServerPlace, find_planes, list_servers
 from ranktable.report.words import count_noun, plain
 from ranktable.rules.order import fold_numbers
 

@@ -6,7 +6,6 @@ rest is here. Rules with other letters than R are what single readers, chips or 
 
 from ranktable.rules import (
     addresses,
-    clusters,
     declared,
     heterogeneous,
     identity,
@@ -14,7 +13,6 @@ from ranktable.rules import (
     mindie_motor,
     network,
     order,
-    ports,
     readers,
     super_pods,
     template2,
@@ -26,7 +24,6 @@ from ranktable.rules.registry import Rule, registered_rules
 __all__ = [
     "Rule",
     "addresses",
-    "clusters",
     "declared",
     "heterogeneous",
     "identity",
@@ -34,7 +31,6 @@ __all__ = [
     "mindie_motor",
     "network",
     "order",
-    "ports",
     "readers",
     "registered_rules",
     "super_pods",

@@ -3,7 +3,7 @@
 Source: HCCL's errors EI0004 (R1), EI0014 (R2) and EI0017 (R4, R5); R31 and R32 are this project's: HCCL skips keys
 that it does not know, and JSON parsers keep the last of two equal keys silently.
 
-Rules L1 to L7: a table against the host that it is read on, looked after by `ranktable.local.check`.
+Rules L1 to L7: a table against the host that it is read on, looked after by `ranktable.local`.
 
 Source: the checks that HCCL makes at start-up (the local device id and the address of the port must be those of the
 table), the RANK_TABLE_FILE page of torch_npu (no link, readable; without the file it goes on without a table,

@@ -19,7 +19,7 @@ from ranktable import (
     diff_tables,
     digest_table,
 )
-from ranktable.compare.facts import canonical
+from ranktable.compare import canonical
 from ranktable.report.differences import changes_as_json, render_changes
 
 TWO = build_table([("a", 2), ("b", 2)])

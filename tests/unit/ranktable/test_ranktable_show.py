@@ -13,8 +13,7 @@ from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Serv
 from ranktable.cli import main
 from ranktable.report.overview import MAX_ROWS, overview_as_json, render_overview
 from ranktable.report.picture import MAX_DETAILED, draw_table
-from ranktable.report.places import find_places, list_places, place_as_json, render_place
-from ranktable.report.planes import find_planes
+from ranktable.report.places import find_places, find_planes, list_places, place_as_json, render_place
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,1 +1,0 @@
-"""A table against the host that it is read on."""

@@ -148,8 +148,8 @@ class FleetRun:
             ClusterError: one cannot be renamed.
         """
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        hosts = self._hosts.values()
-        names = [Path(log.log_path).name for host in hosts for log in (*host.workers, *host.servers)]
+        names = [Path(worker.log_path).name for host in self._hosts.values() for worker in host.workers]
+        names += [Path(server.log_path).name for host in self._hosts.values() for server in host.servers]
         kept = self._spec.log_dir / contract.attempt_plan_name(self.restarts)
         try:
             if self._plan is not None:

@@ -1,11 +1,13 @@
 """One way to train a table that no worker holds: pull rows, push their gradients, step. Started by server.py.
 
-usage: server_job.py WAY RESULT.json STEPS ROWS WIDTH NAMED SERVERS, with WAY servers, rpc or all_to_all. Every worker
-names NAMED different rows a step. rpc: the first two ranks are the workers, the others hold the table.
+usage: server_job.py WAY RESULT.json STEPS ROWS WIDTH NAMED SERVERS, with WAY servers, stale, rpc, rpc_in_step or
+all_to_all. Every worker names NAMED different rows a step. rpc: the first two ranks are the workers, the others hold
+the table; rpc_in_step: workers wait for each other after every step.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 WORKERS = 2
 RATE = 0.01
 WARM_UP = 3
+STALENESS = 8
+"""Steps that a worker may be ahead: it practically does not wait."""
 Step = Callable[[Tensor], None]
 
 _part = torch.empty(0)
@@ -38,12 +42,12 @@ def measure(step: Step, steps: int, rows: int, named: int, rank: int) -> list[fl
     return times[WARM_UP:]
 
 
-def with_servers(steps: int, rows: int, width: int, named: int, _servers: int) -> list[float]:
+def with_servers(steps: int, rows: int, width: int, named: int, _servers: int, staleness: int = 0) -> list[float]:
     """Measure msrun's parameter servers."""
     from msrun.runtime import get_rank, init, release, set_param_ps, set_ps_context
 
     init("gloo")
-    set_ps_context(enable_ps=True)
+    set_ps_context(enable_ps=True, staleness=staleness)
     table = nn.Embedding(rows, width)
     set_param_ps(table)
     optimizer = torch.optim.SGD(table.parameters(), lr=RATE)
@@ -73,8 +77,8 @@ def change_part(names: Tensor, gradient: Tensor) -> None:
     _part.index_add_(0, names, gradient * (-RATE / WORKERS))  # with `alpha` it takes ten times as long
 
 
-def with_rpc(steps: int, rows: int, width: int, named: int, servers: int) -> list[float]:
-    """Measure torch's RPC: a call to every server for the rows, one for their gradients; workers do not wait."""
+def with_rpc(steps: int, rows: int, width: int, named: int, servers: int, *, in_step: bool = False) -> list[float]:
+    """Measure torch's RPC: a call to every server for the rows, one for their gradients."""
     from torch.distributed import rpc
 
     rank = int(os.environ["RANK"])
@@ -86,7 +90,8 @@ def with_rpc(steps: int, rows: int, width: int, named: int, servers: int) -> lis
         if rank == 0:
             for server, home in enumerate(homes):
                 rpc.rpc_sync(home, make_part, (len(range(server, rows, servers)), width))
-        rpc.api._all_gather(None, {f"rank{other}" for other in range(WORKERS)})
+        workers = {f"rank{other}" for other in range(WORKERS)}
+        rpc.api._all_gather(None, workers)
 
         def step(names: Tensor) -> None:
             owner, own = names % servers, names // servers
@@ -102,6 +107,8 @@ def with_rpc(steps: int, rows: int, width: int, named: int, servers: int) -> lis
             ]
             for call in calls:
                 call.wait()
+            if in_step:
+                rpc.api._all_gather(None, workers)
 
         times = measure(step, steps, rows, named, rank)
     rpc.shutdown()
@@ -134,7 +141,13 @@ def with_all_to_all(steps: int, rows: int, width: int, named: int, _servers: int
     return times
 
 
-WAYS = {"servers": with_servers, "rpc": with_rpc, "all_to_all": with_all_to_all}
+WAYS = {
+    "servers": with_servers,
+    "stale": functools.partial(with_servers, staleness=STALENESS),
+    "rpc": with_rpc,
+    "rpc_in_step": functools.partial(with_rpc, in_step=True),
+    "all_to_all": with_all_to_all,
+}
 
 
 def main() -> None:

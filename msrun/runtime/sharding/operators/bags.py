@@ -45,7 +45,6 @@ class EmbeddingBag(PooledLookup):
         return {
             "mode": _MODES[call.argument("mode", 0)],
             "padding_idx": call.argument("padding_idx"),
-            "sparse": bool(call.argument("sparse", default=False)),
             "has_end": bool(call.argument("include_last_offset", default=False)),
             "sparse": bool(call.argument("sparse", default=False)),
         }

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch._guards import active_fake_mode
 
 from msrun.runtime.execute.tensor_future import TensorFuture
 
@@ -57,7 +59,10 @@ class HostThread:
             with torch.inference_mode(is_inference), torch.set_grad_enabled(has_grad):
                 return context.run(work)
 
-        return HostTask(self._pool.submit(run), self)
+        future = self._pool.submit(run)
+        if active_fake_mode() is not None and not self.is_current:  # one thread at a time may use such a mode
+            futures.wait([future])
+        return HostTask(future, self)
 
 
 class GradientFromHost(TensorFuture):

@@ -109,7 +109,7 @@ def _link(points: Sequence[Point]) -> Link:
 
 def _collective_points(operation: str, ranks: int) -> list[Point]:
     """Return (ranks, bytes of the input of one rank, seconds) of collectives over all ranks."""
-    found = []
+    found: list[Point] = []
     for size in SIZES:
         part = torch.zeros(size // 4 // ranks)
         whole = torch.zeros(part.numel() * ranks)

@@ -4,7 +4,7 @@
     python benchmarks/search.py --parts time --layers 6,12,24
 
     time   a transformer of elementary operators, over 1,000 of them at 24 layers, on 8, 64 and 1,024 devices: seconds
-           of one core, and a line through the times of several depths
+           of one core, a line through the times of several depths, and the most memory that the process held
     real   networks on 4 ranks of this machine: steps with the searched strategies beside every uniform plan that is
            legal (data parallel, tensor parallel, both, and optimizer parallel), in turns in one job
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,8 @@ def measure_time(layers: list[int], modes: list[str], device: str) -> None:
                 is_met = seconds <= MOST_S
                 print(
                     f"{mode:<22}{devices:>6} devices {depth:>3} layers {operators:>6} operators {seconds:7.2f} s of "
-                    f"one core; {gain:.2f}x faster than data parallel{'' if is_met else '   MISSED'}"
+                    f"one core; {gain:.2f}x faster than data parallel{'' if is_met else '   MISSED'}",
+                    flush=True,
                 )
                 record(
                     mode, devices=devices, layers=depth, operators=operators, cpu_s=seconds, gain=gain, is_met=is_met
@@ -88,8 +90,12 @@ def measure_time(layers: list[int], modes: list[str], device: str) -> None:
             if len(times) > 2:
                 slope, start = np.polyfit(counts, times, 1)
                 off = float(np.abs(np.polyval((slope, start), counts) / times - 1).max())
-                print(f"{'':<22}a line: {start:.2f} s + {slope * 1e3:.2f} ms an operator, at most {off:.0%} off")
-                record(f"{mode} line", devices=devices, start_s=start, s_per_operator=slope, off=off)
+                held_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                print(
+                    f"{'':<22}a line: {start:.2f} s + {slope * 1e3:.2f} ms an operator, at most {off:.0%} off; "
+                    f"{held_mib:.0f} MiB held"
+                )
+                record(f"{mode} line", devices=devices, start_s=start, s_per_operator=slope, off=off, held_mib=held_mib)
 
 
 def measure_real(rounds: int) -> None:

@@ -54,6 +54,11 @@ class Answers:
         self._known: dict[Hashable, object] = {}
         self._numbers = 0
 
+    @property
+    def count(self) -> int:
+        """How many tables were made."""
+        return self._numbers
+
     def once(self, question: Hashable, answer: Callable[[], _T]) -> _T:
         """Return the answer to a question; answer it if it is asked for the first time."""
         if question not in self._known:

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, build_mesh
-from msrun.runtime.sharding.redistribution import Move, Step, plan_redistribution
+from msrun.runtime.sharding.redistribution import (
+    Move,
+    Step,
+    _direct_steps,
+    _shortest,
+    plan_directly,
+    plan_redistribution,
+)
 
 Split = tuple[Axes, ...]
 
@@ -158,3 +165,25 @@ def test_axes_along_which_values_differ_take_no_part() -> None:
 def test_moves_of_two_axes_are_those_that_one_writes_by_hand(source: Split, target: Split, kinds: list[str]) -> None:
     move = Move(build_mesh(4), TensorLayout(source), TensorLayout(target), (8, 8))
     assert [step.kind for step in plan_redistribution(move)] == kinds
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_axes_that_move_as_one_make_direct_chains_neither_dearer_nor_longer(data: st.DataObject) -> None:
+    mesh = Mesh(data.draw(st.sampled_from([(2, 2), (3, 2, 2), (2, 2, 2), (2,) * 6])))
+    dims = data.draw(st.integers(1, 3))
+
+    def layout() -> TensorLayout:
+        places = [data.draw(st.integers(-1, dims - 1)) for _ in mesh.axes]
+        order = data.draw(st.permutations(mesh.axes))
+        return TensorLayout(tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(dims)))
+
+    move = Move(mesh, layout(), layout(), (mesh.size,) * dims, data.draw(st.booleans()))
+    found = plan_directly(move)
+    axis_by_axis = _shortest(move, lambda reached: _direct_steps(reached, move.target), limit=None)
+    reached = move.source
+    for step in found:
+        reached = step.after(reached)
+        assert reached.fits(mesh, move.shape)
+    assert reached == move.target
+    assert (move.total_elements(found), len(found)) == (move.total_elements(axis_by_axis), len(axis_by_axis))

@@ -27,7 +27,7 @@ from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.search.build_problem import build_problem
-from msrun.runtime.search.dynamic import solve_dynamic
+from msrun.runtime.search.dynamic import Answers, solve_dynamic
 from msrun.runtime.search.exact import solve_exactly
 from msrun.runtime.search.problem import Problem, Variable
 from msrun.runtime.search.propagation import solve_propagation
@@ -168,6 +168,37 @@ def test_dynamic_programming_solves_any_graph_of_choices(data: st.DataObject) ->
     narrow = solve_dynamic(problem, most_entries=8)
     assert problem.seconds(narrow) >= best - 1e-12
     assert problem.seconds(improve(problem, narrow)) <= problem.seconds(narrow) + 1e-12
+
+
+def _stack(layers: int) -> Problem:
+    """A chain of equal layers, each of which reads its input three times."""
+    generator = np.random.default_rng(5)
+    own, around, along = generator.random(6), generator.random((6, 6)), generator.random((6, 6))
+    problem = Problem([Variable([str(i)], [{}] * 6, own.copy(), np.zeros(6)) for i in range(4 * layers + 1)])
+    for first in range(0, 4 * layers, 4):
+        for second in (first + 1, first + 2, first + 4):
+            problem.add_edge(first, second, around)
+        for pair in ((1, 3), (2, 3), (3, 4)):
+            problem.add_edge(first + pair[0], first + pair[1], along)
+    return problem
+
+
+def test_equal_layers_are_eliminated_once() -> None:
+    def made(layers: int) -> tuple[int, int]:
+        answers = Answers()
+        choice = solve_dynamic(_stack(layers), answers=answers)
+        return len(choice), answers.count
+
+    (few, at_few), (many, at_many) = made(8), made(64)
+    assert many > 7 * few
+    assert at_many < 5 * at_few
+
+
+def test_windows_find_the_optimum_of_a_stack_from_a_bad_plan() -> None:
+    problem = _stack(12)
+    best = problem.seconds(solve_dynamic(problem))
+    worst = [int(variable.seconds.argmax()) for variable in problem.variables]
+    assert problem.seconds(improve(problem, worst)) <= best * 1.05 < problem.seconds(worst)
 
 
 def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_parallel() -> None:

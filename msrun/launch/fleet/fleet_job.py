@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.attempt import keep_logs
 from msrun.agent.observer import Observer, Observers
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
@@ -25,7 +24,7 @@ from msrun.launch.console import Console, say
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import write_failure
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_plan import assemble_plan, ranks_of_hosts
+from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.outcome import at_home, hide_secrets
 from msrun.launch.fleet.preparation import ReadyHosts
@@ -148,16 +147,9 @@ class FleetRun:
         Raises:
             ClusterError: one cannot be renamed.
         """
-        kept = self._spec.log_dir / contract.attempt_plan_name(self.restarts)
-        try:
-            if self._plan is not None:
-                write_private(kept, json.dumps(self._plan.to_json(), indent=2) + "\n")
-        except OSError as error:
-            raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
-        names = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        names += [Path(path).name for host in self._hosts.values() for path in host.log_paths]
-        paths = [self._spec.log_dir / name for name in (*names, contract.SCHEDULER_LOG)]
-        keep_logs([str(path) for path in paths if path.exists()], self.restarts)
+        traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
+        logs = [Path(path).name for host in self._hosts.values() for path in host.log_paths]
+        keep_attempt(self._spec.log_dir, self.restarts, self._plan, [*traces, *logs, contract.SCHEDULER_LOG])
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msrun import contract
+from msrun.agent.attempt import keep_logs
+from msrun.errors import ClusterError
+from msrun.launch.directory.log_directory import write_private
 from msrun.launch.transport.pipe import agent_command
 from msrun.planning.host_seat import HostSeat
 from msrun.planning.hosts.host_entry import HostEntry
@@ -90,3 +95,21 @@ def _merge_notes(notes: Mapping[int, Sequence[str]], entries: Sequence[HostEntry
         text if len(names) == len(entries) else f"{names[0]}{' and others' if len(names) > 1 else ''}: {text}"
         for text, names in said.items()
     )
+
+
+def keep_attempt(log_dir: Path, attempt: int, plan: LaunchPlan | None, names: Iterable[str]) -> None:
+    """Rename the files of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
+
+    Args:
+        names: logs and traces of that attempt; those that are not there are passed over.
+
+    Raises:
+        ClusterError: one cannot be renamed, or the plan cannot be written.
+    """
+    kept = log_dir / contract.attempt_plan_name(attempt)
+    try:
+        if plan is not None:
+            write_private(kept, json.dumps(plan.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise ClusterError(f"cannot start again: cannot write {kept} ({error.strerror})") from None
+    keep_logs([str(log_dir / name) for name in names if (log_dir / name).exists()], attempt)

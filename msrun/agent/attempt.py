@@ -101,6 +101,14 @@ class Attempts:
         first = self.current.membership.first_failure
         return self._policy.delay_s(len(self.past), os.waitstatus_to_exitcode(first.wait_status) if first else None)
 
+    def delay_after_s(self, exit_code: int | None) -> float | None:
+        """Return how long to wait after a failure elsewhere; None when nothing starts again.
+
+        Args:
+            exit_code: of the worker that failed first, wherever it ran.
+        """
+        return None if self.is_last else self._policy.delay_s(len(self.past), exit_code)
+
     def begin_next(self) -> None:
         """Put the current attempt behind and begin a new one, in which nobody runs yet."""
         self.past.append(self.current)

@@ -77,7 +77,14 @@ class HostSupervisor(Supervisor):
         self._timers.cancel("start", "stop", "stacks", "elsewhere")
         self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
 
+    def _on_started(self, message: Message) -> None:
+        super()._on_started(message)
+        if self._begins_idle and self._own.scheduler_runs:
+            self._begins_idle = False
+            self._tell_end(can_continue=not self._attempts.is_last)
+
     def _end_here(self) -> None:
+        self._begins_idle = False
         self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart", "store")
         self._attempts.is_last = True
         self._tell_end(can_continue=False)
@@ -171,8 +178,17 @@ class HostSupervisor(Supervisor):
             attempt.membership.is_stopping = True
             self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
             self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(reason))
+        elif self._is_wanted_again(report):
+            self._begins_idle = True  # it goes on preparing, and starts no worker of this attempt
         else:
             self._stop(reason)
+
+    def _is_wanted_again(self, report: FailureReport) -> bool:
+        """Return whether this host prepares its first start still, and the job starts again after that failure."""
+        if self._attempt.number or self._are_workers_asked_for or not report.can_restart:
+            return False
+        first = report.failure.first_failure
+        return self._attempts.delay_after_s(first.exit_code if first else None) is not None
 
     def _on_absent(self, global_ranks: list[int]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""

@@ -63,8 +63,7 @@ class Supervisor:
         self._stopped_limit_s = stopped_limit_s
         self._check_again = check_again
         self._strangers = strangers
-        self._caller = caller
-        self._plan, self._host = plan, host
+        self._plan, self._host, self._caller = plan, host, caller
         self._server = server
         self._board, self._observers = board, Observers(observers)
         self._tell = self._observers.tell
@@ -77,7 +76,7 @@ class Supervisor:
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
         self._start_method, self._over = "", False
-        self._was_anything_started = self._server_finished = False
+        self._was_anything_started = self._server_finished = self._begins_idle = False
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
 
@@ -148,7 +147,7 @@ class Supervisor:
         )
 
     def _on_ready(self, message: Message) -> None:
-        if self._attempt.has_failed:  # ended before it began; other hosts have to be waited for
+        if self._attempt.has_failed and not self._begins_idle:  # it has ended before it began
             return
         self._start_method = message["start_method"]
         if self._start_method == "exec" and self._host.start_method == "fork":
@@ -166,7 +165,8 @@ class Supervisor:
             return
         self._was_anything_started = True
         self._server.start([scheduler_spec(self._plan)])
-        self._start_workers()
+        if not self._begins_idle:
+            self._start_workers()
 
     def _start_workers(self) -> None:
         plan, use_exec = self._plan, self._start_method == "exec"

@@ -192,11 +192,11 @@ def test_damaged_files_are_one_line_of_the_status(msrun: JobRunner, workers: Pat
 
 
 def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    """Neither torch nor numpy nor, without a terminal, rich."""
+    """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""
     msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     program = (
         "import sys\nfrom msrun.cli import main\ntry:\n    main()\nfinally:\n"
-        "    print({'torch', 'numpy', 'rich', 'yaml', 'ranktable'} & set(sys.modules), file=sys.stderr)\n"
+        "    print({'torch', 'numpy', 'rich', 'yaml', 'ranktable.model'} & set(sys.modules), file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", program]
     finished = msrun.start("--status", "log_output", cwd=tmp_path, command=command).finish()

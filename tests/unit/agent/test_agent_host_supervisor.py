@@ -12,6 +12,7 @@ from failure_reports import fault_of
 from supervised_job import FAILED, HostJob, kinds
 
 from msrun import contract
+from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.watch.progress_board import Progress
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, HangTimeout, PeerFailed
@@ -151,6 +152,40 @@ def test_host_without_a_fork_server_cannot_go_on(job: HostJob) -> None:
     assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
     assert not job.loop._over, "the coordinator says when it is over"
     assert len(job.told_of("failed")) == 1
+
+
+def hear_early_stop(job: HostJob, *, can_restart: bool = True) -> None:
+    """Another host has failed; this one has started nothing yet."""
+    report = fault_of(0, "rank 5 failed", 9, can_restart=can_restart)
+    job.hear("stop", attempt=0, report=encode_record(report))
+
+
+def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(job: HostJob) -> None:
+    """It goes on preparing, starts what workers need, and no worker of the attempt that has failed."""
+    hear_early_stop(job)
+    assert job.told_of("ended") == []
+    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
+    (start,) = job.heard()
+    assert [process["process_id"] for process in start["processes"]] == [SCHEDULER_ID]
+    job.say("started", process_id=SCHEDULER_ID, pid=100, at=0.0)
+    assert [(ended["attempt"], ended["can_continue"]) for ended in job.told_of("ended")] == [(0, True)]
+    job.hear("restart", attempt=1, delay_s=0.0)
+    assert kinds(job.heard()) == ["sweep"]
+
+
+def test_host_that_prepares_still_ends_at_once_where_the_job_does_not_start_again(tmp_path: Path) -> None:
+    job = HostJob(tmp_path)
+    hear_early_stop(job, can_restart=False)
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
+    job.close()
+
+
+def test_interrupt_of_a_host_that_prepares_for_the_restart_ends_its_part(job: HostJob) -> None:
+    hear_early_stop(job)
+    job.loop._on_signal(signal.SIGTERM)
+    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
+    assert job.heard() == []
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
 
 
 def test_restart_waits_for_the_others_before_workers_start(job: HostJob) -> None:

@@ -1,17 +1,10 @@
-"""The report of a dry run as JSON, as a page and as a trace. docs/reference/simulation.md has the fields."""
+"""The report of a dry run, and as JSON. docs/reference/simulation.md has the fields."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from msrun import contract
-from msrun.errors import WorldError
-from msrun.runtime.parallel.pipeline.schedule import Cell
 from msrun.runtime.simulate.changes import Changes
 from msrun.runtime.simulate.job import RankClass, SimulatedJob, StepTime
 from msrun.runtime.simulate.recording import (
@@ -20,7 +13,6 @@ from msrun.runtime.simulate.recording import (
     GRADIENTS,
     MESSAGES,
     RECOMPUTED,
-    Span,
 )
 from msrun.runtime.simulate.step import StepRecord
 
@@ -29,7 +21,6 @@ PARAMETERS, STATE = "parameters", "optimizer_state"
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, RECOMPUTED, BACKWARD, MESSAGES)
 """What memory is for, in the order in which it is shown."""
 LEVELS = {0: "plan", 1: "plan and memory", 2: "plan, memory and time", 3: "plan, memory, time, and steps of one rank"}
-MICRO = 1e6
 
 
 @dataclass(frozen=True)
@@ -91,30 +82,6 @@ def memory_of(record: StepRecord) -> dict[str, int]:
     return {kind: found.get(kind, 0) for kind in KINDS}
 
 
-def write_report(report: Report, folder: Path) -> None:
-    """Write simulation.json, the page and, where time was looked at, the trace; each whole or not at all.
-
-    Raises:
-        WorldError: a file cannot be written.
-    """
-    from msrun.runtime.simulate.page import render_page
-
-    files = {contract.SIMULATION_JSON: json.dumps(report.to_json(), indent=1) + "\n"}
-    if report.level:
-        files[contract.SIMULATION_HTML] = render_page(report)
-    if report.job.step is not None:
-        files[contract.SIMULATION_TRACE] = json.dumps(build_trace(report.job), separators=(",", ":")) + "\n"
-    for name, text in files.items():
-        path = folder / name
-        temporary = path.with_name(f".{name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(contract.FILE_MODE)
-            temporary.replace(path)
-        except OSError as error:
-            raise WorldError(f"{path}: cannot be written ({error.strerror}); give another --log_dir") from None
-
-
 def _class_json(found: RankClass) -> dict[str, Any]:
     value: dict[str, Any] = {
         "first_rank": found.ranks[0],
@@ -146,39 +113,3 @@ def _step_json(step: StepTime) -> dict[str, Any]:
         "overlap": step.overlap,
         "bubble": step.bubble,
     }
-
-
-def build_trace(job: SimulatedJob) -> dict[str, Any]:
-    """Return the step in Chrome's format, as `msrun trace` writes it: operators and messages of each class of ranks.
-
-    Of a pipeline there are the actions of its schedule, too.
-    """
-    events: list[dict[str, Any]] = []
-    rows = job.step.timeline if job.step is not None else ()
-    for number, found in enumerate(job.classes):
-        process = found.rank + 1
-        last = f" to {found.ranks[-1]}" if len(found.ranks) > 1 else ""
-        events.append(_name(process, "process_name", f"ranks {found.ranks[0]}{last}"))
-        for row, name in enumerate(("operators", "messages", "schedule")[: 3 if rows else 2]):
-            events.append(_name(process, "thread_name", name, row))
-        assert found.record is not None
-        events += [_span(process, span) for span in found.record.recording.spans]
-        events += [_cell(process, cell) for cell in (rows[number] if rows else ())]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _name(process: int, kind: str, name: str, row: int = 0) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
-
-
-def _span(process: int, span: Span) -> dict[str, Any]:
-    begin = round(span.begin_s * MICRO, 3)
-    place = {"pid": process, "tid": int(span.is_message), "ts": begin, "dur": round(span.end_s * MICRO - begin, 3)}
-    args: Mapping[str, Any] = {"bytes": span.nbytes, "ranks": len(span.ranks)} if span.is_message else {}
-    return {"name": span.name, "cat": span.phase, "ph": "X", **place, "args": args}
-
-
-def _cell(process: int, cell: Cell) -> dict[str, Any]:
-    begin = round(cell.begin * MICRO, 3)
-    place = {"pid": process, "tid": 2, "ts": begin, "dur": round(cell.end * MICRO - begin, 3)}
-    return {"name": str(cell.action), "cat": "schedule", "ph": "X", **place, "args": {}}

@@ -1,10 +1,12 @@
-"""The report of a dry run, and as JSON. docs/reference/simulation.md has the fields."""
+"""The report of a dry run, as JSON and as a trace. docs/reference/simulation.md has the fields."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msrun.runtime.parallel.pipeline.schedule import Cell
 from msrun.runtime.simulate.changes import Changes
 from msrun.runtime.simulate.job import RankClass, SimulatedJob, StepTime
 from msrun.runtime.simulate.recording import (
@@ -13,6 +15,7 @@ from msrun.runtime.simulate.recording import (
     GRADIENTS,
     MESSAGES,
     RECOMPUTED,
+    Span,
 )
 from msrun.runtime.simulate.step import StepRecord
 
@@ -21,6 +24,7 @@ PARAMETERS, STATE = "parameters", "optimizer_state"
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, RECOMPUTED, BACKWARD, MESSAGES)
 """What memory is for, in the order in which it is shown."""
 LEVELS = {0: "plan", 1: "plan and memory", 2: "plan, memory and time", 3: "plan, memory, time, and steps of one rank"}
+MICRO = 1e6
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,39 @@ def _step_json(step: StepTime) -> dict[str, Any]:
         "overlap": step.overlap,
         "bubble": step.bubble,
     }
+
+
+def build_trace(job: SimulatedJob) -> dict[str, Any]:
+    """Return the step in Chrome's format, as `msrun trace` writes it: operators and messages of each class of ranks.
+
+    Of a pipeline there are the actions of its schedule, too.
+    """
+    events: list[dict[str, Any]] = []
+    rows = job.step.timeline if job.step is not None else ()
+    for number, found in enumerate(job.classes):
+        process = found.rank + 1
+        last = f" to {found.ranks[-1]}" if len(found.ranks) > 1 else ""
+        events.append(_name(process, "process_name", f"ranks {found.ranks[0]}{last}"))
+        for row, name in enumerate(("operators", "messages", "schedule")[: 3 if rows else 2]):
+            events.append(_name(process, "thread_name", name, row))
+        assert found.record is not None
+        events += [_span(process, span) for span in found.record.recording.spans]
+        events += [_cell(process, cell) for cell in (rows[number] if rows else ())]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _name(process: int, kind: str, name: str, row: int = 0) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
+
+
+def _span(process: int, span: Span) -> dict[str, Any]:
+    begin = round(span.begin_s * MICRO, 3)
+    place = {"pid": process, "tid": int(span.is_message), "ts": begin, "dur": round(span.end_s * MICRO - begin, 3)}
+    args: Mapping[str, Any] = {"bytes": span.nbytes, "ranks": len(span.ranks)} if span.is_message else {}
+    return {"name": span.name, "cat": span.phase, "ph": "X", **place, "args": args}
+
+
+def _cell(process: int, cell: Cell) -> dict[str, Any]:
+    begin = round(cell.begin * MICRO, 3)
+    place = {"pid": process, "tid": 2, "ts": begin, "dur": round(cell.end * MICRO - begin, 3)}
+    return {"name": str(cell.action), "cat": "schedule", "ph": "X", **place, "args": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import resource
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from msrun import contract
+from msrun.errors import WorldError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.joining.simulated import REAL_VALUES
@@ -22,8 +24,8 @@ from msrun.runtime.parallel.search_settings import own_profile
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.changes import try_changes
 from msrun.runtime.simulate.job import simulate_job
-from msrun.runtime.simulate.report import Measured, Report
-from msrun.runtime.simulate.report_files import write_report
+from msrun.runtime.simulate.page import render_page
+from msrun.runtime.simulate.report import Measured, Report, build_trace
 from msrun.runtime.simulate.table import render_table
 
 NOT_THE_JOBS = "nothing was received from other ranks: losses that the script has printed are not those of the job"
@@ -94,3 +96,25 @@ def _end(report: Report) -> NoReturn:
     sys.stdout.write(f"{render_table(report)}\n")
     sys.stdout.flush()
     raise SystemExit(0)
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Write simulation.json, the page and, where time was looked at, the trace; each whole or not at all.
+
+    Raises:
+        WorldError: a file cannot be written.
+    """
+    files = {contract.SIMULATION_JSON: json.dumps(report.to_json(), indent=1) + "\n"}
+    if report.level:
+        files[contract.SIMULATION_HTML] = render_page(report)
+    if report.job.step is not None:
+        files[contract.SIMULATION_TRACE] = json.dumps(build_trace(report.job), separators=(",", ":")) + "\n"
+    for name, text in files.items():
+        path = folder / name
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.chmod(contract.FILE_MODE)
+            temporary.replace(path)
+        except OSError as error:
+            raise WorldError(f"{path}: cannot be written ({error.strerror}); give another --log_dir") from None

@@ -17,8 +17,7 @@ from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.simulate.host_traffic import count_host_traffic
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
 from msrun.runtime.simulate.page import render_page
-from msrun.runtime.simulate.report import Report
-from msrun.runtime.simulate.step_trace import build_trace
+from msrun.runtime.simulate.report import Report, build_trace
 from msrun.runtime.simulate.table import render_table
 
 DEVICE = PROFILES["a100"]

@@ -280,7 +280,7 @@ def build_parallel_plan(
         groups=_groups(compiled, step),
         traffic=step.totals,
         price=price,
-        borders=build_border_plans(compiled.program, step.borders) if step.borders else (),
+        borders=tuple(border for of_one in step.borders for border in build_border_plans(*of_one)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from msrun.errors import ParallelError
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.nn.random_stream import torchs_numbers
+from msrun.runtime.world import device
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,8 @@ class Tape:
                 if entry.new_seed is not None:
                     torch.set_rng_state(entry.new_seed)
                 args, kwargs = pytree.tree_map(lambda x: self._value(x, values), (entry.args, entry.kwargs))
-                if (
-                    "device" in kwargs
-                    and kwargs["device"] is not None
-                    and torch.device(kwargs["device"]).type == "meta"
-                ):
-                    kwargs = {**kwargs, "device": None}
+                if kwargs.get("device") is not None:
+                    kwargs = {**kwargs, "device": CPU}
                 flat = [t for t in pytree.tree_leaves(entry.operator(*args, **kwargs)) if isinstance(t, Tensor)]
                 for reference, result in zip(entry.results, flat, strict=True):
                     if reference.storage not in values:
@@ -314,11 +313,14 @@ def tape_states(module: nn.Module) -> list[Tape]:
     return list(tapes.values())
 
 
-def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Compute the deferred tensors of a module, one whole tensor at a time.
+def replay_deferred(
+    module: nn.Module, cut: Callable[[str, Tensor], Tensor], on_host: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Compute the deferred tensors of a module, one whole tensor at a time, on the CPU: its numbers are everybody's.
 
     Args:
-        cut: (name, whole tensor) -> the part to keep.
+        cut: (name, whole tensor) -> the part to keep, which is brought to this rank's device.
+        on_host: names of parts that stay in the host's memory.
 
     Yields:
         (name, kept part) for every deferred parameter and buffer; tied ones once.
@@ -332,7 +334,8 @@ def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> 
     def taker(name: str, meta: Tensor) -> Callable[[Tensor], None]:
         def take(flat: Tensor) -> None:
             whole = flat.as_strided(meta.shape, meta.stride(), meta.storage_offset())
-            kept.append((name, cut(name, whole).clone(memory_format=torch.contiguous_format)))
+            place = CPU if name in on_host else device()
+            kept.append((name, cut(name, whole).to(place, copy=True, memory_format=torch.contiguous_format)))
 
         return take
 
@@ -386,7 +389,7 @@ def fill_when_made(tensor: Tensor, fill: Callable[[Tensor], Tensor]) -> None:
 
 @torchs_numbers()
 def init_parameters(module: nn.Module) -> nn.Module:
-    """Give every deferred parameter and buffer of a module its whole value on this process; returns the module."""
+    """Give every deferred parameter and buffer its whole value, on this rank's device; returns the module."""
     tensors = deferred_tensors(module)
     for name, value in list(replay_deferred(module, lambda _, whole: whole)):
         put_value(tensors[name], value)

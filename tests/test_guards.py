@@ -124,7 +124,7 @@ def test_imports_within_the_runtime_run_one_way() -> None:
 
 
 NAMED_FOR_TYPES = {
-    "msrun.runtime.parallel.auto_parallel": ("parallel.dry_run", "parallel.verification.verify", "simulate.session"),
+    "msrun.runtime.parallel.auto_parallel": ("parallel.verification.verify",),
     "msrun.runtime.parallel.pipeline.pipelined": (
         "parallel.compilation.compilation",
         "parallel.pipeline.plan",

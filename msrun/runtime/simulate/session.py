@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,14 +21,12 @@ from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.joining.simulated import REAL_VALUES
 from msrun.runtime.parallel.search_settings import own_profile
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.changes import try_changes
 from msrun.runtime.simulate.job import simulate_job
 from msrun.runtime.simulate.page import render_page
 from msrun.runtime.simulate.report import Measured, Report, build_trace
 from msrun.runtime.simulate.table import render_table
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.auto_parallel import AutoParallel
 
 NOT_THE_JOBS = "nothing was received from other ranks: losses that the script has printed are not those of the job"
 COMPUTED_STEPS = 3
@@ -46,7 +44,7 @@ class _Steps:
 _running: list[_Steps] = []
 
 
-def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def begin_step(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """End the dry run in place of this step; at level 3 let the first ones run.
 
     Raises:
@@ -56,11 +54,11 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
     level = world.simulation_level()
     assert level is not None
     if level < REAL_VALUES:
-        _end(_look(parallel, target, args, kwargs, level))
+        _end(_look(settings, target, args, kwargs, level))
     if not torch.is_grad_enabled():
         return
     if not _running:
-        _running.append(_Steps(_look(parallel, target, args, kwargs, level)))
+        _running.append(_Steps(_look(settings, target, args, kwargs, level)))
     steps = _running[0]
     steps.begun_s.append(time.perf_counter())
     if len(steps.begun_s) > COMPUTED_STEPS:
@@ -70,14 +68,16 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
         _end(replace(steps.report, measured=measured, notes=(*steps.report.notes, NOT_THE_JOBS)))
 
 
-def _look(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int) -> Report:
+def _look(
+    settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int
+) -> Report:
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
     device = own_profile()
-    job = simulate_job(target, parallel.settings, args, kwargs, device, level, own_rank)
+    job = simulate_job(target, settings, args, kwargs, device, level, own_rank)
     changes = None
     if os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1":
-        changes = try_changes(job, target, parallel.settings, args, kwargs, own_rank)
+        changes = try_changes(job, target, settings, args, kwargs, own_rank)
     world.stand_for(own_rank)
     notes = list(job.plan.notes)
     if not torch.is_grad_enabled():

@@ -238,7 +238,6 @@ def main() -> None:
         with kept(options.json):
             compare(options)
         return
-    sys.path.append(sys.path.pop(0))  # the package ranktable, not the benchmark of that name
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory(prefix="msrun-scale-") as folder:

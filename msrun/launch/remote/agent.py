@@ -37,7 +37,7 @@ from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.packed_text import unpack_hosts, unpack_text
 from msrun.launch.remote.report import LauncherReport
-from msrun.launch.remote.spool import GIVEN_TABLE, listen_in, make_spool, remove_spool
+from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.remote.stream import take_stdio
 from msrun.planning.host_seat import Seating
 from msrun.planning.plan import LaunchPlan
@@ -81,6 +81,8 @@ class Agent:
     def __init__(self, link: LauncherLink) -> None:
         self._link = link
         self._spool: Path | None = None
+        self._hold = -1
+        """Descriptor that keeps other agents from removing the spool."""
         self._listener: socket.socket | None = None
         self._job: HostJob | None = None
         self._caller: dict[str, str] = {}
@@ -101,6 +103,9 @@ class Agent:
         """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
         if self._spool is not None and not self._link.unsent_logs - {contract.SCHEDULER_LOG}:
             remove_spool(self._spool)
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
 
     def _heed(self, message: Message) -> None:
         kind = message["type"]
@@ -121,7 +126,9 @@ class Agent:
         if spoken != PROTOCOL:
             raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
+        remove_old_spools(asked_at)
         self._spool = make_spool(job.job_id, job.node_rank)
+        self._hold = hold_spool(self._spool)
         if job.can_resume:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
         # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +22,9 @@ SOCKET = "agent.sock"
 AGENT = "agent.pid"
 """Process id and start time of the agent, so that nobody else is taken for it."""
 GIVEN_TABLE = "given_rank_table.json"
+KEEP_S = 86400.0
+"""How long logs that nobody has fetched stay after the end of their agent."""
+_NAME = re.compile(r"msrun-spool-[0-9a-f]+(?:r\d+)?-\d+")
 
 
 def spool_path(job_id: str, node_rank: int) -> Path:
@@ -40,6 +45,45 @@ def make_spool(job_id: str, node_rank: int) -> Path:
     except OSError as error:
         raise ClusterError(f"cannot make {path} ({error.strerror}); set TMPDIR there to another folder") from None
     return path
+
+
+def hold_spool(path: Path) -> int:
+    """Return a descriptor that marks the folder as in use, in all PID namespaces, until it or its process ends.
+
+    Raises:
+        OSError: the folder is not there.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder
+
+
+def remove_old_spools(now_s: float) -> None:
+    """Remove the user's own spools that agents left behind, once nothing in them has changed for KEEP_S.
+
+    Args:
+        now_s: since the epoch.
+    """
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for path in [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError):
+                if _is_left_behind(path, now_s):
+                    remove_spool(path)
+
+
+def _is_left_behind(path: Path, now_s: float) -> bool:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            return False
+        changed = [os.fstat(folder), *(entry.stat(follow_symlinks=False) for entry in os.scandir(folder))]
+        if now_s - max(found.st_mtime for found in changed) < KEEP_S:
+            return False
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    finally:
+        os.close(folder)
 
 
 def listen_in(spool: Path) -> socket.socket:

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,49 @@ def test_agent_is_killed_by_its_record_and_nobody_else_is(tmp_path: Path) -> Non
             wait_until(lambda: not is_alive(process.pid), "killed")
         finally:
             process.kill()
+
+
+def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    now = time.time()
+    target = tmp_path / "elsewhere"
+    names = (
+        "msrun-spool-0a1f-0",
+        "msrun-spool-0a1fr2-13",
+        "msrun-spool-0a1f-1",
+        "msrun-spool-0a1f-2",
+        "msrun-spool-x-1",
+    )
+    old, restarted, held, written, other = (tmp_path / name for name in names)
+    for folder in (old, restarted, held, written, other, target):
+        (folder / "below").mkdir(parents=True)
+        (folder / "worker_0.log").write_text("x")
+    link = tmp_path / "msrun-spool-0a1f-3"
+    link.symlink_to(target)
+    (old / "link").symlink_to(target)
+    for folder in (old, restarted, held, written, other, target):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (now - spool.KEEP_S - 1,) * 2, follow_symlinks=False)
+    (written / "worker_0.log").write_text("x" * 2)
+    descriptor = spool.hold_spool(held)
+    try:
+        spool.remove_old_spools(now)
+    finally:
+        os.close(descriptor)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {held.name, written.name, other.name, target.name, link.name}
+    assert {path.name for path in target.iterdir()} == {"below", "worker_0.log"}
+    spool.remove_old_spools(now)
+    assert not held.exists(), "its agent has ended"
+
+
+def test_folder_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "msrun-spool-0a1f-0"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+        spool.remove_old_spools(time.time() + 2 * spool.KEEP_S)
+    assert folder.exists()
+    spool.remove_old_spools(time.time() + 2 * spool.KEEP_S)
+    assert not folder.exists()

@@ -1,6 +1,6 @@
 """How long rank tables of large jobs take: generate, write, read and validate, beside plain JSON of the same text.
 
-    python benchmarks/ranktable.py [--rounds 3] [--servers 2048 4096 8192 12288 16384] [--json result.json]
+    python benchmarks/rank_tables.py [--rounds 3] [--servers 2048 4096 8192 12288 16384] [--json result.json]
 
 Every round of every size runs in a fresh process, whose peak memory is the kernel's figure for it. A server has eight
 devices. The peer is what no reader in Python can beat: `json.dump` and `json.load` of the same object. Printed are the

@@ -29,18 +29,15 @@ class _Pairs(nn.Module):
 
     def __init__(self, parts: int) -> None:
         super().__init__()
-        self.pairs = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH * parts, bias=False), nn.Linear(WIDTH * parts, WIDTH, bias=False))
-            for _ in range(PAIRS)
-        )
-        for up, down in self.pairs:
-            shard(up, ((1, 1), (parts, 1)))
-            shard(down, ((1, parts), (1, parts)))
+        self.layers = nn.ModuleList()
+        for _ in range(PAIRS):
+            up, down = nn.Linear(WIDTH, WIDTH * parts, bias=False), nn.Linear(WIDTH * parts, WIDTH, bias=False)
+            self.layers += [shard(up, ((1, 1), (parts, 1))), shard(down, ((1, parts), (1, parts)))]
 
     def forward(self, x: Tensor) -> Tensor:
         """(ROWS, WIDTH) -> a loss."""
-        for pair in self.pairs:
-            x = pair(x)
+        for layer in self.layers:
+            x = layer(x)
         return x.mean()
 
 

@@ -62,7 +62,7 @@ class Collectives:
         while self._to_post:
             operation = self._to_post[0]
             if operation.posted < operation.steps:
-                if not self._is_free(self._next):
+                if not self._is_free(self._next) or not self._is_turn(operation):
                     break
                 self._post_step(operation)
                 moved = True
@@ -83,6 +83,11 @@ class Collectives:
         self._least_finished = needed + min(distance(self._words[finished + r], needed) for r in self._ranks)
         return True
 
+    def _is_turn(self, operation: Collective) -> bool:
+        """Return whether the rank before this one has written, where they write one after the other."""
+        rank = self._segment.rank
+        return not operation.in_turn or not rank or self._has_reached(self._segment.posted + rank - 1, self._next + 1)
+
     def _post_step(self, operation: Collective) -> None:
         segment, words, step = self._segment, self._words, self._next
         slot = step % SLOTS
@@ -99,7 +104,7 @@ class Collectives:
         words.add(arrived)
         if is_reached(words[arrived], self._all_arrived(step)):
             words.wake(arrived)
-        if operation.gives_alone and operation.writes:
+        if operation.in_turn or (operation.gives_alone and operation.writes):
             words.wake(segment.posted + segment.rank)
         operation.posted += 1
         self._next += 1
@@ -197,7 +202,7 @@ class Collectives:
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
         segment = self._segment
-        if segment.can_spin and self._words.spin(word, seen):
+        if not segment.is_crowded and self._words.spin(word, seen):
             return
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon
@@ -223,9 +228,10 @@ class Collectives:
             counters, step = segment.finished, self._next - SLOTS + 1
         elif word >= segment.posted and operation.root is not None:
             ranks = (operation.root,)
-        elif word >= segment.summed:
+        elif segment.summed <= word < segment.posted:
             counters = segment.added
-        return [rank for rank in ranks if not is_reached(self._words[counters + rank], step)]
+        late = [rank for rank in ranks if not is_reached(self._words[counters + rank], step)]
+        return late[:1] if operation.in_turn and counters == segment.posted else late
 
     def check(self, operation: Operation) -> None:
         """Raise if an operation can never end.

@@ -1,7 +1,8 @@
 """The collectives, each as what a rank writes into its slots and what it takes out of the others', step by step.
 
-A message longer than a slot takes several steps. Short messages, and those of two ranks, are read whole by every rank;
-of long ones that are reduced and needed by all, each rank adds up one part and the others take it from there.
+A message longer than a slot takes several steps. Short messages, and those of two ranks, are read whole by every rank.
+Long sums that all ranks need: where each rank has a core of its own, each adds up one part and the others take it from
+there; where ranks share cores, one after the other adds its numbers to one sum, which stays in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TYPES = sorted({value for value in vars(torch).values() if isinstance(value, to
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
 _REDUCTION = 1 << 16
 """Numbers of types are below it, those of reductions above"""
-_SHORT_BYTES = 16 << 10
+_SHORT_BYTES = 64 << 10
 """Most that every rank adds up whole."""
 _ALIGNED = 64
 """Numbers: parts begin at multiples of it."""
@@ -43,6 +44,8 @@ class Collective:
     """Only the root writes; else only the root reads, if there is one."""
     is_settled = True
     """False until the number of steps is known."""
+    in_turn = False
+    """Whether each rank writes after the rank before it has."""
     summed_steps = 0
     """So many of the first steps are reduced in parts: each rank one, for all."""
 
@@ -119,13 +122,18 @@ class AllReduce(Collective):
         self._pieces = _cut(value)
         super().__init__(segment, value.dtype, value.numel(), len(self._pieces), op, root)
         self._op = op
-        if root is None and segment.size > 2:
-            is_short = self._pieces[-1].numel() * value.element_size() <= _SHORT_BYTES
-            self.summed_steps = len(self._pieces) - is_short
+        is_long = value.numel() * value.element_size() > _SHORT_BYTES
+        if root is None and segment.size > 2 and is_long:
+            self.in_turn = segment.is_crowded and not op.is_narrow
+            self.summed_steps = 0 if self.in_turn else len(self._pieces)
 
     def put(self, step: int, slot: int) -> None:
-        piece = self._pieces[step]
-        self.segment.rows(slot, self.dtype, 0, piece.numel())[self.segment.rank].copy_(self._op.prepare(piece))
+        piece, rank = self._op.prepare(self._pieces[step]), self.segment.rank
+        rows = self.segment.rows(slot, self.dtype, 0, piece.numel())
+        if self.in_turn:
+            self._op.reduce_next(rows[0], rank, piece, self.segment.size)
+        else:
+            rows[rank].copy_(piece)
 
     def _part(self, count: int) -> int:
         """Return how many numbers each rank adds up; the last ranks may have less."""
@@ -145,6 +153,9 @@ class AllReduce(Collective):
             return
         piece = self._pieces[step]
         count = piece.numel()
+        if self.in_turn:
+            piece.copy_(self.segment.rows(slot, self.dtype, 0, count)[0])
+            return
         if step >= self.summed_steps:
             self._op.reduce(self.segment.rows(slot, self.dtype, 0, count), piece)
             return

@@ -53,7 +53,8 @@ class Reduction:
         self._is_mean = kind == _ReduceOp.AVG
         self._step = _STEPS[kind]
         self._factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
-        self._is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
+        self.is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
+        """Whether it is computed in float32 and rounded once."""
         if self._step in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor) and dtype.is_floating_point:
             raise ValueError(f"{kind.name} works on integers and booleans, not on {dtype}")
         if dtype.is_complex and self._step in (torch.minimum, torch.maximum):
@@ -65,20 +66,34 @@ class Reduction:
 
     def reduce(self, parts: Sequence[Tensor], result: Tensor) -> None:
         """Write the reduction of the ranks' parts; 16-bit sums are rounded once, at the end."""
-        total = parts[0].float() if self._is_narrow else result
+        total = parts[0].float() if self.is_narrow else result
         if len(parts) == 1:
             total.copy_(parts[0])
-        elif self._is_narrow:
+        elif self.is_narrow:
             for part in parts[1:]:
                 self._step(total, part, out=total)
         else:
             self._step(parts[0], parts[1], out=total)
             for part in parts[2:]:
                 self._step(total, part, out=total)
-        if self._is_mean:
-            if total.dtype.is_floating_point or total.dtype.is_complex:
-                total /= len(parts)
-            else:
-                total.copy_(torch.div(total, len(parts), rounding_mode="trunc"))
+        self._divide(total, len(parts))
         if total is not result:
             result.copy_(total)
+
+    def reduce_next(self, total: Tensor, rank: int, part: Tensor, ranks: int) -> None:
+        """Bring a rank's part into the reduction of those before it; the same bits as `reduce`, but for narrow sums."""
+        if rank:
+            self._step(total, part, out=total)
+        else:
+            total.copy_(part)
+        if rank == ranks - 1:
+            self._divide(total, ranks)
+
+    def _divide(self, total: Tensor, ranks: int) -> None:
+        """Make a sum a mean, where that was asked for."""
+        if not self._is_mean:
+            return
+        if total.dtype.is_floating_point or total.dtype.is_complex:
+            total /= ranks
+        else:
+            total.copy_(torch.div(total, ranks, rounding_mode="trunc"))

@@ -33,7 +33,8 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
             time.sleep(POLL_S)
     with contextlib.suppress(BrokenPipeError):  # the launcher has gone: the logs stay for another one
         _write(MARKER)
-        if all([_send_log(spool / name, offset) for name, offset in offsets.items()]):
+        is_whole = [_send_log(spool / name, offset) for name, offset in offsets.items()]
+        if all(is_whole):
             remove_spool(spool)
     os._exit(0)
 

@@ -80,9 +80,8 @@ def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(s
         wait_until(lambda: start_time(agent.pid), "it runs")
         (spool / AGENT).write_text(f"{agent.pid} {start_time(agent.pid)}\n")
         code = SALVAGE.format(sizes={"worker_6.log": 0})
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environ(spool), stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
-        )  # fmt: skip
+        streams: Any = {"stdout": writer, "stderr": subprocess.PIPE}
+        done = subprocess.run([sys.executable, "-c", code], env=environ(spool), **streams, timeout=60, check=False)
         os.close(writer)
         assert agent.wait(30) == -9
     assert done.stderr == b""

@@ -312,7 +312,7 @@ def test_the_command_writes_another_dialect_and_says_what_changed(run):
     assert run(*words, "--device_target", "cpu", "-o", "u.json") == (
         0,
         "",
-        "ranktable: wrote u.json: version 1.2, 2 servers, 4 devices\n",
+        "ranktable: wrote u.json: 2 servers, 4 devices\n",
     )
     status, out, err = run("u.json", "--to", "1.0", "--device_target", "cpu")
     assert (status, out) == (0, Path("t.json").read_text())

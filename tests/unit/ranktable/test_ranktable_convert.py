@@ -240,7 +240,7 @@ def test_what_cannot_be_known_is_refused(to, wishes, says):
         (RankTable("1.0", (Server("a", (Device(0, 1),)),)), "not 0 to 0, each once; run ranktable validate"),
         (RankTable("1.1", (Server("a", (Device(-1, 0),)),)), "rank 0 runs on its host"),
         (RankTable("mindie-global", (Server("a", (Device(0, 0),)), Server("b", (Device(0, 0),)))), "start again"),
-        (build_table([("a", 1), ("b", 2)]), "1, 2, 4, 8 or 16 devices on every server, not 3 on 2"),
+        (build_table([("a", 1), ("b", 2)]), "3 devices on 2 servers are not 1, 2, 4, 8 or 16 on each"),
     ],
 )
 def test_tables_that_no_dialect_can_take_are_refused(table, says):

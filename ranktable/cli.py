@@ -15,17 +15,14 @@ from typing import TextIO
 
 import click
 
-from ranktable.commands.check import check
+from ranktable.commands import Outcome
 from ranktable.commands.compare import diff, digest
 from ranktable.commands.convert import convert
-from ranktable.commands.describe import detect, rules
+from ranktable.commands.edit import merge, select, split
 from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
-from ranktable.commands.merge import merge
-from ranktable.commands.outcome import Outcome
-from ranktable.commands.parts import select, split
-from ranktable.commands.show import show
-from ranktable.commands.validate import validate
+from ranktable.commands.show import detect, rules, show
+from ranktable.commands.validate import check, validate
 from ranktable.errors import EXIT_VALID, RankTableError
 
 _SETTINGS = {

@@ -2,7 +2,7 @@
 
 Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide.
 
-What they ask for and their sources are in `ranktable.rules.declared`.
+What they ask for and their sources are in `ranktable.rules.registry`.
 
 The report on a table and on the host that it is read on: validation, and rules L1 to L7.
 """
@@ -16,18 +16,19 @@ from pathlib import Path
 
 from ranktable.codec import find_codec
 from ranktable.errors import JsonTextError, UnknownDialectError
+from ranktable.files import STDIN_NAME
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
-from ranktable.reading.document import Document
+from ranktable.reading.document import Document, read_document
 from ranktable.reading.positions import locate_paths
-from ranktable.reading.source import STDIN_NAME, read_document
-from ranktable.rules.addresses import parse_address, read_device_addresses
+from ranktable.rules.network import read_device_addresses
 from ranktable.sources.answer import HostAnswers, Said
+from ranktable.sources.captures import read_answers
 from ranktable.sources.device_tools import DeviceTools
-from ranktable.sources.hccn_conf import read_answers
 from ranktable.sources.local_host import LocalHost, find_device_ids, read_local_host
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
 from ranktable.validate import Report, validate_document, validate_file
+from ranktable.values import parse_address
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
 _NODES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}

@@ -9,8 +9,8 @@ Source: the MindCluster documentation of global-ranktable, and what MindIE-Motor
 
 from __future__ import annotations
 
-from ranktable.codec.codec import Codec
-from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, walk_objects
+from ranktable.codec import Codec
+from ranktable.codec.schema import Count, Field, Members, Schema, check_tree, check_version, list_objects, walk_objects
 from ranktable.codec.servers import (
     SERVER_EXTRAS,
     SUPER_POD,
@@ -21,11 +21,11 @@ from ranktable.codec.servers import (
     survey_holdings,
     survey_servers,
 )
-from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import Group, RankTable, Server
 from ranktable.problem import Problem
 from ranktable.survey import Entry, Survey, find_repeats
+from ranktable.values import parse_number
 
 DIALECT = "mindie-global"
 VERSIONS = ("1.0", "1.2")

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ranktable.codec.schema import Field, Members, Schema, list_objects, parse_number, walk_objects
+from ranktable.codec.schema import Field, Members, Schema, list_objects, walk_objects
 from ranktable.model import NOTHING, Cluster, Device, Server, SuperPod
 from ranktable.survey import DeviceEntry, Entry, HoldingEntry, ServerEntry
+from ranktable.values import parse_number
 
 HOST_DEVICE = -1
 """The number of a rank that has no device (version 1.1)."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ranktable.codec.schema import Count, Field, Schema, parse_number, walk_objects, without
+from ranktable.codec.schema import Count, Field, Schema, check_tree, walk_objects, without
 from ranktable.codec.servers import DEVICE_ID, decode_device, survey_device
-from ranktable.codec.structure import check_tree
 from ranktable.errors import BuildError
 from ranktable.model import Device, RankTable, Server
 from ranktable.problem import Problem, join_key, show_value
 from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.values import parse_number
 
 INSTANCE = "instance"
 """Key of `Device.extra` for an instance's own further keys; a device of a file cannot have it."""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ranktable.codec.codec import Codec
+from ranktable.codec import Codec
 from ranktable.codec.schema import Field, Schema, list_objects, without
 from ranktable.codec.servers import encode_device
 from ranktable.codec.template2 import (

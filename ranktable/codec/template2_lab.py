@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ranktable.codec.codec import Codec
+from ranktable.codec import Codec
 from ranktable.codec.schema import Field, Schema, list_objects, walk_objects, without
 from ranktable.codec.servers import encode_device
 from ranktable.codec.template2 import (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands.outcome import Outcome
+from ranktable.commands import Outcome
 from ranktable.compare import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
-from ranktable.report.words import plain
+from ranktable.text import plain
 
 
 @click.command()
@@ -23,10 +23,10 @@ def diff(first: str, second: str, form: str) -> Outcome:
     Exit status: 0 they say the same, 1 they differ, 2 one of them cannot be read. One of them may be -.
     """
     from ranktable.codec import decode_table
-    from ranktable.codec.layout import render_json
     from ranktable.compare import diff_tables
-    from ranktable.reading.source import read_document
-    from ranktable.report.differences import changes_as_json, render_changes
+    from ranktable.reading.document import read_document
+    from ranktable.report.listing import changes_as_json, render_changes
+    from ranktable.text import render_json
 
     if first == second == "-":
         raise click.UsageError("only one of the two can be standard input")
@@ -55,7 +55,7 @@ def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form:
     Every rank of a job must read the same text. Exit status: 0 all files are equal (and are what --check says),
     1 one is not, 2 one cannot be read.
     """
-    from ranktable.codec.layout import render_json
+    from ranktable.text import render_json
 
     digests = [digest_file(name) for name in files]
     faults, notes = _check(digests, expected) if expected is not None else (_compare(digests, same), [])

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ranktable.commands.outcome import Outcome
-from ranktable.edit.convert import Converted, ConvertWishes, convert_table, dialect_names, refused_names
-from ranktable.edit.convert_template2 import BOARD_IDS, CHIP_INFOS
-from ranktable.edit.super_pods import SuperPodWishes
+from ranktable.commands import Outcome
+from ranktable.edit.convert import (
+    BOARD_IDS,
+    CHIP_INFOS,
+    Converted,
+    ConvertWishes,
+    SuperPodWishes,
+    convert_table,
+    dialect_names,
+    refused_names,
+)
 from ranktable.errors import EXIT_PROBLEMS
-from ranktable.export.exporter import Export, export_names, export_table
-from ranktable.export.nodes import ADDRESSES, Address
+from ranktable.export import ADDRESSES, Address, Export, export_names, export_table
 from ranktable.profile import DEVICE_TARGETS
-from ranktable.report.words import count_noun
+from ranktable.text import count_noun
 
 if TYPE_CHECKING:
     from ranktable.model import RankTable
@@ -93,7 +99,7 @@ def convert(
 
     Says on standard error what the form cannot hold and what had to be made up for it.
     """
-    from ranktable.read import read_table
+    from ranktable.codec import read_table
     from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
 
     _refuse_strange_options(context, to)
@@ -160,8 +166,7 @@ def _check(result: Converted | Export, device_target: str) -> tuple[str, ...]:
 
 
 def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.codec import encode_table
-    from ranktable.write import write_table
+    from ranktable.codec import encode_table, write_table
 
     if output == "-":
         return Outcome(encode_table(table), notes)
@@ -171,7 +176,7 @@ def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outco
 
 
 def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.write import write_bytes, write_folder
+    from ranktable.files import write_bytes, write_folder
 
     if output == "-":
         return Outcome(export.text, notes)

@@ -9,23 +9,15 @@ from typing import Any
 
 import click
 
-from ranktable.assembly.generate import (
-    SERVER_ORDERS,
-    VERSIONS,
-    ServerOrder,
-    assemble_table,
-    default_file_name,
-    hold_to_rules,
-)
-from ranktable.assembly.inventory import HostInventory
-from ranktable.commands.outcome import Outcome
+from ranktable.commands import Outcome
+from ranktable.generate import SERVER_ORDERS, VERSIONS, HostInventory, ServerOrder, assemble_table, default_file_name
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import ANY_TARGET, CHIPS, DEVICE_TARGETS, Profile, build_profile
-from ranktable.report.words import count_noun
 from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
 from ranktable.sources.hostfile import HOSTFILE_FORMATS
-from ranktable.validate import judge_table
+from ranktable.text import count_noun
+from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {
     "server_id": "the string order of the server ids",
@@ -120,8 +112,7 @@ def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     Sources: --hosts, --hostfile, --slurm, --pod_annotations, --probe, or --hccn_conf alone. Without a source of
     addresses the devices get no device_ip; none is made up.
     """
-    from ranktable.codec import encode_table
-    from ranktable.write import write_table
+    from ranktable.codec import encode_table, write_table
 
     table, notes = _build(**options)
     if output == "-":
@@ -168,7 +159,7 @@ def _build(
 
 
 def _probe(root: str, server_id: str | None, *, asks_super_pod: bool) -> Any:
-    from ranktable.sources.probe import Probe
+    from ranktable.sources.local_host import Probe
 
     return Probe(Path(root), server_id=server_id, asks_super_pod=asks_super_pod)
 

@@ -1,4 +1,4 @@
-"""`ranktable show`: a table as a person reads it."""
+"""What files and tables are: the commands show, detect and rules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 
 import click
 
-from ranktable.codec.layout import render_json
-from ranktable.commands.outcome import Outcome
+from ranktable.codec.detect import DIALECT_NAMES
+from ranktable.commands import Outcome
+from ranktable.errors import RankTableError
 from ranktable.model import RankTable
-from ranktable.report.listing import render_table
+from ranktable.profile import CHIPS, READERS
+from ranktable.report.listing import render_rules, render_table, rules_as_json
+from ranktable.rules import registered_rules
+from ranktable.text import render_json
 
 
 @click.command()
@@ -25,7 +29,7 @@ from ranktable.report.listing import render_table
 def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str, svg: str | None) -> Outcome:
     """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin."""
     from ranktable.codec import decode_table
-    from ranktable.reading.source import read_document
+    from ranktable.reading.document import read_document
 
     if (rank is not None) + ranks + (svg is not None) + show_all > 1:
         raise click.UsageError("--ranks, --rank, --all and --svg exclude each other; give one of them")
@@ -40,8 +44,7 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str, sv
 
 
 def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
-    from ranktable.report.overview import overview_as_json
-    from ranktable.report.places import find_places, list_places, place_as_json
+    from ranktable.report.overview import find_places, list_places, overview_as_json, place_as_json
 
     if rank is not None:
         return [place_as_json(place) for place in find_places(table, rank)]
@@ -51,8 +54,7 @@ def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
 
 
 def _as_text(table: RankTable, *, ranks: bool, rank: int | None, show_all: bool) -> str:
-    from ranktable.report.overview import render_overview
-    from ranktable.report.places import find_places, render_place
+    from ranktable.report.overview import find_places, render_overview, render_place
 
     if rank is not None:
         return "\n\n".join(render_place(place) for place in find_places(table, rank))
@@ -69,11 +71,72 @@ def _terminal_width() -> int | None:
 
 
 def _draw(table: RankTable, file: str, svg: str) -> Outcome:
+    from ranktable.files import write_bytes
     from ranktable.report.picture import draw_table
-    from ranktable.write import write_bytes
 
     text = draw_table(table, title=Path(file).name if file != "-" else "rank table")
     if svg == "-":
         return Outcome(text)
     write_bytes(svg, text.encode("utf-8"))
     return Outcome(notes=(f"wrote {svg}",))
+
+
+_FORMATS = click.Choice(["text", "json"])
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--format", "form", type=_FORMATS, default="text", show_default=True)
+def detect(files: tuple[str, ...], form: str) -> Outcome:
+    """Say what each FILE is, why, who reads it, and whether it can be read here; - is standard input.
+
+    The exit status is 0 when every file is of a known kind (also one that is no rank table), 1 when one is not or is
+    no JSON, 2 when one cannot be opened.
+    """
+    from ranktable.codec import detect_file
+    from ranktable.report.listing import kind_as_json, render_kind
+    from ranktable.text import render_json
+
+    texts: list[str] = []
+    objects: list[dict[str, object]] = []
+    worst = 0
+    for name in files:
+        try:
+            kind = detect_file(name)
+            texts.append(render_kind(kind))
+            objects.append(kind_as_json(kind))
+            worst = max(worst, kind.exit_code)
+        except RankTableError as error:
+            if len(files) == 1 and form == "text":
+                raise
+            texts.append(f"ranktable: error: {error}")
+            objects.append({"file": name, "error": error.message, "remedy": error.remedy})
+            worst = max(worst, error.exit_code)
+    return Outcome(render_json(objects) if form == "json" else "\n".join(texts) + "\n", exit_code=worst)
+
+
+@click.command()
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--dialect", type=click.Choice(DIALECT_NAMES), metavar="NAME", help="Only the rules of this dialect.")
+@click.option(
+    "--chip",
+    type=click.Choice(CHIPS, case_sensitive=False),
+    metavar=f"[{'|'.join(CHIPS)}]",
+    help="Only the rules that hold for this chip.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(READERS, case_sensitive=False),
+    metavar=f"[{'|'.join(READERS)}]",
+    help="Only the rules that this reader's tables are held to.",
+)
+def rules(form: str, dialect: str | None, chip: str | None, profile: str | None) -> Outcome:
+    """List the rules that `validate` holds tables to: id, severity, chips, profiles, and what each asks for."""
+    chosen = [
+        entry
+        for entry in registered_rules()
+        if (dialect is None or dialect in entry.dialects)
+        and (chip is None or not entry.chips or chip in entry.chips)
+        and (profile is None or not entry.readers or profile in entry.readers)
+    ]
+    return Outcome(rules_as_json(chosen) if form == "json" else render_rules(chosen))

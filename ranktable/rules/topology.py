@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
-from ranktable.rules.chips import chip_of, severity_on
 from ranktable.rules.identity import MAX_DEVICE_ID
-from ranktable.rules.registry import CONCISE, rule
+from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
 from ranktable.survey import ServerEntry, Survey
 
 _COUNTS_910A = (1, 2, 4, 8)

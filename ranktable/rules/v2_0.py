@@ -13,11 +13,12 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 
-from ranktable.codec.schema import read_integer, walk_objects
+from ranktable.codec.schema import walk_objects
 from ranktable.problem import Problem, join_index, show_value
 from ranktable.profile import Profile
 from ranktable.rules.registry import V2, rule
 from ranktable.survey import Entry, Survey
+from ranktable.values import read_integer
 
 SPARE_ID = 64
 """The local_id of the spare card that stands in for another."""

@@ -1,4 +1,6 @@
-"""Parameter servers on several hosts: placed in turns, known by a token, named with their host when they fail."""
+"""Parameter servers on several hosts, over SSH, rehearsed, or started by hand: placed in turns, known by a token, named
+with their host when they fail.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from fleet import FleetRunner
 from job_runner import WORKER_IMPORTS, Finished, JobRunner, Running, wait_until
+from rehearsal import Rehearsals
 from server_losses import expected_losses, losses
 from ssh_net import SshNet
 
@@ -63,6 +66,23 @@ def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
     for index in range(2):
         for name in (f"server_{index}.attempt_0.log", f"server_{index}.log"):
             assert f"listens on {fleet.net.address(index)}:" in (finished.log_dir / name).read_text()
+
+
+def test_rehearsed_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
+    program = workers / "runtime" / "server_training.py"
+    words = ["--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    job = Rehearsals(msrun, tmp_path).start("2x1", *words)
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    os.kill(job.pid_of("server_1"), signal.SIGKILL)
+    finished = job.finish()
+    msrun.prove_nothing_left()
+    assert finished.code == 0, finished.stderr
+    assert "host1, 127.0.0.3): server 1 failed first: signal SIGKILL" in finished.stderr
+    prove_losses(finished, 3, attempts=2)
+    for index, address in enumerate(("127.0.0.2", "127.0.0.3")):
+        assert f"listens on {address}:" in (finished.log_dir / f"server_{index}.log").read_text()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import wait_until
 from pipe_ends import read, write_all
 from ssh_certificates import SshAuthority
@@ -223,12 +224,14 @@ def test_keys_that_the_server_does_not_know_are_named_and_too_many_are_explained
     assert launcher.says("host0", config_file=path, identity_files=(net.client / "id_ed25519", *others)) == "host0"
 
 
-@pytest.mark.parametrize("count", [65, 129])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", one_fast(65, 129))
 def test_one_server_lets_in_as_many_as_come(net: SshNet, launcher: Launcher, count: int) -> None:
     """MaxStartups 10:30:100 drops those that come together."""
     _open_many(launcher, f"Host many*\n HostName {net.address(0)}", [f"many{index}" for index in range(count)])
 
 
+@pytest.mark.slow
 def test_server_that_drops_connections_at_random_lets_all_in_in_the_end(net: SshNet, launcher: Launcher) -> None:
     before = net.server_log(2).count("drop connection")
     _open_many(launcher, f"Host many*\n HostName {net.address(2)}", [f"many{index}" for index in range(16)])

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.directory import DAMAGED, Manifest, Position, read_manifest, read_record
-from msrun.runtime.checkpoint.foreign import is_foreign, open_foreign
+from msrun.runtime.checkpoint.dict_tensors import DictTensors, is_tensors
+from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, Manifest, Position, read_manifest, read_record
 from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
+from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, open_safetensors
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
 from msrun.runtime.parallel.parameters.network_state import Chunk
@@ -241,3 +243,48 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
     if needs_all:
         check_set(paths[0], manifest, found)
     return open_parts(list(found.values())), manifest
+
+
+# -- files that msrun has not written: of torch.save, safetensors, the index of several -----------------------------
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether a file looks like one to read, which msrun has not written."""
+    if not path.is_file():
+        return False
+    if path.name.endswith((".safetensors", INDEX_SUFFIX)):
+        return True
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        read_record(path, MANIFEST)
+    except DAMAGED:
+        return True
+    return False
+
+
+def open_foreign(path: Path) -> list[PartReader]:
+    """Return readers of such a file.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
+    """
+    if path.name.endswith((".safetensors", INDEX_SUFFIX)):
+        return list(open_safetensors(path))
+    return [DictTensors(path, {(NETWORK, name): value for name, value in load_torch_file(path).items()})]
+
+
+def load_torch_file(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a torch.save file, mapped into memory.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (*DAMAGED, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [repr(error)])[0].partition(". ")[0]
+        raise CheckpointError(f"{path} cannot be read: {reason}; give another file") from None
+    if not is_tensors(content):
+        raise CheckpointError(f"{path} holds no dict of tensors: give one of torch.save(net.state_dict(), file)")
+    return dict(content)

@@ -13,8 +13,7 @@ from torch import Tensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.dict_tensors import DictTensors
 from msrun.runtime.checkpoint.directory import Manifest, Position, find_checkpoints
-from msrun.runtime.checkpoint.foreign import is_foreign, load_tensors
-from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint
+from msrun.runtime.checkpoint.reader import CheckpointReader, is_foreign, load_torch_file, open_checkpoint
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.sharding.box import Box
@@ -70,7 +69,7 @@ def _open_slices(
         raise CheckpointError(f"the strategy is one of {count} ranks, and the file of rank {missing[0]} is missing")
     readers = []
     for rank, path in sources.items():
-        tensors: dict[TensorKey, Tensor] = {(NETWORK, name): value for name, value in load_tensors(path).items()}
+        tensors: dict[TensorKey, Tensor] = {(NETWORK, name): value for name, value in load_torch_file(path).items()}
         boxes: dict[TensorKey, Box] = {}
         for name, layout in strategy.items():
             box = layout.box(rank)

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.replaced import follow
-from msrun.runtime.parallel.parameters.part import Part, as_part
+from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parallel.parameters.part_functions import as_part
 
 LOOK_AT_WHOLES = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name))
 """Optimizers of torch whose steps are run so; those that look at all parameters at once, such as LBFGS, cannot be."""

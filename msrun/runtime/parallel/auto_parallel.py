@@ -202,7 +202,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
         return None
 
     def _run(self, known: CapturedCall | None, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        look_at_dry_run(self, target, args, kwargs)
+        look_at_dry_run(self.settings, target, args, kwargs)
         if world.get_group_size() == 1 or self.settings.parallel_mode == "stand_alone" or runs_alone.get():
             root = target.root
             init_parameters(root)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.auto_parallel import AutoParallel
+from msrun.runtime.parallel.settings import ParallelSettings
 
 
-def look_at_dry_run(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def look_at_dry_run(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """In a dry run, report what this call would do and end the process; at level 3 after some steps."""
     if world.simulation_level() is not None:
         from msrun.runtime.simulate.session import begin_step
 
-        begin_step(parallel, target, args, kwargs)
+        begin_step(settings, target, args, kwargs)

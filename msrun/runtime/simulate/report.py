@@ -1,16 +1,11 @@
-"""The report of a dry run as JSON, as a page and as a trace. docs/reference/simulation.md has the fields."""
+"""The report of a dry run, as JSON and as a trace. docs/reference/simulation.md has the fields."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from msrun import contract
-from msrun.errors import WorldError
 from msrun.runtime.parallel.pipeline.schedule import Cell
 from msrun.runtime.simulate.changes import Changes
 from msrun.runtime.simulate.job import RankClass, SimulatedJob, StepTime
@@ -89,30 +84,6 @@ def memory_of(record: StepRecord) -> dict[str, int]:
     """Return the bytes of a rank at the fullest moment of a step by what they are for, in the order of `KINDS`."""
     found = {PARAMETERS: record.parameter_bytes, STATE: record.optimizer_bytes, **record.at_peak}
     return {kind: found.get(kind, 0) for kind in KINDS}
-
-
-def write_report(report: Report, folder: Path) -> None:
-    """Write simulation.json, the page and, where time was looked at, the trace; each whole or not at all.
-
-    Raises:
-        WorldError: a file cannot be written.
-    """
-    from msrun.runtime.simulate.page import render_page
-
-    files = {contract.SIMULATION_JSON: json.dumps(report.to_json(), indent=1) + "\n"}
-    if report.level:
-        files[contract.SIMULATION_HTML] = render_page(report)
-    if report.job.step is not None:
-        files[contract.SIMULATION_TRACE] = json.dumps(build_trace(report.job), separators=(",", ":")) + "\n"
-    for name, text in files.items():
-        path = folder / name
-        temporary = path.with_name(f".{name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(contract.FILE_MODE)
-            temporary.replace(path)
-        except OSError as error:
-            raise WorldError(f"{path}: cannot be written ({error.strerror}); give another --log_dir") from None
 
 
 def _class_json(found: RankClass) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import resource
 import sys
@@ -10,22 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from msrun import contract
+from msrun.errors import WorldError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.joining.simulated import REAL_VALUES
 from msrun.runtime.parallel.search_settings import own_profile
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.changes import try_changes
 from msrun.runtime.simulate.job import simulate_job
-from msrun.runtime.simulate.report import Measured, Report, write_report
+from msrun.runtime.simulate.page import render_page
+from msrun.runtime.simulate.report import Measured, Report, build_trace
 from msrun.runtime.simulate.table import render_table
-
-if TYPE_CHECKING:
-    from msrun.runtime.parallel.auto_parallel import AutoParallel
 
 NOT_THE_JOBS = "nothing was received from other ranks: losses that the script has printed are not those of the job"
 COMPUTED_STEPS = 3
@@ -43,7 +44,7 @@ class _Steps:
 _running: list[_Steps] = []
 
 
-def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def begin_step(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """End the dry run in place of this step; at level 3 let the first ones run.
 
     Raises:
@@ -53,11 +54,11 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
     level = world.simulation_level()
     assert level is not None
     if level < REAL_VALUES:
-        _end(_look(parallel, target, args, kwargs, level))
+        _end(_look(settings, target, args, kwargs, level))
     if not torch.is_grad_enabled():
         return
     if not _running:
-        _running.append(_Steps(_look(parallel, target, args, kwargs, level)))
+        _running.append(_Steps(_look(settings, target, args, kwargs, level)))
     steps = _running[0]
     steps.begun_s.append(time.perf_counter())
     if len(steps.begun_s) > COMPUTED_STEPS:
@@ -67,14 +68,16 @@ def begin_step(parallel: AutoParallel, target: Target, args: Sequence[Any], kwar
         _end(replace(steps.report, measured=measured, notes=(*steps.report.notes, NOT_THE_JOBS)))
 
 
-def _look(parallel: AutoParallel, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int) -> Report:
+def _look(
+    settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any], level: int
+) -> Report:
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
     device = own_profile()
-    job = simulate_job(target, parallel.settings, args, kwargs, device, level, own_rank)
+    job = simulate_job(target, settings, args, kwargs, device, level, own_rank)
     changes = None
     if os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1":
-        changes = try_changes(job, target, parallel.settings, args, kwargs, own_rank)
+        changes = try_changes(job, target, settings, args, kwargs, own_rank)
     world.stand_for(own_rank)
     notes = list(job.plan.notes)
     if not torch.is_grad_enabled():
@@ -93,3 +96,25 @@ def _end(report: Report) -> NoReturn:
     sys.stdout.write(f"{render_table(report)}\n")
     sys.stdout.flush()
     raise SystemExit(0)
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Write simulation.json, the page and, where time was looked at, the trace; each whole or not at all.
+
+    Raises:
+        WorldError: a file cannot be written.
+    """
+    files = {contract.SIMULATION_JSON: json.dumps(report.to_json(), indent=1) + "\n"}
+    if report.level:
+        files[contract.SIMULATION_HTML] = render_page(report)
+    if report.job.step is not None:
+        files[contract.SIMULATION_TRACE] = json.dumps(build_trace(report.job), separators=(",", ":")) + "\n"
+    for name, text in files.items():
+        path = folder / name
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.chmod(contract.FILE_MODE)
+            temporary.replace(path)
+        except OSError as error:
+            raise WorldError(f"{path}: cannot be written ({error.strerror}); give another --log_dir") from None

@@ -12,8 +12,7 @@ import torch
 
 from msrun.errors import ParallelError
 from msrun.runtime.checkpoint.directory import Position
-from msrun.runtime.data.dataset import Dataset
-from msrun.runtime.data.iterator import EpochIterator
+from msrun.runtime.data.dataset import Dataset, EpochIterator
 from msrun.runtime.data.torch_loaders import begin_epoch
 from msrun.runtime.nn.random_state import State, put_random_state, take_random_state
 from msrun.runtime.train.run_context import CALLBACKS

@@ -12,7 +12,8 @@ from torch import nn
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
-from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, become_part
+from msrun.runtime.parallel.parameters.part import Part, PartParameter, become_part
+from msrun.runtime.parallel.parameters.part_functions import as_part
 from msrun.runtime.parallel.parameters.placement import Placement, find_placement
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 

@@ -23,7 +23,8 @@ from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
 from msrun.runtime.optim.host_steps import find_offload
 from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
-from msrun.runtime.parallel.parameters.part import Part, PartParameter, as_part, describe
+from msrun.runtime.parallel.parameters.part import Part, PartParameter
+from msrun.runtime.parallel.parameters.part_functions import as_part
 from msrun.runtime.parallel.parameters.state_dicts import part_of, state_tensor
 
 _ELEMENTWISE = (
@@ -113,7 +114,7 @@ def settle(optimizer: Optimizer) -> None:
     if isinstance(optimizer, _OF_ALL_AT_ONCE):
         raise StrategyError(
             f"torch.optim.{type(optimizer).__name__} looks at all parameters as one whole, and of "
-            f"{describe(parts[0].placement)}: use an element-wise optimizer such as AdamW, or keep its parameters "
+            f"{parts[0].placement.describe()}: use an element-wise optimizer such as AdamW, or keep its parameters "
             "whole (parallel_optimizer = False)"
         )
     for part in parts:

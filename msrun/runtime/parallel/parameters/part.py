@@ -8,7 +8,7 @@ the whole is refused by name (`part_functions`): a number of one part never pass
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_gather
 from msrun.runtime.groups import axes_group
+from msrun.runtime.parallel.parameters.part_functions import PlacedTensor, as_part
 from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.progress import waiting_in
 
@@ -29,23 +30,8 @@ _set_gradient_of: Callable[[Tensor, Tensor | None], None] = _GRADIENT.__set__
 _checks_parts = torch._C._is_torch_function_enabled
 
 
-class Part(Tensor):
+class Part(PlacedTensor):
     """This rank's part of a whole tensor; `shape` is the part's own, `numel()` counts the elements of the whole."""
-
-    placement: Placement
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run a function of torch element by element or refuse it; see `part_functions`."""
-        from msrun.runtime.parallel.parameters.part_functions import run_on_parts  # it needs this class
-
-        return run_on_parts(func, types, args, dict(kwargs or {}))
 
     def to_local(self) -> Tensor:
         """Return this rank's part as an ordinary tensor that shares its memory."""
@@ -99,15 +85,18 @@ class Part(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ParallelError(
-            f"{describe(self.placement)}, so the file or message would lack the rest: use save_checkpoint(net, path), "
+            f"{self.placement.describe()}, so the file or message would lack the rest: use save_checkpoint(net, path), "
             "or save what AutoParallel's state_dict() returns when all ranks call it"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"{describe(self.placement)}:\n{plain(self)!r}"
+        return f"{self.placement.describe()}:\n{plain(self)!r}"
 
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
+
+
+PlacedTensor.part_class = Part
 
 
 class PartParameter(Part, nn.Parameter):
@@ -163,19 +152,3 @@ def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[T
         return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None
 
     return call
-
-
-def as_part(tensor: Tensor, placement: Placement) -> Part:
-    """Make an ordinary tensor know that it is a part; returns it."""
-    tensor.__class__ = Part
-    tensor.placement = placement  # type: ignore[attr-defined]
-    return tensor  # type: ignore[return-value]
-
-
-def describe(placement: Placement) -> str:
-    """Return what a rank holds, for messages."""
-    whole = tuple(placement.shape)
-    if not placement.is_held:
-        return f"{placement.name}: this rank holds nothing of {whole}, which is in stage {placement.stages[0]}"
-    stage = f", in stage {placement.stages[0]} of a pipeline" if placement.stages else ""
-    return f"{placement.name}: this rank holds {placement.local_shape} of {whole}{stage}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ from msrun.runtime import world
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.parallel.parameters.part import Part, as_part, describe
 from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.progress import waiting_in
 
@@ -97,6 +96,32 @@ def _build_reads() -> set[Function]:
 _reads = _build_reads()
 
 
+class PlacedTensor(Tensor):
+    """A tensor that is this rank's part of a whole one, as torch's functions see it; `Part` is the one that is made."""
+
+    placement: Placement
+    part_class: ClassVar[type[PlacedTensor]]
+    """Class of what torch's functions return."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch element by element, or refuse it."""
+        return run_on_parts(func, types, args, dict(kwargs or {}))
+
+
+def as_part(tensor: Tensor, placement: Placement) -> Any:
+    """Make an ordinary tensor know that it is a part; returns it, a `Part`."""
+    tensor.__class__ = PlacedTensor.part_class
+    tensor.placement = placement  # type: ignore[attr-defined]
+    return tensor
+
+
 def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function of torch that got a part.
 
@@ -106,14 +131,13 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if func in _reads:
         with plain_tensors():
             return func(*args, **kwargs)
-    if any(
-        kind is not Tensor and not issubclass(kind, Part) and getattr(kind, _HANDLER) is not _DISABLED for kind in types
-    ):
+    strangers = [kind for kind in types if kind is not Tensor and not issubclass(kind, PlacedTensor)]
+    if any(getattr(kind, _HANDLER) is not _DISABLED for kind in strangers):
         return NotImplemented  # another subclass decides first
     if func in _COUNTS:
         return math.prod(args[0].placement.shape)
     name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
-    if name == "__setitem__" and isinstance(args[1], Part):  # a mask that is cut alike
+    if name == "__setitem__" and isinstance(args[1], PlacedTensor):  # a mask that is cut alike
         _Elementwise(func, "fill_").run(args, kwargs)
         return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
@@ -160,10 +184,10 @@ def _wrap(value: Any, placement: Placement) -> Any:
     return value
 
 
-def _parts_in(values: Iterable[Any]) -> list[Part]:
-    found: list[Part] = []
+def _parts_in(values: Iterable[Any]) -> list[PlacedTensor]:
+    found: list[PlacedTensor] = []
     for value in values:
-        if isinstance(value, Part):
+        if isinstance(value, PlacedTensor):
             found.append(value)
         elif isinstance(value, list | tuple):
             found += _parts_in(value)
@@ -218,11 +242,11 @@ class _Elementwise:
         Raises:
             ParallelError: it is cut otherwise, or what is written to is no part of this shape.
         """
-        if isinstance(value, Part):
+        if isinstance(value, PlacedTensor):
             if not value.placement.is_same_cut(placed):
                 raise ParallelError(
-                    f"{self._name}: {describe(placed)}, and {describe(value.placement)}: tensors that are cut alike go "
-                    "together; full_tensor() gives the whole of each, on all ranks together"
+                    f"{self._name}: {placed.describe()}, and {value.placement.describe()}: tensors that are cut alike "
+                    "go together; full_tensor() gives the whole of each, on all ranks together"
                 )
             return value
         if not isinstance(value, Tensor) or not value.dim():
@@ -234,7 +258,7 @@ class _Elementwise:
         if is_whole and not is_part and not is_written:
             return placed.cut(value.expand(placed.shape))
         raise ParallelError(
-            f"{self._name}: {describe(placed)}, which does not go with a tensor of {shape}: "
+            f"{self._name}: {placed.describe()}, which does not go with a tensor of {shape}: "
             + (
                 "make copies of a network (deepcopy, AveragedModel) after AutoParallel's first call"
                 if is_whole and not is_part
@@ -249,21 +273,18 @@ def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return all(size in (1, full) for size, full in zip(reversed(shape), reversed(whole), strict=False))
 
 
-def _set_data(part: Part, value: Tensor) -> None:
+def _set_data(part: PlacedTensor, value: Tensor) -> None:
     placed, shape = part.placement, tuple(value.shape)
-    if isinstance(value, Part):
+    if isinstance(value, PlacedTensor):
         value = plain(_Elementwise(_SET_DATA, "data")._fit(value, placed))
     elif shape == placed.shape != placed.local_shape:
         value = placed.cut(value).clone()
     elif shape != placed.local_shape:
-        raise ParallelError(f"data = a tensor of {shape}: {describe(placed)}: give the whole, or this rank's part")
+        raise ParallelError(f"data = a tensor of {shape}: {placed.describe()}: give the whole, or this rank's part")
     _run_plain(_SET_DATA, (part, value), {})
 
 
-# -- norms ----------------------------------------------------------------------------------------------------------
-
-
-def _norm(func: Function, tensor: Part, *args: Any, **kwargs: Any) -> Tensor:
+def _norm(func: Function, tensor: PlacedTensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the norm of the whole, where it is that of its elements in one row."""
     words = dict(zip(("p", "dim", "keepdim"), args, strict=False)) | kwargs
     power = words.get("ord", words.get("p"))
@@ -287,7 +308,7 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     staged = next((part for part in _parts_in(tensors) if part.placement.stages), None)
     if staged is not None:
         raise ParallelError(
-            f"{describe(staged.placement)}, so a norm here leaves out the other stages' parameters: use "
+            f"{staged.placement.describe()}, so a norm here leaves out the other stages' parameters: use "
             "msrun.runtime.clip_grad_norm_, which is global"
         )
     if torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in(tensors)):
@@ -296,7 +317,7 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
         )
     is_max = math.isinf(power)
     norms = [torch.linalg.vector_norm(_elements(tensor), power, dtype=dtype) for tensor in tensors]
-    cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, Part)]
+    cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, PlacedTensor)]
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
     shares = torch.tensor([1.0 / tensors[index].placement.copies for index in cut]).to(totals)  # type: ignore[attr-defined]
@@ -324,7 +345,7 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
     norms = [
         zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors
     ]
-    cut = [index for index, owner in enumerate(owners) if isinstance(owner, Part)]
+    cut = [index for index, owner in enumerate(owners) if isinstance(owner, PlacedTensor)]
     if cut:
         parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
         shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts]).to(zero)
@@ -348,23 +369,20 @@ def _full(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-# -- gradients, refusals --------------------------------------------------------------------------------------------
-
-
 def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give gradients of parts as parts."""
     given = args[1] if len(args) > 1 else kwargs["inputs"]
     inputs = [given] if isinstance(given, Tensor) else list(given)
     gradients = _run_plain(torch.autograd.grad, args, kwargs)
     for owner, gradient in zip(inputs, gradients, strict=True):
-        if isinstance(owner, Part) and gradient is not None:
+        if isinstance(owner, PlacedTensor) and gradient is not None:
             _wrap(gradient, owner.placement)
     return gradients
 
 
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     part = _parts_in([*args, *kwargs.values()])[0]
-    found = f"{name.strip('_') or name}: {describe(part.placement)}"
+    found = f"{name.strip('_') or name}: {part.placement.describe()}"
     if name in _OF_NETWORKS:
         return (
             f"{found}: call the AutoParallel; for other uses load its state_dict(), called on all ranks, into a "

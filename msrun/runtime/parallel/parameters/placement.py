@@ -107,6 +107,14 @@ class Placement:
         rows, size = self.shape[0], -(-self.shape[0] // (len(self.bounds) - 1))
         return self.bounds == tuple(min(rows, size * place) for place in range(len(self.bounds)))
 
+    def describe(self) -> str:
+        """Return what this rank holds, for messages."""
+        whole = tuple(self.shape)
+        if not self.is_held:
+            return f"{self.name}: this rank holds nothing of {whole}, which is in stage {self.stages[0]}"
+        stage = f", in stage {self.stages[0]} of a pipeline" if self.stages else ""
+        return f"{self.name}: this rank holds {self.local_shape} of {whole}{stage}"
+
     def cut(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor, which shares its memory; none on the ranks of other stages."""
         return whole[self.slices] if self.is_held else whole.new_empty(self.local_shape)

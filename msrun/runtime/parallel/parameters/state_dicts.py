@@ -19,7 +19,8 @@ from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.groups import ranks_group
-from msrun.runtime.parallel.parameters.part import Part, as_part, describe
+from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parallel.parameters.part_functions import as_part
 from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 
@@ -46,7 +47,7 @@ class StateTensor(DTensor):
         """
         is_own = device_mesh in (None, self.device_mesh)
         if not is_own or not all(placement.is_replicate() for placement in placements or ()):
-            raise ParallelError(f"redistribute: {describe(self.placement)}: only Replicate() can be made of it")
+            raise ParallelError(f"redistribute: {self.placement.describe()}: only Replicate() can be made of it")
         alone = DeviceMesh(self.device.type, [world.get_rank()], _init_backend=False)
         return DTensor.from_local(self.full_tensor(), alone, [Replicate()], run_check=False)
 
@@ -60,7 +61,7 @@ class StateTensor(DTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ParallelError(
-            f"{describe(self.placement)}, so the file or message would lack the rest: use save_checkpoint(net, path) "
+            f"{self.placement.describe()}, so the file or message would lack the rest: use save_checkpoint(net, path) "
             "or torch.distributed.checkpoint, or save what AutoParallel's state_dict() returns when all ranks call it"
         )
 
@@ -141,21 +142,21 @@ def _take(
             continue
         placed = parameter.placement
         if local_metadata.get("assign_to_params_buffers"):
-            errors.append(f"assign=True would replace a cut parameter, {describe(placed)}: load without it")
+            errors.append(f"assign=True would replace a cut parameter, {placed.describe()}: load without it")
         elif isinstance(value, Part):
             if not value.placement.is_same_cut(placed):
-                errors.append(f"{describe(value.placement)} in the state dict, cut otherwise than the network's own")
+                errors.append(f"{value.placement.describe()} in the state dict, cut otherwise than the network's own")
         elif tuple(value.shape) == placed.shape:
             state_dict[prefix + name] = part_of(value, placed)
         else:
-            errors.append(f"{describe(placed)}; the state dict has {tuple(value.shape)}, give the whole")
+            errors.append(f"{placed.describe()}; the state dict has {tuple(value.shape)}, give the whole")
             state_dict[prefix + name] = parameter.detach()
 
 
 def _mesh_and_placements(kind: str, placed: Placement) -> tuple[DeviceMesh, list[Any]]:
     if not placed.is_even:
         raise ParallelError(
-            f"{describe(placed)}, in parts of other sizes than a DTensor can have: use save_checkpoint, or the "
+            f"{placed.describe()}, in parts of other sizes than a DTensor can have: use save_checkpoint, or the "
             "state_dict() of AutoParallel"
         )
     holders = placed.holders if placed.stages else tuple(range(placed.world_size // placed.mesh.size))

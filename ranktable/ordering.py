@@ -1,25 +1,21 @@
-"""The order of servers, and ranks numbered anew in it.
-
-The orders in which a merge puts servers and ranks, and what is to be said of each.
+"""The order of servers, and ranks numbered in it: 0 to n-1 without holes.
 
 Source: HCCL and MindSpore ask for the string order of the server ids (rule R11); operators of clusters count by value.
-
-New ranks for the devices of a table: 0 to n-1 without holes.
-
-Source of what a rank must be: HCCL's parser (EI0014: below the number of devices, each once; rule R9).
+What a rank must be: HCCL's parser (EI0014: below the number of devices, each once; rule R9).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from ranktable.assembly.generate import numeric_key
 from ranktable.errors import EditError
 from ranktable.model import Device, RankTable, Server
-from ranktable.report.words import count_noun, plain
+from ranktable.text import count_noun, plain
+from ranktable.values import parse_address
 
 MergeOrder = Literal["server_id", "argument", "numeric", "rank", "host_file"]
 MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument", "numeric", "rank", "host_file")
@@ -31,6 +27,17 @@ _MEANING = {
     "rank": "the order of the arguments, and every device keeps its rank",
     "host_file": "the order of the host list",
 }
+
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
+    """Return a sort key that compares addresses by value, and names by text and numbers in turn; addresses first."""
+    address = parse_address(server_id)
+    if address is not None:
+        return 0, address.version, (int(address),)
+    return 1, 0, tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(server_id)))
 
 
 def sort_servers(servers: Sequence[Server], order: MergeOrder, hosts: Sequence[str] | None) -> list[Server]:
@@ -144,6 +151,11 @@ def number_devices(servers: Sequence[Server], key: RankKey) -> tuple[Server, ...
         rank_at[index] = rank_id
     ranks = iter(rank_at)
     return tuple(_with_ranks(server, ranks) for server in servers)
+
+
+def number_by_position(servers: Sequence[Server]) -> tuple[Server, ...]:
+    """Return the servers with the ranks that readers of the cloud form of template 2 count: by server_id, device_id."""
+    return number_devices(servers, lambda place, device: (servers[place].server_id, device.device_id))
 
 
 def refuse_group_ranks(table: RankTable, done: str) -> None:

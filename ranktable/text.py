@@ -1,8 +1,36 @@
-"""JSON text that a person can read: an object without nested containers stands on one line when it fits."""
+"""How values are written: names that are safe to print, counted nouns, runs of numbers, JSON that a person can read."""
 
 from __future__ import annotations
 
 import json
+
+from ranktable.problem import show_value
+
+
+def plain(text: str) -> str:
+    """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
+    return text if text.isascii() and text.isprintable() else show_value(text)
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return `1 server`, `2 servers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def fold_numbers(numbers: list[int]) -> str:
+    """Return ascending numbers with runs written as ranges.
+
+    >>> fold_numbers([0, 1, 2, 7])
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
 
 _INDENT = "  "
 _MAX_LINE = 120

@@ -1,65 +1,52 @@
 """Builds a rank table from hosts and their devices. Pure: no file, no network, no look at this host.
 
-What validation says of a table that was just made, in the words of who made it: servers and devices, not paths.
-
 What is built is then validated (`ranktable.validate`), for its device target and chip where they are known: what breaks
-a rule is refused with the id of the rule, in the words of the input.
+a rule is refused with the id of the rule, in the words of who made it: servers and devices, not paths.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from ranktable.assembly.inventory import FoundDevice, HostInventory
-from ranktable.assembly.super_pods import build_super_pods
-from ranktable.collector import paused_collector
 from ranktable.errors import BuildError
-from ranktable.model import COMPLETED, Device, RankTable, Server
-from ranktable.problem import Problem
+from ranktable.model import COMPLETED, Device, RankTable, Server, SuperPod, paused_collector
+from ranktable.ordering import numeric_key, sort_holders
 from ranktable.profile import ANY_TARGET, Profile, build_profile
-from ranktable.rules.addresses import parse_address
-from ranktable.validate import judge_table
-
-_PLACE = re.compile(r"server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*")
-
-NameServer = Callable[[int], str]
-"""What to call the server at a place of the list."""
+from ranktable.text import count_noun
+from ranktable.validate import hold_to_rules
+from ranktable.values import parse_address
 
 
-def hold_to_rules(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
-    """Return the warnings that validation gives; raises BuildError with the rule for the first error."""
-    problems = judge_table(table, profile)
-    errors = [problem for problem in problems if problem.is_error]
-    if errors:
-        raise _refuse(errors, table, profile)
-    return problems
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """One accelerator (or process slot) of a host."""
+
+    device_id: int
+    """Physical number of the device on its host."""
+    device_ip: str | None = None
+    """Address of the device's own network port, as its source gives it; None where none is known. Never invented."""
+    super_device_id: str | None = None
+    """Number of the device in its super pod, a decimal of 32 bits; None where none is known."""
 
 
-def describe(problem: Problem, table: RankTable, name_server: NameServer) -> str:
-    """Return what is wrong as `device 3 of server 'a': device_ip = "x": message`, without a path in it."""
+@dataclass(frozen=True, slots=True)
+class HostInventory:
+    """One host with the devices that a job is to use on it, in the order in which they are to be numbered."""
 
-    def name(match: re.Match[str]) -> str:
-        place, index = match.groups()
-        server = name_server(int(place))
-        device = "" if index is None else f"device {table.servers[int(place)].devices[int(index)].device_id} of "
-        return f"{device}{server}"
-
-    where = _PLACE.sub(name, problem.path) if _PLACE.match(problem.path) else "the table"
-    key = problem.path.rpartition(".")[2]
-    said = key if problem.value is None else f"{key} = {problem.value}"
-    return f"{where}: {said}: {_PLACE.sub(name, problem.message)}"
-
-
-def _refuse(errors: list[Problem], table: RankTable, profile: Profile) -> BuildError:
-    first = errors[0]
-    what = describe(first, table, lambda place: f"server {table.servers[place].server_id!r}")
-    rules = ", ".join(dict.fromkeys(problem.rule for problem in errors[1:]))
-    more = f" and {len(errors) - 1} more of {rules}" if len(errors) > 1 else ""
-    target = "" if profile is ANY_TARGET else f" for {profile.chip or profile.device_target}"
-    return BuildError(f"{what} ({first.rule}{target}{more})", first.remedy)
+    server_id: str
+    devices: tuple[FoundDevice, ...]
+    host_ip: str | None = None
+    """Address of the host's own network port."""
+    pod_ip: str | None = None
+    """Address of the pod that runs on the host."""
+    super_pod_id: str | None = None
+    """The super pod that the host stands in."""
+    rank_index: int | None = None
+    """Place of the host among the others as its scheduler says (`hccl/rankIndex`)."""
+    origin: str = ""
+    """Where the host was found, such as `hosts.txt:3`, for messages."""
 
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
@@ -72,7 +59,7 @@ DeviceIps = Mapping[str, Sequence[str]]
 """Addresses by server id, one per device in the order in which the devices are given."""
 
 _MAX_DEVICES = 65536
-_DIGITS = re.compile(r"([0-9]+)")
+Owner = TypeVar("Owner", HostInventory, Server)
 
 
 @paused_collector()
@@ -134,11 +121,11 @@ def assemble_table(
     has_ports = profile is None or profile.is_ascend
     _check_hosts(hosts, has_ports)
     ordered = sort_hosts(hosts, order)
-    pods = build_super_pods(ordered, super_pods) if version == "1.2" else ()
+    pods = _list_super_pods(ordered, super_pods) if version == "1.2" else ()
     servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
     if not has_ports:
         servers = tuple(_give_host_ip(server) for server in servers)
-    return RankTable(version, servers, COMPLETED, len(servers), super_pods=pods)
+    return sort_holders(RankTable(version, servers, COMPLETED, len(servers), super_pods=pods))
 
 
 def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostInventory]:
@@ -149,14 +136,6 @@ def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostI
         raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(SERVER_ORDERS)}")
     key = _SORT_KEYS[order]
     return list(hosts) if key is None else sorted(hosts, key=key)
-
-
-def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
-    """Return a sort key that compares addresses by value, and names by text and numbers in turn; addresses first."""
-    address = parse_address(server_id)
-    if address is not None:
-        return 0, address.version, (int(address),)
-    return 1, 0, tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(server_id)))
 
 
 def default_file_name(table: RankTable) -> str:
@@ -197,6 +176,59 @@ def _number_servers(hosts: Iterable[HostInventory], *, sorts_devices: bool, keep
         next_rank += len(devices)
         servers.append(Server(host.server_id, devices, host.host_ip, host.pod_ip))
     return tuple(servers)
+
+
+def _list_super_pods(
+    hosts: Sequence[HostInventory], assigned: Mapping[str, Sequence[str]] | None
+) -> tuple[SuperPod, ...]:
+    """Return the super pods as they are assigned, else as each host says its own; rule R25 tells whether they fit."""
+    members = {pod_id: list(server_ids) for pod_id, server_ids in (assigned or {}).items()}
+    for host in hosts if assigned is None else ():
+        if host.super_pod_id is not None:
+            members.setdefault(host.super_pod_id, []).append(host.server_id)
+    if not members:
+        remedy = "give --super_pods, or captures of npu-smi info -t spod-info; outside super pods use version 1.0"
+        raise BuildError("no super pod of the servers is known, which version 1.2 lists", remedy)
+    said = {host.server_id: host for host in hosts if host.super_pod_id is not None}
+    for pod_id, server_ids in members.items():
+        if not pod_id.isprintable():
+            raise BuildError(f"super pod id {pod_id!r} is not printable", "give the id that npu-smi says")
+        for host in (said[server_id] for server_id in server_ids if server_id in said):
+            if host.super_pod_id != pod_id:
+                message = (
+                    f"server {host.server_id!r} is assigned to super pod {pod_id!r}, but {host.origin or 'its source'}"
+                )
+                raise BuildError(f"{message} says {host.super_pod_id!r}", "leave --super_pods out, or correct it")
+    return tuple(SuperPod(pod_id, tuple(server_ids)) for pod_id, server_ids in members.items())
+
+
+def give_super_device_ids(owners: Iterable[Owner], numbers: Mapping[str, Sequence[str]]) -> tuple[Owner, ...]:
+    """Return hosts, or the servers of a table, with the super device ids of those that `numbers` names.
+
+    The numbers stand in the order of the devices. Raises BuildError for a server that is not there, for another
+    number of devices, and for a device that has another super device id; R24 tells what is wrong with the numbers.
+    """
+    listed = list(owners)
+    stranger = next(iter(sorted(numbers.keys() - {owner.server_id for owner in listed})), None)
+    if stranger is not None:
+        raise BuildError(f"super device ids are given for {stranger!r}, which is not one of the servers", "remove them")
+    return tuple(
+        _give_numbers(owner, numbers[owner.server_id]) if owner.server_id in numbers else owner for owner in listed
+    )
+
+
+def _give_numbers(owner: Owner, texts: Sequence[str]) -> Owner:
+    if len(texts) != len(owner.devices):
+        counts = f"{count_noun(len(owner.devices), 'device')} and {count_noun(len(texts), 'super device id')}"
+        raise BuildError(f"server {owner.server_id!r} has {counts}", "give one per device, in their order")
+    for device, text in zip(owner.devices, texts, strict=True):
+        if device.super_device_id not in (None, text):
+            message = f"device {device.device_id} of server {owner.server_id!r} has super device id"
+            raise BuildError(
+                f"{message} {device.super_device_id}, {text} is given", "leave the option out, or correct it"
+            )
+    pairs = zip(owner.devices, texts, strict=True)
+    return replace(owner, devices=tuple(replace(device, super_device_id=text) for device, text in pairs))
 
 
 def _give_host_ip(server: Server) -> Server:

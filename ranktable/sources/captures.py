@@ -1,21 +1,30 @@
-"""Reads captured answers of hccn_tool and npu-smi: a text in which each command stands before its answer.
+"""What hosts said about their devices, in files: copies of /etc/hccn.conf and captured answers of their tools.
 
-Such a text is what `bash -xc 'for i in 0 1 2 3 4 5 6 7; do hccn_tool -i $i -ip -g; done' > HOST.txt 2>&1` leaves, or
-a script that echoes its commands, or a terminal. Taken are `hccn_tool -i N -ip -g`, with `-inet6`, `-vnic` (A3), and
+A folder holds for the host HOST `HOST.conf` (a copy of /etc/hccn.conf) or `HOST.txt` or `HOST.log` (captured answers),
+or a folder `HOST` with `hccn.conf` and any `*.txt` and `*.log`. What several files say about one device must agree.
+
+In a captured text each command stands before its answer, as
+`bash -xc 'for i in 0 1 2 3 4 5 6 7; do hccn_tool -i $i -ip -g; done' > HOST.txt 2>&1` leaves it, or a script that
+echoes its commands, or a terminal. Taken are `hccn_tool -i N -ip -g`, with `-inet6`, `-vnic` (A3), and
 `npu-smi info -t spod-info -i C -c D` (device id 2C + D: an A3 card has two dies).
 
-Source: the hccn_tool and npu-smi pages of the Ascend driver: `ipaddr:A` and `netmask:M` lines; `SDID : N` and
-`Super Pod ID : N` lines, or a sentence that the device does not support the question.
+Source: the network configuration pages of the Ascend driver (`address_N`, `netmask_N`, `netdetect_N`, gateway and
+`xsfp_reset` lines, as key=value, in any order, with gaps in the ids), the MindSpore tutorial that takes `device_ip`
+from them, and the hccn_tool and npu-smi pages: `ipaddr:A` and `netmask:M` lines; `SDID : N` and `Super Pod ID : N`
+lines, or a sentence that the device does not support the question.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from ranktable.errors import SourceError
-from ranktable.sources.answer import HostAnswers, Said, check_device_address
+from ranktable.errors import ReadError, SourceError
+from ranktable.files import read_bytes
+from ranktable.sources.answer import HostAnswers, Said, check_device_address, join_answers
 
 _COMMAND = re.compile(r"hccn_tool\s+-i\s+(\d{1,4})\s+(-[\w-]+(?:\s+-[\w-]+)*)|npu-smi\s+info\s+(-t\s+spod-info\b.*)")
 _CARD, _CHIP = re.compile(r"-i\s+(\d{1,4})"), re.compile(r"-c\s+(\d{1,2})")
@@ -168,3 +177,83 @@ def _read_spod_lines(lines: Lines, device_id: int, source: str) -> tuple[Said, S
     if not re.fullmatch(r"[0-9]{1,10}", number.value) or int(number.value) >= 2**32:
         raise number.refuse(f"SDID {number.value!r} is no decimal number of 32 bits", "capture it once more")
     return number, pod
+
+
+_ADDRESS = re.compile(r"(?:ipv6)?address_([0-9]{1,4})", re.IGNORECASE)
+_LINE = re.compile(r"([^=\s]+)\s*=\s*(.*)")
+
+
+def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
+    """Return the addresses in a copy of hccn.conf; an IPv6 address counts where a device has no other.
+
+    Raises SourceError with the line for an address that is none, for a device with two, and for a file without any.
+    """
+    first: dict[int, Said] = {}
+    second: dict[int, Said] = {}
+    for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        line = text.partition("#")[0].strip()
+        match = _LINE.fullmatch(line)
+        if line and match is None:
+            raise SourceError(source, number, f"{line[:60]!r} is not key=value", "give a copy of /etc/hccn.conf")
+        key = _ADDRESS.fullmatch(match.group(1)) if match else None
+        if match is None or key is None:
+            continue
+        said, device_id = Said(match.group(2).strip().partition("/")[0], source, number), int(key.group(1))
+        is_ipv6 = check_device_address(said, device_id).version == 6
+        _add_line(second if is_ipv6 else first, device_id, said)
+    if not first and not second:
+        raise SourceError(source, None, "it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool")
+    left_out = sum(device_id in first for device_id in second)
+    notes = (f"{source}: the IPv6 addresses of {left_out} devices are left out beside IPv4 ones",) if left_out else ()
+    return HostAnswers({**second, **first}, notes=notes)
+
+
+def _add_line(addresses: dict[int, Said], device_id: int, said: Said) -> None:
+    earlier = addresses.setdefault(device_id, said)
+    if earlier.value != said.value:
+        message = f"device {device_id} has address {said.value} here and {earlier.value} at {earlier.origin}"
+        raise said.refuse(message, "remove the stale line")
+
+
+_CONF = ".conf"
+_CAPTURES = (".txt", ".log")
+
+
+def find_host_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
+    """Return the files of each host of the folder, by server id in the order of the ids.
+
+    Raises ReadError for a folder that cannot be read, SourceError for one without any such file.
+    """
+    top = Path(folder)
+    found: dict[str, list[Path]] = {}
+    for path in _list(top):
+        if path.is_dir():
+            inner = [file for file in _list(path) if file.name == "hccn.conf" or file.suffix in _CAPTURES]
+            if inner:
+                found.setdefault(path.name, []).extend(inner)
+        elif path.suffix in (_CONF, *_CAPTURES):
+            found.setdefault(path.name.removesuffix(path.suffix), []).append(path)
+    if not found:
+        message = "no HOST.conf, HOST.txt, HOST.log or HOST/hccn.conf is in the folder"
+        raise SourceError(str(top), None, message, "copy /etc/hccn.conf of each host to FOLDER/HOST.conf")
+    return found
+
+
+def read_host_answers(paths: Iterable[Path]) -> HostAnswers:
+    """Return what the files of one host say together; raises ReadError, SourceError with both places."""
+    return join_answers(read_answers(path) for path in paths)
+
+
+def read_answers(path: Path) -> HostAnswers:
+    """Return what one file says: a copy of hccn.conf by its suffix `.conf`, captured answers otherwise."""
+    parse = parse_hccn_conf if path.suffix == _CONF else parse_transcript
+    return parse(read_bytes(str(path)), str(path))
+
+
+def _list(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        remedy = "name a folder with one HOST.conf for each host"
+        raise ReadError(str(folder), reason.lower(), remedy) from error

@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on time
 hypothesis.settings.load_profile("busy machine")
-hypothesis.settings.register_profile("fast", deadline=None, max_examples=15)  # of make test
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=10)  # of make test
 
 
 STANDARD_ERROR = pytest.StashKey[int]()

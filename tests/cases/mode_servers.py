@@ -11,19 +11,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.runtime import (
     AutoParallel,
+    EmbeddingLookup,
     clip_grad_norm_,
     get_group_size,
     get_rank,
     load_checkpoint,
+    no_init_parameters,
     optim,
     save_checkpoint,
     set_param_ps,
     set_ps_context,
     value_and_grad,
 )
+from msrun.runtime.server import first_values
 from msrun.runtime.server.connection import _open_all
 
 Result = dict[str, Any]
@@ -182,6 +187,62 @@ def taken_home() -> Result:
     return {"weights": distance(home.network, run.network)}
 
 
+class Tables(nn.Module):
+    """Tables with first values of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        dtype = torch.float64
+        self.first = nn.Linear(3, 3, dtype=dtype)
+        self.plain = nn.Embedding(ROWS, 6, padding_idx=3, dtype=dtype)
+        self.ranged = nn.Embedding(ROWS, 5, dtype=dtype)
+        nn.init.uniform_(self.ranged.weight, -0.2, 0.3)
+        self.words = EmbeddingLookup(ROWS, 4, "xavier_uniform", dtype=dtype)
+        self.last = nn.Linear(15, 2, dtype=dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = torch.cat([self.plain(rows), self.ranged(rows), self.words(rows + 2)], -1)  # beyond the last: zeros
+        return self.last(found).square().mean()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and not t.is_meta]
+        sizes = [t.untyped_storage().nbytes() // t.element_size() for t in made]
+        self.elements = max(
+            [self.elements, *(size for t, size in zip(made, sizes, strict=True) if t.dtype.is_floating_point)]
+        )
+        return result
+
+
+def made_in_servers() -> Result:
+    """The servers make tables in small blocks; no worker ever has one."""
+    expected = Tables()
+    with no_init_parameters():
+        network = Tables()
+    first_values.BLOCK = 100  # more than one, fewer elements than a table has
+    with Largest() as largest:
+        set_param_ps(network, init_in_server=True)
+    equal = [
+        torch.equal(a, b) for a, b in zip(network.state_dict().values(), expected.state_dict().values(), strict=True)
+    ]
+    optimizers = [optim.LazyAdam(one.parameters(), lr=0.02) for one in (network, expected)]
+    call = AutoParallel(network, "data_parallel")
+    for rows, _ in batches(3):
+        call(mine(rows)).backward()
+        expected(rows).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"equal": equal, "largest": largest.elements, "weights": distance(network, expected)}
+
+
 def stale() -> Result:
     """Rank 0 waits until the others have gone as far ahead as they may."""
     set_ps_context(staleness=STALENESS)
@@ -281,6 +342,9 @@ def refused() -> Result:
     set_param_ps(tied.table)
     shared = Network()
     set_param_ps(shared.wide)
+    with no_init_parameters():
+        orthogonal = nn.Embedding(4, 2)
+        nn.init.orthogonal_(orthogonal.weight)
     wrong: dict[str, Callable[[], Any]] = {
         "semi_auto": lambda: AutoParallel(network)(*one),
         "hsdp": lambda: AutoParallel(network, "data_parallel").hsdp(threshold=1)(*one),
@@ -293,7 +357,9 @@ def refused() -> Result:
         "closure": with_gradient(lambda: optim.SGD(parameters).step(lambda: network(*one))),
         "max_norm": lambda: set_param_ps(nn.Embedding(4, 2, max_norm=1.0)),
         "integers": lambda: set_param_ps(nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)),
-        "in server": lambda: set_param_ps(nn.Linear(2, 2), init_in_server=True),
+        "in server": lambda: set_param_ps(nn.Embedding(4, 2), init_in_server=True),
+        "orthogonal": lambda: set_param_ps(orthogonal, init_in_server=True),
+        "slices": lambda: set_param_ps(EmbeddingLookup(8, 2, slice_mode="table_row_slice")),
         "row": lambda: network.table(torch.tensor([ROWS])),
         "load late": lambda: network.load_state_dict(Network().state_dict()),
         "word": lambda: set_ps_context(enable_pss=True),
@@ -333,6 +399,7 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
         "taken home": taken_home,
         "step function": step_function,
         "accumulated": accumulated,
+        "made in servers": made_in_servers,
         "stale": stale,
         "shared/sgd": lambda: shared("sgd"),
         "shared/lazy": lambda: shared("lazy"),

@@ -148,6 +148,7 @@ def test_host_that_cannot_reach_the_scheduler_is_named_before_anything_starts(
     assert not [host for host in range(6) if net.path(host, own / "started").exists()]
 
 
+@pytest.mark.slow
 def test_two_names_of_one_host_and_an_address_of_another_are_refused(fleet: FleetRunner, net: SshNet) -> None:
     finished = fleet.run(f"host0:1,{net.address(0)}:1", f"--master_addr={net.address(1)}", "--check", "train.py")
     assert finished.code == 2

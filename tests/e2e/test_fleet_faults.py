@@ -394,6 +394,7 @@ def test_full_disk_here_loses_logs_says_so_and_ends_no_job(
     assert re.search(r"msrun: logs are not complete: .*worker_[01]\.log: No space left on device", ended.stderr)
 
 
+@pytest.mark.slow
 def test_worker_that_ignores_term_is_killed_on_every_host(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.start([1, 1], "--grace=1", workers / "wait.py", "ignore-term")
     fleet.wait_for_workers(job, 2)

@@ -44,6 +44,7 @@ def test_job_behind_two_jump_hosts_is_one_world(fleet: FleetRunner, workers: Pat
     assert came_from == [fleet.net.address(1)]
 
 
+@pytest.mark.slow
 def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     """A home without any files of ssh; the host key is accepted once and known from then on."""
     home = tmp_path / "home"

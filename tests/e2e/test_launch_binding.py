@@ -80,13 +80,14 @@ def test_workers_run_on_cores_of_their_own_and_so_do_their_children(
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", one_fast("--bind-core=true", "--bind_core=True", "--bind_core=1"))
 def test_spellings_of_true(msrun: JobRunner, workers: Path, tmp_path: Path, form: str) -> None:
     run(msrun, tmp_path, form, "--worker_num=2", workers / "where.py")
     assert [place["cpus"] for place in places(tmp_path, 2)] == [[FIRST], [SECOND]]
 
 
-@pytest.mark.parametrize("options", [[], ["--bind_core=False", "--bind_numa=False"]])
+@pytest.mark.parametrize("options", one_fast([], ["--bind_core=False", "--bind_numa=False"]))
 def test_unbound_workers_have_all_processors(
     msrun: JobRunner, workers: Path, tmp_path: Path, options: list[str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_unbound_workers_have_all_processors(
     assert "OMP_NUM_THREADS=2 for each worker (cores shared evenly" in finished.stderr
 
 
+@pytest.mark.slow
 def test_more_workers_than_cores_share_them_in_turn(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run(msrun, tmp_path, "--bind_core", "--worker_num=3", workers / "where.py")
     assert [place["cpus"] for place in places(tmp_path, 3)] == [[FIRST], [SECOND], [FIRST]]
@@ -120,6 +122,7 @@ def test_scheduler_runs_where_the_dict_says(msrun: JobRunner, workers: Path, tmp
     assert job.finish().code == 143
 
 
+@pytest.mark.slow
 def test_an_executable_is_bound_too(msrun: JobRunner, tmp_path: Path) -> None:
     finished = run(msrun, tmp_path, "--bind_core", "--worker_num=2", "grep", "Cpus_allowed_list", "/proc/self/status")
     assert [finished.log(rank).split()[-1] for rank in (0, 1)] == [str(FIRST).encode(), str(SECOND).encode()]
@@ -154,6 +157,7 @@ def test_a_worker_whose_processors_are_gone_ends_the_job_and_says_why(
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
 
 
+@pytest.mark.slow
 def test_an_own_number_of_threads_is_kept(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     lists = as_dict(device0=[f"{cpu}" for cpu in CPUS])
     finished = run(msrun, tmp_path, lists, "--worker_num=2", workers / "where.py", env={"OMP_NUM_THREADS": "7"})
@@ -172,6 +176,7 @@ def test_openmp_that_binds_processes_does_not_bind_them_all_to_one(msrun: JobRun
     assert (plan["start_method"], plan["preload"]) == ("exec", [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(read_topology(affinity=CPUS).nodes()) > 1, reason="needs processors of one NUMA node")
 def test_numa_says_that_one_node_changes_nothing_for_memory(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run(msrun, tmp_path, "--bind_numa", "--worker_num=2", workers / "where.py")

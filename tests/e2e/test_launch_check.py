@@ -57,6 +57,7 @@ def test_good_host_is_said_to_be_good_and_nothing_is_started(msrun: JobRunner, c
     assert os.listdir(cwd) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_check_may_come_from_a_variable_and_be_taken_back(msrun: JobRunner, cwd: Path) -> None:
     finished = msrun.run("--worker_num=1", "train.py", cwd=cwd, env={"MSRUN_CHECK": "1"})
     assert list(lines_of(finished.stdout)) == NAMES

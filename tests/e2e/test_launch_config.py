@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_cases import one_fast
+from asked_cases import every_third_fast, one_fast
 from job_runner import Finished, JobRunner
 
 SECRET = "hunter2-and-more"
@@ -51,7 +51,7 @@ PRECEDENCE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "env", "grace", "source"), PRECEDENCE)
+@pytest.mark.parametrize(("words", "env", "grace", "source"), every_third_fast(PRECEDENCE))
 def test_the_nearer_source_wins_and_is_named(
     msrun: JobRunner, cwd: Path, words: list[str], env: dict[str, str], grace: float, source: str | None
 ) -> None:
@@ -79,18 +79,21 @@ def test_settings_are_shown_in_text_and_in_one_note(msrun: JobRunner, cwd: Path)
     assert finished.stdout.count(b"['--lr', '0.10']") == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_said_when_all_is_on_the_command_line(msrun: JobRunner, cwd: Path) -> None:
     finished = msrun.run("--worker_num=1", "train.py", cwd=cwd)
     assert finished.code == 0, finished.stderr
     assert "settings" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_script_of_the_command_line_replaces_that_of_the_file_with_its_arguments(msrun: JobRunner, cwd: Path) -> None:
     finished = msrun.run("--config=job.yaml", "other.py", "x", cwd=cwd)
     assert finished.code == 0, finished.stderr
     assert b"other ['x']" in finished.stdout
 
 
+@pytest.mark.slow
 def test_module_of_a_file_is_for_its_script_only(msrun: JobRunner, cwd: Path) -> None:
     (cwd / "module.yaml").write_text("script: json.tool\nmodule: true\nargs: [--help]\nworker_num: 1\n")
     finished = msrun.run("--config=module.yaml", cwd=cwd)
@@ -117,6 +120,7 @@ def test_variables_of_all_sources_are_collected_by_name(msrun: JobRunner, cwd: P
     assert seen() == {"A": "file", "B": "of the environment", "C": "e", "D": "env_file"}
 
 
+@pytest.mark.slow
 def test_every_switch_of_the_file_can_be_taken_back(msrun: JobRunner, cwd: Path) -> None:
     (cwd / "all.yaml").write_text("script: train.py\nworker_num: 1\nquiet: true\ndry_run: true\ndebug: true\n")
     assert b"command " in msrun.run("--config=all.yaml", cwd=cwd).stdout
@@ -125,6 +129,7 @@ def test_every_switch_of_the_file_can_be_taken_back(msrun: JobRunner, cwd: Path)
     assert finished.stdout == b"[]\n" and "msrun: 1 worker finished successfully" in finished.stderr
 
 
+@pytest.mark.slow
 def test_debug_may_come_from_anywhere(msrun: JobRunner, cwd: Path) -> None:
     (cwd / "debug.yaml").write_text("debug: true\n")
     assert "Traceback" in msrun.run("--config=debug.yaml", "no.py", cwd=cwd).stderr
@@ -132,6 +137,7 @@ def test_debug_may_come_from_anywhere(msrun: JobRunner, cwd: Path) -> None:
     assert "Traceback" not in msrun.run("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).stderr
 
 
+@pytest.mark.slow
 def test_paths_count_from_where_msrun_is_started(msrun: JobRunner, cwd: Path) -> None:
     (cwd / "below").mkdir()
     (cwd / "below" / "job.yaml").write_text("script: train.py\nworker_num: 1\nlog_dir: logs\n")
@@ -145,6 +151,7 @@ def test_file_with_a_byte_order_mark_is_read(msrun: JobRunner, cwd: Path) -> Non
     assert plan_of(msrun, "--config=bom.yaml", "--dry_run=json", "train.py", cwd=cwd)["grace_s"] == 6.0
 
 
+@pytest.mark.slow
 def test_settings_do_not_reach_a_job_that_a_worker_starts(msrun: JobRunner, cwd: Path) -> None:
     """Neither do the outer job's own variables, such as its log directory, count as settings there."""
     (cwd / "nested.py").write_text(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, is_alive, wait_until
 
 
@@ -47,6 +48,7 @@ def test_detached_job_that_fails_tells_so_in_its_log(msrun: JobRunner, workers: 
     assert "failed first: exit code 5" in (tmp_path / "log_output" / "msrun.log").read_text()
 
 
+@pytest.mark.slow
 def test_detached_job_outlives_a_hangup_of_its_terminal(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=1", "--join=False", workers / "wait.py", cwd=tmp_path)
     assert job.finish().code == 0
@@ -106,6 +108,7 @@ def test_killed_background_launcher_leaves_no_worker_and_says_so(
     assert (shown.code, b": launcher died\n" in shown.stdout) == (1, True)
 
 
+@pytest.mark.slow
 def test_job_that_comes_to_nothing_is_told_in_the_foreground(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "log_output").mkdir()
     (tmp_path / "log_output" / "msrun.log").mkdir()
@@ -119,6 +122,7 @@ def test_job_that_comes_to_nothing_is_told_in_the_foreground(msrun: JobRunner, w
     assert re.match(rb"job \w+: failed: --log_dir: cannot write ", shown.stdout)
 
 
+@pytest.mark.slow
 def test_background_launcher_that_is_killed_before_it_began_is_told_in_the_foreground(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -135,13 +139,14 @@ def test_background_launcher_that_is_killed_before_it_began_is_told_in_the_foreg
         folder.rmdir()
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.start("--worker_num=1", "--join=False", "--quiet", workers / "wait.py", cwd=tmp_path).finish()
     assert (finished.code, finished.stderr, finished.stdout) == (0, "", b"")
     assert msrun.start("--stop", "log_output", cwd=tmp_path).finish().code == 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", one_fast(signal.SIGKILL, signal.SIGINT))
 def test_command_that_is_ended_before_its_job_began_takes_the_job_along(
     msrun: JobRunner, workers: Path, tmp_path: Path, signum: int
 ) -> None:

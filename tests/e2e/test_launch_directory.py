@@ -38,6 +38,7 @@ def test_second_job_is_refused_before_it_touches_anything(
     assert first.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_remedy_can_be_pasted_into_a_shell(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
     first = msrun.start("--worker_num=1", workers / "wait.py", cwd=odd_path)
     first.wait_for(odd_path / "ready_0")
@@ -59,6 +60,7 @@ def test_directory_of_a_killed_launcher_is_free(msrun: JobRunner, workers: Path,
     assert second.log(0) == b"rank 0 begins\n"
 
 
+@pytest.mark.slow
 def test_of_many_jobs_at_once_exactly_one_runs(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     jobs = [msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path) for _ in range(5)]
     (running,) = [job for job in jobs if not is_refused(job)]
@@ -74,6 +76,7 @@ def is_refused(job: Running) -> bool:
     return job.process.poll() == 2
 
 
+@pytest.mark.slow
 def test_next_job_leaves_nothing_of_a_bigger_one_and_nothing_else_goes(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

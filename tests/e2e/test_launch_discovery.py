@@ -104,6 +104,7 @@ def test_step_of_slurm_needs_no_option(hosts: NamedHosts, workers: Path, tmp_pat
     assert record(tmp_path, 3)["SLURM_JOB_ID"] == "4711"
 
 
+@pytest.mark.slow
 def test_rendezvous_of_torchrun_is_the_meeting_and_hosts_are_numbered_by_address(
     hosts: NamedHosts, workers: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_rendezvous_of_torchrun_is_the_meeting_and_hosts_are_numbered_by_address
     assert all(line in job.stderr for job in ended)
 
 
+@pytest.mark.slow
 def test_pods_of_an_indexed_job_find_pod_0_by_their_service(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
     environs = [{"JOB_COMPLETION_INDEX": str(node), "KUBERNETES_SERVICE_HOST": "10.96.0.1"} for node in (0, 1)]
     words = ("--worker_num=3", workers / "record.py")

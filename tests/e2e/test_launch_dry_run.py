@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 OPTIONS = ["--worker_num=3", "--env", "API_KEY=hidden", "--env", "A=b c", "--tail_worker_log=0,2", "--grace=2.5"]
@@ -25,7 +26,7 @@ def snapshot(*folders: Path) -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("form", ["--dry_run", "--dry-run", "--dry_run=text", "--dry_run=json"])
+@pytest.mark.parametrize("form", one_fast("--dry_run", "--dry-run", "--dry_run=text", "--dry_run=json"))
 def test_dry_run_touches_nothing(msrun: JobRunner, workers: Path, odd_path: Path, form: str) -> None:
     (odd_path / "train.py").write_bytes((workers / "record.py").read_bytes())
     before = snapshot(odd_path)
@@ -85,6 +86,7 @@ def test_text_names_ranks_logs_command_and_environment(msrun: JobRunner, workers
     assert "A=b c" in text and "API_KEY=********" in text and "WORLD_SIZE=3" in text
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_can_be_printed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--dry_run", workers / "record.py", b"\xff", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

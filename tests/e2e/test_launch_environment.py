@@ -181,6 +181,7 @@ def test_random_numbers_differ_between_workers_that_seed_nothing(recorded: Recor
         assert len({record["draws"][kind] for record in recorded.ranks}) == WORLD_SIZE
 
 
+@pytest.mark.slow
 def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num", "1", workers / "wait.py", cwd=tmp_path, env=STALE)
     job.wait_for(tmp_path / "ready_0")
@@ -196,6 +197,7 @@ def test_scheduler_and_fork_server_carry_no_rank(msrun: JobRunner, workers: Path
     assert job.finish().code == 143
 
 
+@pytest.mark.slow
 def test_chdir_moves_workers_and_not_the_logs(msrun: JobRunner, workers: Path, odd_path: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=1", "--chdir", odd_path, workers / "record.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

@@ -86,7 +86,7 @@ def test_first_to_end_is_named_however_late_msrun_sees_it(msrun: JobRunner, work
 SUCCESS = ["0", "none", "return"]
 
 
-@pytest.mark.parametrize("how", SUCCESS)
+@pytest.mark.parametrize("how", one_fast(*SUCCESS))
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: Path, how: str, method: str) -> None:
     finished = msrun.run("--worker_num=2", "--start_method", method, workers / "end.py", "all", how, cwd=tmp_path)
@@ -96,6 +96,7 @@ def test_all_workers_at_zero_is_zero(msrun: JobRunner, workers: Path, tmp_path: 
     assert "all 2 workers finished successfully" in finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_exit_with_a_text_prints_it_and_is_one(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run(
@@ -105,6 +106,7 @@ def test_exit_with_a_text_prints_it_and_is_one(msrun: JobRunner, workers: Path, 
     assert "no data ☃".encode() in finished.log(0)
 
 
+@pytest.mark.slow
 def test_failure_of_an_earlier_job_is_gone_after_a_good_one(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     assert msrun.run("--worker_num=1", workers / "end.py", "all", "3", cwd=tmp_path).code == 3
     finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
@@ -121,7 +123,7 @@ EXECUTABLES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "mode", "code", "words"), EXECUTABLES, ids=["127", "126", "5", "137"])
+@pytest.mark.parametrize(("content", "mode", "code", "words"), one_fast(*EXECUTABLES), ids=["127", "126", "5", "137"])
 def test_executable_that_fails_or_cannot_start_gives_the_status_a_shell_gives(
     msrun: JobRunner, tmp_path: Path, content: str, mode: int, code: int, words: str
 ) -> None:
@@ -151,7 +153,7 @@ def test_traceback_is_the_scripts_own_and_is_in_the_report(
     assert excerpt[-1] == "RuntimeError: outer wrong"
 
 
-@pytest.mark.parametrize("form", [["broken.py"], ["-m", "broken"]])
+@pytest.mark.parametrize("form", one_fast(["broken.py"], ["-m", "broken"]))
 def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path, form: list[str]) -> None:
     (tmp_path / "broken.py").write_text("import os\nif:\n")
     finished = msrun.run("--worker_num=2", *form, cwd=tmp_path)
@@ -160,6 +162,7 @@ def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path
     assert "msrun/agent" not in finished.log(0).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     finished = msrun.run("--worker_num=1", "--start_method", method, workers / "at_end.py", cwd=tmp_path)
@@ -168,6 +171,7 @@ def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_p
     assert (tmp_path / "left_open.txt").read_text() == "written at the end"
 
 
+@pytest.mark.slow
 def test_two_failures_at_once_name_one_first_and_account_for_both(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

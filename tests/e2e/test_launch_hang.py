@@ -93,6 +93,7 @@ def test_program_that_is_no_python_is_found_stuck_too(msrun: JobRunner, tmp_path
     assert "the kernel's view: sleeping" in finished.log(1).decode()
 
 
+@pytest.mark.slow
 def test_job_that_writes_now_and_then_is_left_alone(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text("import time\nfor i in range(12):\n    print(i, flush=True)\n    time.sleep(0.25)\n")
     finished = msrun.run("--worker_num=2", "--hang_time_out=2", "w.py", cwd=tmp_path)

@@ -85,6 +85,7 @@ def test_console_shows_every_line_once_over_all_rotations(flooded: Finished) -> 
     assert flooded.stdout == b"\n".join(shown) + b"\n"
 
 
+@pytest.mark.slow
 def test_only_so_many_older_files_stay_and_they_are_the_newest(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     options = ["--worker_num=2", "--log_max_bytes=8K", "--log_keep=2", "--tail_worker_log=none"]
     finished = msrun.run(*options, workers / "flood.py", str(LINES), cwd=tmp_path, env={"PYTHONUTF8": "1"})
@@ -98,6 +99,7 @@ def test_only_so_many_older_files_stay_and_they_are_the_newest(msrun: JobRunner,
         assert expected_log(rank).endswith(whole_log(finished.log_dir, rank))
 
 
+@pytest.mark.slow
 def test_without_the_option_logs_are_one_file_and_no_process_stands_between(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ def test_without_the_option_logs_are_one_file_and_no_process_stands_between(
     assert "log_writer" not in [event["event"] for event in job.finish().events]
 
 
+@pytest.mark.slow
 def test_next_job_in_the_directory_has_none_of_the_older_files(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     first = msrun.run(
         "--worker_num=1", "--log_max_bytes=4K", "--tail_worker_log=none", workers / "flood.py", "500", cwd=tmp_path
@@ -129,6 +132,7 @@ sys.stdout.write("\\rdone")
 """
 
 
+@pytest.mark.slow
 def test_progress_bars_come_through(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "bars.py").write_text(BARS)
     finished = msrun.run("--worker_num=1", "--log_max_bytes=4K", "--log_keep=500", "bars.py", cwd=tmp_path)
@@ -145,6 +149,7 @@ def test_progress_bars_come_through(msrun: JobRunner, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_excerpt_of_a_failure_reaches_into_the_file_before(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text("import sys\nfor n in range(9):\n    print(n, 'x' * 997)\nsys.exit(7)\n")
     finished = msrun.run("--worker_num=1", "--log_max_bytes=4096", "fail.py", cwd=tmp_path)
@@ -261,6 +266,7 @@ def test_killed_log_writer_ends_the_job_with_3_and_is_named(
     msrun.prove_nothing_left(deadline_s=0.0)
 
 
+@pytest.mark.slow
 def test_processes_that_workers_leave_do_not_keep_the_log_writer(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

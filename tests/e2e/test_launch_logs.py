@@ -92,6 +92,7 @@ def test_rank_table_is_of_this_job_and_valid(flooded: Finished) -> None:
     assert [p for p in validate_table(table, device_target="cpu") if p.severity == "error"] == []
 
 
+@pytest.mark.slow
 def test_scheduler_log_of_a_failed_job_tells_who_failed(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", workers / "end.py", "1", "4", cwd=tmp_path)
     text = (finished.log_dir / "scheduler.log").read_text()
@@ -116,6 +117,7 @@ def test_several_tailed_ranks_have_host_and_rank_in_front_and_whole_lines(
         assert by_rank[f"[{host}:{rank}]".encode()] == expected
 
 
+@pytest.mark.slow
 def test_nothing_is_tailed_when_none_is_asked_for(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=1", "--tail_worker_log=none", workers / "end.py", "all", "0", cwd=tmp_path)
     assert finished.stdout == b""
@@ -128,6 +130,7 @@ def test_quiet_says_nothing_but_errors(msrun: JobRunner, workers: Path, tmp_path
     assert failed.stderr.startswith("msrun: error: rank 0 on ")
 
 
+@pytest.mark.slow
 def test_log_name_takes_stem_and_placeholders(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run(
         "--worker_num=1", "--worker_log_name=w-{ip}-{hostname}", workers / "end.py", "all", "0", cwd=tmp_path
@@ -136,6 +139,7 @@ def test_log_name_takes_stem_and_placeholders(msrun: JobRunner, workers: Path, t
     assert (finished.log_dir / name).read_text() == "rank 0 begins\n"
 
 
+@pytest.mark.slow
 def test_second_job_in_the_same_directory_starts_with_empty_logs(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ def start_family(msrun: JobRunner, workers: Path, cwd: Path, mode: str = "wait")
     return job, [int(file.read_text()) for file in files]
 
 
+@pytest.mark.slow
 def test_children_and_daemons_of_workers_go_with_the_job_that_is_stopped(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_kill_while_modules_are_imported_leaves_nothing(msrun: JobRunner, tmp_pa
         assert job.finish().code == 3
 
 
+@pytest.mark.slow
 def test_killed_launcher_that_ignores_hangups_takes_everything_with_it(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_it_is_replaced(msrun: JobRunner, workers: Path, log_dir: Path, kind: st
     assert {path.read_text() for path in log_dir.parent.glob("target_of_*")} <= {"precious"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_fast("fifo", "link", "file of somebody else"))
 def test_it_is_replaced_where_logs_are_rotated_and_where_the_launcher_is_detached(
     msrun: JobRunner, workers: Path, log_dir: Path, kind: str
@@ -139,6 +140,7 @@ def test_whoever_looks_at_the_job_does_not_wait_for_it(
     (log_dir / "events.jsonl").unlink()
 
 
+@pytest.mark.slow
 def test_a_worker_may_put_it_there(msrun: JobRunner, log_dir: Path) -> None:
     (log_dir.parent / "fail.py").write_text(FAIL)
     job = msrun.start("--worker_num=1", "fail.py", cwd=log_dir.parent).finish(DEADLINE_S)
@@ -156,6 +158,7 @@ def test_a_worker_that_stands_in_the_way_of_the_next_attempt_ends_the_job_in_one
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_worker_that_cannot_be_opened_is_named(msrun: JobRunner, log_dir: Path) -> None:
     """Between the launcher and the worker somebody may have exchanged it."""
     (log_dir.parent / "train.py").write_text("print('never')")

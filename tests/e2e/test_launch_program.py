@@ -108,6 +108,7 @@ def test_module_sees_what_python_m_gives(msrun: JobRunner, workers: Path, tmp_pa
     assert record["path"][0] == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_pytest_runs_a_file_of_tests_on_every_rank(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "case.py").write_text(
         "import os\ndef test_rank():\n    open('seen_' + os.environ['RANK'], 'w').close()\n"
@@ -126,6 +127,7 @@ def test_command_on_path_runs(msrun: JobRunner, tmp_path: Path) -> None:
     assert [finished.log(rank) for rank in (0, 1)] == [b"rank 0: a b c\n", b"rank 1: a b c\n"]
 
 
+@pytest.mark.slow
 def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner, tmp_path: Path) -> None:
     command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
     finished = msrun.run("--worker_num=1", *command, cwd=tmp_path)
@@ -135,6 +137,7 @@ def test_executable_starts_with_the_signals_that_a_shell_gives(msrun: JobRunner,
     assert finished.log(0) == plain.stdout
 
 
+@pytest.mark.slow
 def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun: JobRunner, tmp_path: Path) -> None:
     """The fork server never imports from the directory that msrun is typed in."""
     (tmp_path / "click.py").write_text("raise SystemExit('wrong click')\n")
@@ -147,6 +150,7 @@ def command_without_cwd() -> list[str]:
     return [sys.executable, "-P", "-c", "from msrun.cli import main; main()"]
 
 
+@pytest.mark.slow
 def test_job_runs_with_python_safe_path(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run(
         "--worker_num=1",

@@ -45,6 +45,7 @@ def test_failed_job_starts_again_and_ends_well(msrun: JobRunner, workers: Path, 
     assert "starting again now, attempt 1: rank 1 failed first: exit code 7" in scheduler
 
 
+@pytest.mark.slow
 def test_ranks_ports_and_the_jobs_id_stay_the_same(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     assert run(msrun, workers, tmp_path, "code=7:1", "--max_restarts=3").code == 0
     assert records(tmp_path, 1) == records(tmp_path, 0)
@@ -64,7 +65,7 @@ def test_last_attempt_decides_and_every_attempt_is_listed(msrun: JobRunner, work
     assert "attempt 0 before: rank 1 failed first: exit code 9, after " in finished.stderr
 
 
-@pytest.mark.parametrize("code", [contract.EXIT_DO_NOT_RESTART, 127])
+@pytest.mark.parametrize("code", one_fast(contract.EXIT_DO_NOT_RESTART, 127))
 def test_worker_can_say_that_a_restart_would_not_help(
     msrun: JobRunner, workers: Path, tmp_path: Path, code: int
 ) -> None:
@@ -73,6 +74,7 @@ def test_worker_can_say_that_a_restart_would_not_help(
     assert finished.read_json("failure.json")["attempts"] == []
 
 
+@pytest.mark.slow
 def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, workers: 
     assert [past["reason"] for past in failure["attempts"]][:2] == ["rank 1 failed first: exit code 7"] * 2
 
 
+@pytest.mark.slow
 def test_interrupt_while_an_attempt_is_torn_down_starts_no_other(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_wrong_number_of_restarts_is_refused(msrun: JobRunner, workers: Path, tm
     assert sys.executable not in line
 
 
+@pytest.mark.slow
 def test_rotated_logs_of_every_attempt_are_kept_and_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text(
         "import os, sys\n"

@@ -32,6 +32,7 @@ def has_trained(job: Running) -> bool:
     return log.exists() and b"step 3 " in log.read_bytes()
 
 
+@pytest.mark.slow
 def test_server_that_is_killed_is_named_first(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start(msrun, workers, tmp_path, FOR_EVER, "-1")
     wait_until(lambda: has_trained(job), "a step")

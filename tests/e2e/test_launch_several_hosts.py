@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from host_net import HostNet
 from job_runner import Finished, JobRunner, Running, wait_until
 
@@ -74,6 +75,7 @@ def test_workers_of_two_hosts_are_one_world(hosts: Hosts, workers: Path, tmp_pat
     assert "finished successfully" in ended[1].stderr
 
 
+@pytest.mark.slow
 def test_unequal_hosts_get_ranks_environment_and_table(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     ended = finish_all(hosts.start_all([3, 1], workers / "record.py"))
     assert [job.code for job in ended] == [0, 0], ended
@@ -193,7 +195,7 @@ def test_first_failure_is_named_on_every_host(hosts: Hosts, workers: Path) -> No
     assert jobs[0].log_dir.joinpath("failure.json").exists()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", one_fast(1, 0))
 def test_killed_launcher_ends_the_job_on_the_other_host(hosts: Hosts, workers: Path, killed: int) -> None:
     jobs = hosts.start_all([2, 2], workers / "wait.py")
     hosts.wait_for_workers(jobs, 4)
@@ -217,6 +219,7 @@ def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tm
     assert "lost the scheduler at" in ended[1].errors[0] and "no sign of life" in ended[1].errors[0]
 
 
+@pytest.mark.slow
 def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "log_output").mkdir()
     (tmp_path / "log_output" / "node_1").write_text("a file where node 1 would have its logs")

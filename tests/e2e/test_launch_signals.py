@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, Running, wait_until
 
 
@@ -22,7 +23,7 @@ def start_waiting(msrun: JobRunner, cwd: Path, script: Path, *words: str, **sett
     return job
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", one_fast("SIGTERM", "SIGINT", "SIGHUP"))
 def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, workers: Path, tmp_path: Path, name: str) -> None:
     job = start_waiting(msrun, tmp_path, workers / "wait.py")
     job.send(getattr(signal, name))
@@ -35,6 +36,7 @@ def test_signal_stops_the_job_and_gives_its_status(msrun: JobRunner, workers: Pa
     msrun.prove_nothing_left(deadline_s=0)
 
 
+@pytest.mark.slow
 def test_interrupt_of_the_whole_foreground_group_is_one_interrupt(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, wo
     assert all(event["job_s"] - stopping >= 0.3 for event in ends)
 
 
+@pytest.mark.slow
 def test_zero_grace_kills_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=0", "ignore-term")
     job.send(signal.SIGINT)
@@ -75,6 +78,7 @@ def test_second_interrupt_does_not_wait_for_the_grace(msrun: JobRunner, workers:
     assert job.finish().code == 130
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_ended_too(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=600")
     os.kill(job.pid_of("1"), signal.SIGSTOP)
@@ -156,6 +160,7 @@ def module_path(folder: Path) -> str:
     return os.pathsep.join([str(folder / "modules"), str(repository)])
 
 
+@pytest.mark.slow
 def test_closed_reader_of_the_output_does_not_end_the_job(msrun: JobRunner, tmp_path: Path) -> None:
     """`msrun ... 2>&1 | head -1`: the job goes on to its own end."""
     (tmp_path / "train.py").write_text(

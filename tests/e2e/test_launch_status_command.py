@@ -84,6 +84,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_what_the_runtime_reports_goes_before_what_is_in_the_log(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_ready(msrun, tmp_path, BOARD)
     assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["70", "0.5"], ["71", "1.5"]]
@@ -92,6 +93,7 @@ def test_what_the_runtime_reports_goes_before_what_is_in_the_log(msrun: JobRunne
     assert [row[5:] for row in rows(status(msrun, tmp_path))] == [["1", "9"], ["1", "9"]]
 
 
+@pytest.mark.slow
 def test_job_whose_imports_take_long_is_starting(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "slow_import.py").write_text(
@@ -117,6 +119,7 @@ def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_
     assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
 
 
+@pytest.mark.slow
 def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_ready(msrun, tmp_path, STEPS)
     job.send(signal.SIGINT)
@@ -203,6 +206,7 @@ def test_status_costs_little(msrun: JobRunner, workers: Path, tmp_path: Path) ->
     assert (finished.code, finished.stderr) == (0, "set()\n")
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     msrun.run("--worker_num=2", workers / "end.py", "all", "0", cwd=tmp_path)
     ours, theirs = pty.openpty()

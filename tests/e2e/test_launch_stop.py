@@ -90,6 +90,7 @@ def test_workers_that_ignore_term_are_killed_after_the_grace(msrun: JobRunner, w
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_job_that_had_ended_is_no_error(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     stopped = stop(msrun, tmp_path)
@@ -97,6 +98,7 @@ def test_job_that_had_ended_is_no_error(msrun: JobRunner, workers: Path, tmp_pat
     assert re.fullmatch(rb"job \w+ had ended before: finished successfully: .*\n", stopped.stdout)
 
 
+@pytest.mark.slow
 def test_several_at_once_all_see_the_end(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, workers, tmp_path, "--grace=0.5", "ignore-term")
     callers = [msrun.start("--stop", "log_output", cwd=tmp_path) for _ in range(4)]
@@ -117,6 +119,7 @@ def test_job_that_is_still_importing_ends_too(msrun: JobRunner, tmp_path: Path) 
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_launcher_that_was_suspended_ends(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, workers, tmp_path)
     job.send(signal.SIGSTOP)
@@ -124,6 +127,7 @@ def test_launcher_that_was_suspended_ends(msrun: JobRunner, workers: Path, tmp_p
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_stop_works_where_there_is_no_pidfd(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, workers, tmp_path)
     stopped = stop(msrun, tmp_path, command=WITHOUT_PIDFD)
@@ -185,6 +189,7 @@ def test_job_that_does_not_end_is_named_with_a_way_out(msrun: JobRunner, tmp_pat
     assert f"job held has not ended within 0.2 s; kill -KILL {process.pid} ends it without" in stopped.stderr
 
 
+@pytest.mark.slow
 def test_directory_can_be_used_again_right_after_a_stop(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, workers, tmp_path)
     assert stop(msrun, tmp_path).code == 0

@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 
-@pytest.mark.parametrize("role", ["fork server", "scheduler", "log writer"])
+@pytest.mark.parametrize("role", one_fast("fork server", "scheduler", "log writer"))
 def test_stopped_process_of_its_own_ends_the_job_and_is_named(
     msrun: JobRunner, workers: Path, tmp_path: Path, role: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_nothing_that_a_stranger_sends_ends_the_job(net: HostNet, job: list[Runn
     assert "refused" in job[0].stderr
 
 
+@pytest.mark.slow
 def test_flood_of_silent_connections_leaves_descriptors_and_the_port(net: HostNet, job: list[Running]) -> None:
     with contextlib.ExitStack() as held:
         with net.inside(1):
@@ -133,6 +134,7 @@ def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
     assert ended.log(0).endswith(b"2.0 0o700\n")
 
 
+@pytest.mark.slow
 def test_one_who_reaches_the_store_cannot_take_the_memory_of_the_host(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

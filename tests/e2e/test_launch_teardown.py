@@ -148,8 +148,8 @@ def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msr
     assert start.started() == ["started_0"]
 
 
-@pytest.mark.parametrize("signum", STOPS, ids=[signum.name for signum in STOPS])
-@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("signum", one_fast(*STOPS), ids=[signum.name for signum in STOPS])
+@pytest.mark.parametrize("code", one_fast(0, 7))
 def test_signal_when_everything_is_over_does_not_change_the_exit_status(
     msrun: JobRunner, workers: Path, tmp_path: Path, code: int, signum: Signals
 ) -> None:
@@ -194,6 +194,7 @@ def test_worker_that_fails_while_it_is_being_stopped_is_not_blamed(msrun: JobRun
     assert {other["state"] for other in failure["others"]} == {"stopped by msrun"}
 
 
+@pytest.mark.slow
 def test_worker_that_ends_well_while_it_is_being_stopped_keeps_its_end(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_worker_that_ends_well_while_it_is_being_stopped_keeps_its_end(
     assert (other["global_rank"], other["state"]) == (0, "done")
 
 
+@pytest.mark.slow
 def test_stopped_worker_goes_on_where_it_was(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_chaos(msrun, workers, tmp_path)
     pid = job.pid_of("1")
@@ -240,6 +242,7 @@ def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, wor
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_daemon_that_starts_another_one_when_it_is_told_to_end_is_ended(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, time\n\n"
@@ -274,6 +277,7 @@ def test_second_control_c_ends_children_and_daemons_too(
     msrun.prove_nothing_left(deadline_s=0)
 
 
+@pytest.mark.slow
 def test_job_under_nohup_goes_on_after_a_hangup(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=2", workers / "chaos.py", "plain", "alone", cwd=tmp_path, prefix=["nohup"])
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
@@ -284,7 +288,7 @@ def test_job_under_nohup_goes_on_after_a_hangup(msrun: JobRunner, workers: Path,
     assert finished.errors == []
 
 
-@pytest.mark.parametrize("code", [2, 3, 124])
+@pytest.mark.parametrize("code", one_fast(2, 3, 124))
 def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
     msrun: JobRunner, workers: Path, tmp_path: Path, code: int
 ) -> None:
@@ -343,7 +347,7 @@ def processes_of(job: Running) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("how", ["0", "7", "SIGKILL"])
+@pytest.mark.parametrize("how", one_fast("SIGKILL", "0", "7"))
 def test_process_that_the_callers_shell_has_started_before_lives_on(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str
 ) -> None:
@@ -357,7 +361,7 @@ def test_process_that_the_callers_shell_has_started_before_lives_on(
     msrun.prove_nothing_left()
 
 
-@pytest.mark.parametrize("how", ["ends", "stopped", "killed"])
+@pytest.mark.parametrize("how", one_fast("killed", "ends", "stopped"))
 def test_port_is_free_when_the_job_is_over(msrun: JobRunner, workers: Path, tmp_path: Path, how: str) -> None:
     job = start_chaos(msrun, workers, tmp_path)
     port = json.loads((job.log_dir / "plan.json").read_text())["master"]["port"]
@@ -377,6 +381,7 @@ def is_refused(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
+@pytest.mark.slow
 def test_secret_of_a_file_is_in_no_command_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     secret = "hunter2-hunter2"
     (tmp_path / "job.env").write_text(f"API_TOKEN={secret}\nQUOTED='a = b'\n")

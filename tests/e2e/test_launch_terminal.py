@@ -130,6 +130,7 @@ def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(msr
         terminal.close()
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_is_no_progress_line(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REPORTING)
     (tmp_path / "go").touch()
@@ -138,6 +139,7 @@ def test_without_a_terminal_there_is_no_progress_line(msrun: JobRunner, tmp_path
     assert b"step" not in finished.stdout and "step" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path: Path) -> None:
     """As with Ctrl-Z and fg: the workers have gone on meanwhile."""
     terminal.read_until(b"2 of 2 up")

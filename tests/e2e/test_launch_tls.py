@@ -94,6 +94,7 @@ def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(
         assert path.is_dir() or not any(password.encode() in path.read_bytes() for password in PASSWORDS.values())
 
 
+@pytest.mark.slow
 def test_killed_scheduler_ends_the_job_on_the_other_host(
     cluster: Cluster, files: Path, workers: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_killed_scheduler_ends_the_job_on_the_other_host(
     jobs[0].finish()
 
 
+@pytest.mark.slow
 def test_check_looks_at_the_files_of_this_host(cluster: Cluster, files: Path, workers: Path) -> None:
     checks = {
         (0, "tls.json", ""): (

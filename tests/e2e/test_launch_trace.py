@@ -84,6 +84,7 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: Jo
     assert {"preparing", "running", "over"} < names
 
 
+@pytest.mark.slow
 def test_job_without_the_option_has_processes_alone_and_the_next_job_removes_the_parts(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_job_without_the_option_has_processes_alone_and_the_next_job_removes_the
     assert spans(tmp_path / "t.json")[1, PROCESS][0]["name"] == "failed: exit code 5"
 
 
+@pytest.mark.slow
 def test_worker_that_is_killed_leaves_what_it_did_before(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STUCK)
     job = msrun.start("--worker_num=1", "--trace", "train.py", cwd=tmp_path)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
 FLOOD = """
@@ -87,7 +88,7 @@ def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
         job.close()
 
 
-@pytest.mark.parametrize("where", ["stdout", "stderr", "terminal"])
+@pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
 def test_a_signal_ends_the_job(start: Start, where: str) -> None:
     job = start(where, "flood.py", "0")
     job.wait_for_workers()
@@ -95,7 +96,7 @@ def test_a_signal_ends_the_job(start: Start, where: str) -> None:
     assert job.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("where", ["stdout", "stderr", "terminal"])
+@pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
 def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tmp_path: Path) -> None:
     job = start(where, "flood.py", "7")
     job.wait_for_workers()
@@ -111,6 +112,7 @@ def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path) -> No
     assert job.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_pause_loses_nothing(start: Start, tmp_path: Path) -> None:
     """While nobody reads, lines wait in the log; a reader that comes back gets them all."""
     job = start("stdout", "flood.py", "0")

@@ -87,6 +87,7 @@ def test_terminal_shows_one_table_until_the_job_fails_and_keeps_the_last_one(
     assert text.count(b"\x1b[1A") > 10  # drawn in place
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_with_130_and_the_terminal_as_it_was(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
@@ -149,6 +150,7 @@ def test_json_is_one_object_a_line_and_the_last_one_tells_the_end(
     assert [worker["state"] for worker in last["workers"]] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     process = subprocess.Popen(

@@ -63,7 +63,7 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -
     ]
 
 
-@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("SIGSEGV", 139)])
+@pytest.mark.parametrize(("how", "code"), one_fast(("SIGSEGV", 139), ("raise", 1)))
 def test_first_failed_worker_ends_the_job_on_every_host(
     rehearsals: Rehearsals, workers: Path, how: str, code: int
 ) -> None:
@@ -171,6 +171,7 @@ def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, worker
         assert f"<td>{worker['log']}</td>" in text and worker["cpus"]
 
 
+@pytest.mark.slow
 def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals: Rehearsals, workers: Path) -> None:
     errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
     assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

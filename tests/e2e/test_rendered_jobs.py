@@ -174,6 +174,7 @@ def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(
     assert fate_of(pods.manifest, [*codes, -signal.SIGKILL]) == ("again" if kind in RESTARTING else "failed")
 
 
+@pytest.mark.slow
 def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, workers: Path, tmp_path: Path) -> None:
     pods = cluster("jobset", workers / "say_goodbye.py")
     jobs = pods.start(tmp_path, {})
@@ -249,6 +250,7 @@ def test_batch_script_starts_one_world_under_slurm_itself(
     prove_one_world(tmp_path, net.address(0))
 
 
+@pytest.mark.slow
 def test_failure_on_one_node_ends_the_job_of_slurm_with_its_status(
     submit: Submit, workers: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ DEADLINE_S = 150.0
 EXACT = 1e-12
 CASES = list(mode_servers.cases(2))
 FAST = ("adam/all", "sgd/table", "lazy/table", "resumed/adam/file", "resumed/lazy/again", "step function")
-OTHERS = ("accumulated", "stale", "cached/0", "cached/3", "shared/sgd", "shared/lazy", "refused")
+OTHERS = ("accumulated", "made in servers", "stale", "cached/0", "cached/3", "shared/sgd", "shared/lazy", "refused")
 TABLE = CaseTable(CASES, (*FAST, *OTHERS), key=lambda case: case)
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""
@@ -92,6 +92,15 @@ def test_step_functions_and_several_backward_passes_train_as_one_process(
     assert worst(outcomes(case)) < EXACT
 
 
+def test_tables_that_servers_make_have_the_values_of_a_workers_and_are_never_whole_on_one(
+    outcomes: Callable[..., Outcome],
+) -> None:
+    for rank in outcomes("made in servers"):
+        assert rank["equal"] == [True] * 7
+        assert rank["largest"] <= 16 * 6 * 2  # the last block has the remainder, of 41 rows
+        assert rank["weights"] < EXACT
+
+
 def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: Callable[..., Outcome]) -> None:
     assert [rank["furthest"] for rank in outcomes("stale")] == [0, mode_servers.STALENESS]
 
@@ -126,7 +135,9 @@ ANSWERS = {
     "closure": "ParallelError: optimizer.step(closure) with parameters on servers",
     "max_norm": "StrategyError: Embedding(max_norm=...) cannot be on parameter servers",
     "integers": "StrategyError: set_param_ps: a parameter of shape (3,) and torch.int64: only floating-point values",
-    "in server": "UsageError: set_param_ps(init_in_server=True): rank 0 makes the values; leave it out",
+    "in server": "StrategyError: set_param_ps(init_in_server=True): Embedding.weight has values on this worker already",
+    "orthogonal": "Embedding.weight gets values by orthogonal_, which servers do not know: use",
+    "slices": "StrategyError: EmbeddingLookup(slice_mode='table_row_slice') on 2 ranks cannot be on parameter servers",
     "row": "IndexError: row 41 to 41 of an embedding with 41 rows",
     "load late": "table.weight is on the servers already: load before the first step, or with load_checkpoint",
     "word": "UsageError: set_ps_context('enable_pss'): unknown word (did you mean enable_ps?)",

@@ -80,5 +80,6 @@ def one_fast(first: Any, *others: Any) -> list[Any]:
 
 
 def every_third_fast(cases: Iterable[Any]) -> list[Any]:
-    """Return parameters of which two in three are slow."""
-    return [pytest.param(case, marks=pytest.mark.slow if index % 3 else ()) for index, case in enumerate(cases)]
+    """Return parameters of which two in three are slow; tuples hold the values of several names."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=pytest.mark.slow if index % 3 else ()) for index, row in enumerate(rows)]

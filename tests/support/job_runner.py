@@ -23,8 +23,8 @@ WORKER_PATH = os.pathsep.join(str(REPOSITORY / name) for name in ("", "tests", "
 """PYTHONPATH of a worker that imports what stands in tests/, as `pythonpath` in pyproject.toml has it for the tests."""
 DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 POLL_S = 0.01
-WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace")
-"""What the runtime imports in every worker at its first call; the fork server does it once for all of them."""
+WORKER_IMPORTS = ("msrun.runtime.parallel.auto_parallel", "torch.export._trace", "small_capture")
+"""What the runtime imports and torch builds in every worker at its first call; the fork server does it once for all."""
 WARM_SERVERS = "JOB_RUNNER_WARM_SERVERS"
 """Names the folder of the warm servers of this test run."""
 MARK = "JOB_RUNNER_MARK"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import StrategyError, near_miss
+from msrun.runtime import world
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.nn.random_bits import Box, DrawKey
 from msrun.runtime.nn.random_values import Source
+from msrun.runtime.progress import waiting_in
 
 _BLOCK = 1 << 22
 """Elements of the table that are drawn at once, with numbers of their own."""
@@ -25,6 +29,28 @@ _WORDS: dict[str, Callable[[Source, torch.dtype, TableSlices], Tensor]] = {
     "xavier_normal": lambda source, dtype, table: source.normal(dtype).mul_(math.sqrt(2 / (table.rows + table.width))),
 }
 _NUMBERS = {"zeros": 0.0, "zero": 0.0, "ones": 1.0, "one": 1.0}
+
+
+@dataclass(frozen=True)
+class TableFill:
+    """Gives a rank's part of a table its first values; see `fill_part`."""
+
+    init: Any
+    slices: TableSlices
+    place: tuple[slice, slice]
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """Fill the part; returns it. All ranks call it together."""
+        return fill_part(part, self.init, self.slices, self.place, self.seed())
+
+    def seed(self) -> int:
+        """Return a number of torch's generator; rank 0's. All ranks call it together."""
+        seed = torch.randint(1 << 62, (1,))
+        if self.slices.ranks > 1:
+            seed = seed.to(world.device())
+            with waiting_in(lambda: "the seed of an EmbeddingLookup's table"):
+                dist.broadcast(seed, 0)
+        return int(seed)
 
 
 def check_init(init: Any, table: TableSlices) -> None:

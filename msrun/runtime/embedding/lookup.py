@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
-from msrun.runtime.embedding.initial_values import check_init, fill_part
+from msrun.runtime.embedding.initial_values import TableFill, check_init
 from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.embedding.row_lookup import RowLookup
+from msrun.runtime.embedding.row_source import RowSource
 from msrun.runtime.embedding.slices import TableSlices, build_slices
 from msrun.runtime.embedding.table_cache import TableCache
 from msrun.runtime.nn.deferred_init import fill_when_made
@@ -25,7 +25,6 @@ from msrun.runtime.parallel.parameters.part import become_part
 from msrun.runtime.parallel.parameters.placement import Placement, placements
 from msrun.runtime.parallel.parameters.state_dicts import exchange_state
 from msrun.runtime.parallel.verification.phase import runs_alone
-from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.table_lookup import OPERATOR
 
@@ -84,6 +83,7 @@ class EmbeddingLookup(nn.Module):
         _check_place(target, sparse, vocab_cache_size)
         self.vocab_size, self.embedding_size = vocab_size, embedding_size
         self.target, self.slice_mode, self.sparse = target, slice_mode, sparse
+        self.vocab_cache_size = vocab_cache_size
         self.max_norm = None if max_norm is None else float(max_norm)
         ranks = world.get_group_size()
         slices = build_slices(slice_mode, vocab_size, embedding_size, manual_shapes, ranks)
@@ -93,7 +93,7 @@ class EmbeddingLookup(nn.Module):
         place = slices.part(rank)
         file = None if storage is None else Path(f"{storage}.{rank}")
         part = _make_table(place, dtype or torch.get_default_dtype(), device, file)
-        fill_when_made(part, lambda part: fill_part(part, param_init, slices, place, _agree_on_seed(ranks)))
+        fill_when_made(part, TableFill(param_init, slices, place))
         self.embedding_table = nn.Parameter(part)
         if file is not None:
             note_file(self.embedding_table, file)
@@ -106,6 +106,8 @@ class EmbeddingLookup(nn.Module):
         if cache is not None:
             cache.watch(self.embedding_table)
         self._rows = RowLookup(slices, is_sparse=sparse, cache=cache)
+        self._elsewhere: Callable[[], RowSource] | None = None
+        self._cache_elsewhere: RowCache | None = None
         self._mesh = build_mesh(ranks)
         if ranks > 1 and (sparse or slices.dimension is not None):
             self._place(slices, rank)
@@ -150,6 +152,8 @@ class EmbeddingLookup(nn.Module):
     def _look_up(self, indices: Tensor) -> Tensor:
         if marked_calls.MSRUN_CAPTURING:
             return OPERATOR(self.embedding_table, indices, self._rows.number)
+        if self._elsewhere is not None:
+            return self._rows.run_elsewhere(self.embedding_table, indices, self._elsewhere())
         if self._rows.cache is not None:  # of a copy of this module, the parameter is another one
             self._rows.cache.watch(self.embedding_table)
         if world.get_group_size() == 1 or runs_alone.get():
@@ -159,7 +163,27 @@ class EmbeddingLookup(nn.Module):
     @property
     def cache(self) -> RowCache | None:
         """The rows on the device, with its `hits`, `misses` and `copied_bytes`; None without vocab_cache_size."""
-        return None if self._rows.cache is None else self._rows.cache.rows
+        return self._cache_elsewhere if self._rows.cache is None else self._rows.cache.rows
+
+    def look_up_elsewhere(self, source: Callable[[], RowSource], cache: RowCache | None) -> None:
+        """Let rows come from somewhere else from the next call on, such as parameter servers.
+
+        Args:
+            source: gives the source of the rows of one lookup.
+            cache: where the rows that came last are kept; None: nowhere.
+
+        Raises:
+            StrategyError: the ranks have shared out the table among themselves.
+        """
+        slices = self._rows.slices
+        if slices.dimension is not None:
+            raise StrategyError(
+                f"EmbeddingLookup(slice_mode={self.slice_mode!r}) on {slices.ranks} ranks cannot be on parameter "
+                "servers, which cut the table by themselves: leave slice_mode out"
+            )
+        placements.pop(self.embedding_table, None)
+        self._rows.cache = None
+        self._elsewhere, self._cache_elsewhere = source, cache
 
     def extra_repr(self) -> str:
         """Return the settings for `print`."""
@@ -206,13 +230,3 @@ def _make_table(place: tuple[slice, slice], dtype: torch.dtype, device: torch.de
             'no memory; leave storage out, or build it outside, with target="CPU"'
         )
     return map_file(file, sizes, dtype)
-
-
-def _agree_on_seed(ranks: int) -> int:
-    """Return a number of torch's generator; rank 0's. All ranks call it together."""
-    seed = torch.randint(1 << 62, (1,))
-    if ranks > 1:
-        seed = seed.to(world.device())
-        with waiting_in(lambda: "the seed of an EmbeddingLookup's table"):
-            dist.broadcast(seed, 0)
-    return int(seed)

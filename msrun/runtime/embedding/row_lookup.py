@@ -13,7 +13,7 @@ from torch import Tensor
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.embedding.exchange import Requests
-from msrun.runtime.embedding.row_source import look_up
+from msrun.runtime.embedding.row_source import RowSource, look_up
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.embedding.table_cache import TableCache
 from msrun.runtime.execute.plain_tensors import plain
@@ -104,10 +104,14 @@ class RowLookup:
         return self._apply(table, index, _Ways(group, factor=factor))
 
     def _apply(self, table: Tensor, index: Tensor, ways: _Ways) -> Tensor:
+        return self.run_elsewhere(table, index, _Part(plain(table), self, ways))
+
+    def run_elsewhere(self, table: Tensor, index: Tensor, source: RowSource) -> Tensor:
+        """Look up in what a source has; the gradient is that of `table`."""
         self.check(index)
         known = _find_known(index, self.slices.rows)
         asked = index if known is None else index.reshape(-1).index_select(0, known)
-        found = look_up(table, asked, _Part(plain(table), self, ways))
+        found = look_up(table, asked, source)
         if known is None:
             return found
         return found.new_zeros(index.numel(), self.width).index_copy(0, known, found).view(*index.shape, self.width)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,135 +22,10 @@ from msrun.errors import ParallelError
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.nn.random_stream import torchs_numbers
+from msrun.runtime.nn.tape import Entry, Tape, tape_of
+from msrun.runtime.world import device
 
-
-@dataclass(frozen=True)
-class _Reference:
-    """A tensor on the tape: a view of a storage."""
-
-    storage: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One operation."""
-
-    operator: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: tuple[_Reference, ...]
-    new_seed: Tensor | None = None
-    """State of the random generator, when the user set it since the entry before."""
-
-
-@dataclass
-class Tape:
-    """Everything that one `no_init_parameters` block did to its tensors."""
-
-    generator_state: Tensor
-    entries: list[_Entry] = field(default_factory=list)
-    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
-    """Kept alive so that a number names one storage only."""
-
-    def __post_init__(self) -> None:
-        self._seen_state: Tensor | None = self.generator_state
-
-    def expect_new_seed(self) -> None:
-        """The user is setting the generator, maybe to the very state that it has."""
-        self._seen_state = None
-
-    def take_new_seed(self) -> Tensor | None:
-        """Return the generator's state if it was set since the last call: recording itself never moves it."""
-        state = torch.get_rng_state()
-        if self._seen_state is not None and torch.equal(state, self._seen_state):
-            return None
-        self._seen_state = state
-        return state
-
-    def remember(self, tensor: Tensor) -> _Reference:
-        """Return a tensor's reference and keep its storage known."""
-        storage = tensor.untyped_storage()
-        self.storages[storage._cdata] = storage
-        _tapes[storage._cdata] = self
-        return _Reference(storage._cdata, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-
-    @property
-    def seeds(self) -> list[Tensor | None]:
-        """The states that the replay gives the random generator: the first one, and one per entry or None."""
-        return [self.generator_state, *(entry.new_seed for entry in self.entries)]
-
-    def use_seeds(self, seeds: list[Tensor | None]) -> None:
-        """Replay with other states of the random generator: those of another rank."""
-        assert seeds[0] is not None
-        self.generator_state = seeds[0]
-        self.entries = [replace(entry, new_seed=seed) for entry, seed in zip(self.entries, seeds[1:], strict=True)]
-
-    def never_written(self) -> set[int]:
-        """Return the storages that were only reserved and never given a value."""
-        touched: dict[int, list[str]] = {}
-        for entry in self.entries:
-            for storage in {reference.storage for reference in entry.results}:
-                touched.setdefault(storage, []).append(str(entry.operator))
-        return {storage for storage, names in touched.items() if all("empty" in name for name in names)}
-
-    def replay(self, wanted: dict[int, Callable[[Tensor], None]]) -> None:
-        """Run the tape; give each wanted storage, as a flat tensor, to its taker when nothing changes it any more."""
-        last_use = self._last_use()
-        values: dict[int, Tensor] = {}
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.set_rng_state(self.generator_state)
-            for index, entry in enumerate(self.entries):
-                if entry.new_seed is not None:
-                    torch.set_rng_state(entry.new_seed)
-                args, kwargs = pytree.tree_map(lambda x: self._value(x, values), (entry.args, entry.kwargs))
-                if (
-                    "device" in kwargs
-                    and kwargs["device"] is not None
-                    and torch.device(kwargs["device"]).type == "meta"
-                ):
-                    kwargs = {**kwargs, "device": None}
-                flat = [t for t in pytree.tree_leaves(entry.operator(*args, **kwargs)) if isinstance(t, Tensor)]
-                for reference, result in zip(entry.results, flat, strict=True):
-                    if reference.storage not in values:
-                        values[reference.storage] = _flat(_conform(result, reference))
-                for storage in [s for s in values if last_use[s] == index]:
-                    flat_value = values.pop(storage)
-                    if storage in wanted:
-                        wanted[storage](flat_value)
-
-    def _last_use(self) -> dict[int, int]:
-        last: dict[int, int] = {}
-        for index, entry in enumerate(self.entries):
-            for leaf in (*pytree.tree_leaves((entry.args, entry.kwargs)), *entry.results):
-                if isinstance(leaf, _Reference):
-                    last[leaf.storage] = index
-        return last
-
-    @staticmethod
-    def _value(item: Any, values: dict[int, Tensor]) -> Any:
-        if isinstance(item, _Reference):
-            return values[item.storage].as_strided(item.size, item.stride, item.offset)
-        return item
-
-
-def _conform(result: Tensor, reference: _Reference) -> Tensor:
-    """Return `result` with the strides that meta promised: a kernel may lay its result out otherwise."""
-    if tuple(result.stride()) == reference.stride and result.storage_offset() == reference.offset:
-        return result
-    return torch.empty_strided(reference.size, reference.stride, dtype=result.dtype).copy_(result)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Return the whole storage of a tensor as one dimension."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.as_strided((count,), (1,), 0)
-
-
-_tapes: dict[int, Tape] = {}
-"""storage number -> the tape that made it; entries go when they are replayed"""
+CPU = torch.device("cpu")
 
 
 class _Recorder(TorchDispatchMode):
@@ -183,7 +57,7 @@ class _Recorder(TorchDispatchMode):
             new_seed = self._tape.take_new_seed()
         flat = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         self._tape.entries.append(
-            _Entry(
+            Entry(
                 func,
                 pytree.tree_map(self._refer, tuple(args)),
                 pytree.tree_map(self._refer, kwargs),
@@ -250,7 +124,7 @@ def _recorded(tape: Tape, original: Callable[..., Tensor]) -> Callable[..., Tens
         if not (tensor.is_meta and tensor.untyped_storage()._cdata in tape.storages):
             return original(tensor, *args, **kwargs)
         reference = tape.remember(tensor)
-        tape.entries.append(_Entry(original, (reference, *args), kwargs, (reference,), tape.take_new_seed()))
+        tape.entries.append(Entry(original, (reference, *args), kwargs, (reference,), tape.take_new_seed()))
         return tensor
 
     return call
@@ -304,7 +178,7 @@ def tape_states(module: nn.Module) -> list[Tape]:
     """
     tapes: dict[int, Tape] = {}
     for name, tensor in deferred_tensors(module).items():
-        tape = _tapes.get(_storage(tensor))
+        tape = tape_of.get(_storage(tensor))
         if tape is None:
             raise ParallelError(
                 f"parameter {name} is on the meta device but was not made inside no_init_parameters(): nothing is "
@@ -314,11 +188,14 @@ def tape_states(module: nn.Module) -> list[Tape]:
     return list(tapes.values())
 
 
-def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Compute the deferred tensors of a module, one whole tensor at a time.
+def replay_deferred(
+    module: nn.Module, cut: Callable[[str, Tensor], Tensor], on_host: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Compute the deferred tensors of a module, one whole tensor at a time, on the CPU.
 
     Args:
-        cut: (name, whole tensor) -> the part to keep.
+        cut: (name, whole tensor) -> the part to keep, which is brought to this rank's device.
+        on_host: names of parts that stay in the host's memory.
 
     Yields:
         (name, kept part) for every deferred parameter and buffer; tied ones once.
@@ -332,7 +209,8 @@ def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> 
     def taker(name: str, meta: Tensor) -> Callable[[Tensor], None]:
         def take(flat: Tensor) -> None:
             whole = flat.as_strided(meta.shape, meta.stride(), meta.storage_offset())
-            kept.append((name, cut(name, whole).clone(memory_format=torch.contiguous_format)))
+            place = CPU if name in on_host else device()
+            kept.append((name, cut(name, whole).to(place, copy=True, memory_format=torch.contiguous_format)))
 
         return take
 
@@ -342,7 +220,7 @@ def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> 
         tape.replay({s: taker(*entry) for s, entry in by_storage.items() if s in tape.storages})
     yield from kept
     for storage in by_storage:
-        _tapes.pop(storage, None)
+        tape_of.pop(storage, None)
 
 
 def _warn_never_written(name: str) -> None:
@@ -364,10 +242,10 @@ def defer_values(values: Mapping[str, Callable[[], Tensor]], tensors: Mapping[st
     tape = Tape(torch.Generator().manual_seed(0).get_state())
     for name, value in values.items():
         meta = tensors[name]
-        earlier = _tapes.get(_storage(meta))
+        earlier = tape_of.get(_storage(meta))
         if earlier is not None:
             earlier.storages.pop(_storage(meta), None)
-        tape.entries.append(_Entry(value, (), {}, (tape.remember(plain(meta)),)))
+        tape.entries.append(Entry(value, (), {}, (tape.remember(plain(meta)),)))
 
 
 def fill_when_made(tensor: Tensor, fill: Callable[[Tensor], Tensor]) -> None:
@@ -376,17 +254,33 @@ def fill_when_made(tensor: Tensor, fill: Callable[[Tensor], Tensor]) -> None:
     Args:
         fill: gets the tensor and returns it.
     """
-    tape = _tapes.get(_storage(tensor)) if tensor.is_meta else None
+    tape = tape_of.get(_storage(tensor)) if tensor.is_meta else None
     if tape is None:
         fill(tensor)
         return
     reference = tape.remember(tensor)
-    tape.entries.append(_Entry(fill, (reference,), {}, (reference,), tape.take_new_seed()))
+    tape.entries.append(Entry(fill, (reference,), {}, (reference,), tape.take_new_seed()))
+
+
+@torchs_numbers()
+def make_elsewhere(diverts: Mapping[Tensor, Callable[[Entry], Callable[[], None] | None]]) -> None:
+    """Have deferred parameters made elsewhere, and call what stands in for their lines; all ranks call it together.
+
+    Args:
+        diverts: parameter -> as for `Tape.take_out`.
+    """
+    needed: dict[int, tuple[Tape, int]] = {}
+    for parameter, divert in diverts.items():
+        tape = tape_of[_storage(parameter)]
+        entries = tape.take_out(_storage(parameter), divert)
+        needed[id(tape)] = tape, max(entries, needed.get(id(tape), (tape, 0))[1])
+    for tape, entries in needed.values():
+        tape.replay({}, entries)
 
 
 @torchs_numbers()
 def init_parameters(module: nn.Module) -> nn.Module:
-    """Give every deferred parameter and buffer of a module its whole value on this process; returns the module."""
+    """Give every deferred parameter and buffer its whole value, on this rank's device; returns the module."""
     tensors = deferred_tensors(module)
     for name, value in list(replay_deferred(module, lambda _, whole: whole)):
         put_value(tensors[name], value)

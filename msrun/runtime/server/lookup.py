@@ -1,48 +1,69 @@
-"""An embedding whose table is on the servers: its forward pass pulls the rows that the batch names, each once."""
+"""Embeddings whose table is on the servers: a forward pass pulls the rows that the batch names, each once."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
+from msrun.runtime.embedding.lookup import EmbeddingLookup
 from msrun.runtime.embedding.row_source import look_up
 from msrun.runtime.server.pieces import named_rows, number_rows
 from msrun.runtime.server.remote import RemoteParameter
 
+Table = nn.Embedding | EmbeddingLookup
 
-def check_embedding(module: nn.Embedding) -> None:
+
+def check_embedding(module: Table) -> None:
     """Refuse settings that need the whole table in the forward pass.
 
     Raises:
-        StrategyError: max_norm or scale_grad_by_freq.
+        StrategyError: max_norm or scale_grad_by_freq of an nn.Embedding.
     """
+    if isinstance(module, EmbeddingLookup):  # scales the rows that it has looked up
+        return
     wrong = "max_norm" if module.max_norm is not None else "scale_grad_by_freq" if module.scale_grad_by_freq else ""
     if wrong:
         raise StrategyError(f"{type(module).__name__}({wrong}=...) cannot be on parameter servers: leave {wrong} out")
 
 
-def replace_forward(module: nn.Embedding, remote: RemoteParameter) -> None:
+def pull_rows(module: Table, remote: RemoteParameter) -> None:
     """Let an embedding look its rows up on the servers. At its first call the table goes there.
 
     Afterwards its weight keeps shape and type but no memory: every element reads as NaN. `cache` of the module is the
     worker's RowCache, or None.
+
+    Raises:
+        StrategyError: an EmbeddingLookup whose table the ranks have shared out.
     """
+    remote.readers.add(module)
+    if isinstance(module, EmbeddingLookup):
+        source = functools.partial(_servers_of, module, "embedding_table", remote, None)
+        module.look_up_elsewhere(source, remote.cache)
+        return
+    embedding = module
 
     def forward(indices: Tensor) -> Tensor:
-        weight = module.weight
-        if not remote.is_placed:
-            remote.place(weight.detach())
-            weight.data = empty_like_nan(weight)
-        return look_up(weight, indices, _Servers(weight, remote, module.padding_idx))
+        return look_up(embedding.weight, indices, _servers_of(embedding, "weight", remote, embedding.padding_idx))
 
     vars(module)["forward"] = forward
     vars(module)["cache"] = remote.cache
 
 
-def empty_like_nan(weight: Tensor) -> Tensor:
+def _servers_of(module: nn.Module, name: str, remote: RemoteParameter, padding: int | None) -> _Servers:
+    weight = module.get_parameter(name)
+    if not remote.is_placed:
+        remote.place(weight.detach())
+        weight.data = empty_like_nan(weight)
+    return _Servers(weight, remote, padding)
+
+
+def empty_like_nan(weight: Tensor, device: torch.device | None = None) -> Tensor:
     """Return a tensor of the same shape and type in which every element is one and the same NaN."""
-    return torch.full((1,) * weight.dim(), float("nan"), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+    one = torch.full((1,) * weight.dim(), float("nan"), dtype=weight.dtype, device=device or weight.device)
+    return one.expand(weight.shape)
 
 
 class _Servers:

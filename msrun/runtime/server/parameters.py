@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakSet
 
 import torch
@@ -12,11 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError, UsageError
 from msrun.runtime import world
+from msrun.runtime.embedding.lookup import EmbeddingLookup
 from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.server.connection import count_servers
 from msrun.runtime.server.context import get_ps_context
-from msrun.runtime.server.lookup import check_embedding, replace_forward
+from msrun.runtime.server.first_values import Fill, divert_fills
+from msrun.runtime.server.lookup import Table, check_embedding, empty_like_nan, pull_rows
 from msrun.runtime.server.pieces import VALUE, count_numbers, cut_rows, cut_table
 from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
 from msrun.runtime.server.stepping import send_gradients_at_steps
@@ -34,40 +37,44 @@ def set_param_ps(
     step with the optimizer's settings of this moment. The table of an `nn.Embedding` is pulled row by row, those rows
     that a batch names; its weight keeps shape and type but no memory from its first call on. Other parameters are
     whole on every rank, and have their new values when `step()` returns. Until the first call or step the values are
-    the rank's own, to be initialised and loaded as others are; rank 0's go to the servers.
+    the rank's own, to be initialised and loaded as others are; rank 0's go to the servers. The same holds for the
+    table of an `EmbeddingLookup`.
 
     Args:
         module_or_parameter: all parameters of a module, or one parameter, which is then pulled whole.
         recurse: also those of modules below.
-        init_in_server: MindSpore's word; must be False: rank 0 makes the values.
+        init_in_server: the servers make the tables at this call, and no worker ever has one whole: those of modules
+            that were built inside `no_init_parameters()`. The values are the ones that the same lines would have made
+            on a worker. Parameters that are pulled whole are made as without it.
 
     Raises:
-        UsageError: called before `init()` or `set_ps_context`, in a job without servers, or init_in_server=True.
-        StrategyError: not a module or parameter, a parameter that is not floating-point, or an embedding with max_norm
-            or scale_grad_by_freq.
+        UsageError: called before `init()` or `set_ps_context`, or in a job without servers.
+        StrategyError: not a module or parameter, a parameter that is not floating-point, an embedding with max_norm or
+            scale_grad_by_freq, an EmbeddingLookup that the ranks share out, or with init_in_server a table that has
+            values already, or is initialised in a way that servers do not know.
     """
-    _check_job(init_in_server)
+    _check_job()
     if isinstance(module_or_parameter, nn.Parameter):
         _add(module_or_parameter, "a parameter", None)
     elif isinstance(module_or_parameter, nn.Module):
         modules = list(module_or_parameter.modules()) if recurse else [module_or_parameter]
+        owned = _owners(modules)
+        fills = _make_in_servers(owned) if init_in_server else {}
         init_parameters(module_or_parameter)
-        for parameter, owners in _owners(modules).items():
-            _add_owned(parameter, owners)
+        for parameter, owners in owned.items():
+            _add_owned(parameter, owners, fills.get(parameter))
     else:
         raise StrategyError(f"set_param_ps({type(module_or_parameter).__name__}): give a module or an nn.Parameter")
     send_gradients_at_steps()
 
 
-def _check_job(init_in_server: bool) -> None:
+def _check_job() -> None:
     if not world.is_initialized():
         raise UsageError("set_param_ps before init(): call init() first")
     if not get_ps_context("enable_ps"):
         raise UsageError("set_param_ps without set_ps_context(enable_ps=True): call that first")
     if not count_servers():
         raise UsageError("set_param_ps in a job without parameter servers: start it with msrun --server_num 1 or more")
-    if init_in_server:
-        raise UsageError("set_param_ps(init_in_server=True): rank 0 makes the values; leave it out")
 
 
 def _owners(modules: Iterable[nn.Module]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
@@ -79,25 +86,54 @@ def _owners(modules: Iterable[nn.Module]) -> dict[nn.Parameter, list[tuple[nn.Mo
     return owners
 
 
-def _is_looked_up(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward and name == "weight"
+def _is_looked_up(module: nn.Module, name: str) -> TypeGuard[Table]:
+    return any(
+        isinstance(module, kind) and type(module).forward is kind.forward and name == own
+        for kind, own in ((nn.Embedding, "weight"), (EmbeddingLookup, "embedding_table"))
+    )
 
 
-def _add_owned(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]]) -> None:
+def _tables(owners: list[tuple[nn.Module, str]]) -> list[Table]:
+    """Return the modules that look rows up in a parameter; none where others need all of it."""
+    tables = [module for module, name in owners if _is_looked_up(module, name)]
+    return tables if len(tables) == len(owners) else []
+
+
+def _label(owners: list[tuple[nn.Module, str]]) -> str:
     first, name = owners[0]
-    label = f"{type(first).__name__}.{name}"
-    tables = [
-        module for module, own_name in owners if isinstance(module, nn.Embedding) and _is_looked_up(module, own_name)
-    ]
-    if len(tables) < len(owners):  # tied to something that needs all of it
-        tables = []
+    return f"{type(first).__name__}.{name}"
+
+
+def _make_in_servers(owned: dict[nn.Parameter, list[tuple[nn.Module, str]]]) -> dict[nn.Parameter, list[Fill]]:
+    """Let tables be made by the servers; here they have no memory. All ranks call it together.
+
+    Raises:
+        StrategyError: one has values already, or such that servers cannot make.
+    """
+    labels = {p: _label(owners) for p, owners in owned.items() if _tables(owners) and find_remote(p) is None}
+    for parameter, label in labels.items():
+        if not parameter.is_meta:
+            raise StrategyError(
+                f"set_param_ps(init_in_server=True): {label} has values on this worker already: build the network "
+                "inside no_init_parameters()"
+            )
+    fills = divert_fills(labels)
+    for parameter in labels:
+        put_value(parameter, empty_like_nan(parameter.detach(), torch.device("cpu")))
+    return fills
+
+
+def _add_owned(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]], fills: list[Fill] | None) -> None:
+    tables = _tables(owners)
     for table in tables:
         check_embedding(table)
-    remote = _add(parameter, label, tables[0] if tables else None)
+    remote = _add(parameter, _label(owners), tables[0] if tables else None)
     if remote is None:
         return
+    if fills is not None:
+        remote.place(None, fills)
     for table in tables:
-        replace_forward(table, remote)
+        pull_rows(table, remote)
     for module, own_name in owners:
         _tell_state_dicts(module, own_name, remote)
         module.register_forward_pre_hook(_refuse_ddp)
@@ -125,7 +161,7 @@ def _refuse_ddp(module: nn.Module, _: Any) -> None:
     _seen.add(ddp)
 
 
-def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> RemoteParameter | None:
+def _add(parameter: nn.Parameter, label: str, table: Table | None) -> RemoteParameter | None:
     """Note a parameter; None when it was already."""
     if find_remote(parameter) is not None:
         return None
@@ -138,6 +174,8 @@ def _add(parameter: nn.Parameter, label: str, table: nn.Embedding | None) -> Rem
     staleness = get_ps_context("staleness")
     is_sparse = table is not None and table.sparse
     size = get_ps_context("vocab_cache_size") if table is not None else 0
+    if isinstance(table, EmbeddingLookup):
+        size = table.vocab_cache_size or size
     cache = RowCache(count_numbers(pieces), size) if size else None
     remote = RemoteParameter(number, label, shape, dtype, pieces, staleness, table is not None, is_sparse, cache)
     note_remote(parameter, remote)

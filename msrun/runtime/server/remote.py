@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.server.connection import ask
+from msrun.runtime.server.first_values import Fill, blocks
 from msrun.runtime.server.frames import Message
 from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece, split_numbers
 
@@ -41,6 +43,8 @@ class RemoteParameter:
     """The optimizer gets its gradients as sparse ones, as of `nn.Embedding(sparse=True)`."""
     cache: RowCache | None = None
     """Rows of a table that this worker keeps."""
+    readers: WeakSet[nn.Module] = field(default_factory=WeakSet, init=False)
+    """The modules that look its rows up."""
     pushed: int = field(default=0, init=False)
     """Steps that this worker has sent."""
     is_placed: bool = field(default=False, init=False)
@@ -76,17 +80,45 @@ class RemoteParameter:
 
     # -- values and state -----------------------------------------------------------------------------------------
 
-    def place(self, value: Tensor) -> None:
-        """Give the servers the values, those of rank 0. Every rank calls it before anything else."""
+    def place(self, value: Tensor | None, fills: Sequence[Fill] = ()) -> None:
+        """Give the servers the values of rank 0, or have them made there. Every rank calls it before anything else.
+
+        Args:
+            value: all values; None: `fills` say how the servers make them.
+        """
         name = str(self.dtype).removeprefix("torch.")
         for piece in self.pieces:
             shape = [len(piece.rows), *self.row_shape]
             fields = {"shape": shape, "dtype": name, "label": self.label, "staleness": self.staleness}
             ask({piece.server: Message("create", {"shard": self.key(piece), **fields})})
         if world.get_rank() == 0:
-            self.write(VALUE, 0, self.rows_of(value))
+            if value is None:
+                self._make(fills)
+            else:
+                self.write(VALUE, 0, self.rows_of(value))
             self._ask_each("filled")
         self.is_placed = True
+
+    def _make(self, fills: Iterable[Fill]) -> None:
+        """Let all servers make the values, a block at a time: they answer others in between."""
+        for fill in fills:
+            for first, last in blocks(fill, self.shape[1]):
+                described = [fill.kind, fill.args, first, last]
+                requests = {
+                    piece.server: Message(
+                        "make",
+                        {
+                            "shard": self.key(piece),
+                            "piece": [piece.start, piece.stop, piece.step],
+                            "fill": described,
+                            "rows": self.shape[0],
+                        },
+                        [fill.generator_state],
+                    )
+                    for piece in self.pieces
+                }
+                replies = ask(requests)
+                fill.generator_state = replies[self.pieces[0].server].tensors[0]
 
     def configure(self, name: str, group: dict[str, Any]) -> None:
         """Name the optimizer that steps it. Every rank calls it before its first gradient."""

@@ -2,7 +2,8 @@
 
     create {shard, label, shape, dtype, staleness}             every worker, first of all
     put {shard, field, begin} [values]                         rows of the values or of the optimizer's state
-    filled {shard}                                             rank 0 has put all values
+    make {shard, piece, fill, rows} [generator's state]        -> [its state]   a block of a table's first values
+    filled {shard}                                             all values are there
     configure {shard, optimizer, group}                        every worker, before its first gradient
     numbers {shard, numbers, names} [tensors]                  of the optimizer's state
     step {pushes: [[shard, how, group]], groups, pulls: [shard]} [gradients]   -> [values of the shards pulled]
@@ -25,7 +26,9 @@ import torch
 from torch import Tensor
 
 from msrun.errors import MsrunError, ParallelError
+from msrun.runtime.server.first_values import Fill, make_rows
 from msrun.runtime.server.frames import DONE, ERROR, Message
+from msrun.runtime.server.pieces import Piece
 from msrun.runtime.server.shard import Gradient, Shard
 
 Reply = TypeVar("Reply", bound=Message | None)
@@ -76,6 +79,7 @@ class Service:
         known = {
             "create": self._create,
             "put": self._put,
+            "make": self._make,
             "filled": self._fill,
             "configure": self._configure,
             "numbers": self._set_numbers,
@@ -154,6 +158,13 @@ class Service:
     def _put(self, _rank: int, message: Message) -> Message:
         self._find(message.fields["shard"]).write(message.fields["field"], message.fields["begin"], message.tensors[0])
         return Message(DONE)
+
+    def _make(self, _rank: int, message: Message) -> Message:
+        fields, (state,) = message.fields, message.tensors
+        values = self._find(fields["shard"]).values.detach()
+        kind, args, first, last = fields["fill"]
+        fill = Fill(kind, args, first, last, state)
+        return Message(DONE, {}, [make_rows(values, Piece(0, 0, *fields["piece"]), fill, fields["rows"])])
 
     def _fill(self, _rank: int, message: Message) -> Message:
         self._find(message.fields["shard"]).is_filled = True

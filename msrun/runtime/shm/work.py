@@ -218,7 +218,7 @@ class ShmWork(dist.Work):
         self,
         line: Any,
         operations: Sequence[Any],
-        results: Sequence[Tensor],
+        results: list[Tensor],
         most_s: float,
         finish: Callable[[], None] | None = None,
     ) -> None:
@@ -227,7 +227,7 @@ class ShmWork(dist.Work):
             finish: called once when all are done.
         """
         super().__init__()
-        self._line, self._operations, self._results = line, list(operations), list(results)
+        self._line, self._operations, self._results = line, operations, results
         self._most_s, self._finish = most_s, finish
         self._error: RuntimeError | None = None
         """Why it can never be done."""

@@ -55,7 +55,7 @@ def check_servers(root: nn.Module, settings: ParallelSettings) -> None:
     for module_name, module in root.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             remote = find_remote(parameter)
-            if remote is not None and remote.is_table and not isinstance(module, nn.Embedding):
+            if remote is not None and remote.is_table and module not in remote.readers:
                 raise StrategyError(
                     f"parameter {user_name(f'{module_name}.{name}'.lstrip('.'))} is a table on the parameter servers, "
                     "of which this module needs the whole: call set_param_ps with a module that holds both"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands import Outcome
+from ranktable.commands import FORMAT, Outcome
 from ranktable.compare import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
 from ranktable.text import plain
@@ -16,7 +16,7 @@ from ranktable.text import plain
 @click.command()
 @click.argument("first", metavar="FIRST")
 @click.argument("second", metavar="SECOND")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def diff(first: str, second: str, form: str) -> Outcome:
     """Compare what FIRST and SECOND say; the order of servers, devices and keys does not count.
 
@@ -48,7 +48,7 @@ _SAME_HELP = "In what the files must be equal; HCCL compares the text, so only b
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "expected", metavar="DIGEST", help="A sha256 that every FILE must have, of any of the kinds.")
 @click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form: str) -> Outcome:
     """Print sha256 of the bytes, of the JSON and of the meaning of each FILE; - is standard input.
 

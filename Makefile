@@ -1,6 +1,6 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.
 # make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.
-# make test-all: the fast tests and a quarter of the slow ones, another one every day.
+# make test-all: the fast tests and one of eight slow ones, others every day.
 # make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
 # make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
@@ -64,7 +64,7 @@ test: $(VENV)/.test
 
 # What make test leaves out, models of other packages, and more random networks and noise, others every day;
 # MSRUN_FUZZ_SEED=... repeats a day. So of jobs whose processes are killed at random: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
-# MSRUN_SLOW_SHARE=4 runs one of four slow tests, MSRUN_SLOW_SEED says which.
+# MSRUN_SLOW_SHARE=8 runs one of eight slow tests, MSRUN_SLOW_SEED says which.
 test-slow: export MSRUN_FUZZ_CASES ?= 150
 test-slow: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
@@ -78,7 +78,7 @@ test-slow: $(VENV)/.zoo
 	$(PYTEST) -m "slow or random" tests/zoo tests/e2e tests/unit tests/test_guards.py
 
 test-all: test
-	$(MAKE) test-slow MSRUN_SLOW_SHARE=4 MSRUN_FUZZ_CASES=30 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=50
+	$(MAKE) test-slow MSRUN_SLOW_SHARE=8 MSRUN_FUZZ_CASES=20 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=50
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo

@@ -5,8 +5,9 @@
 
     time   a transformer of elementary operators, over 1,000 of them at 24 layers, on 8, 64 and 1,024 devices: seconds
            of one core, a line through the times of several depths, and the most memory that the process held
-    real   networks on 4 ranks of this machine: steps with the searched strategies beside every uniform plan that is
-           legal (data parallel, tensor parallel, both, and optimizer parallel), in turns in one job
+    real   networks on ranks of this machine: steps with the strategies that are found for its measured profile beside
+           every uniform plan that is legal (data parallel, tensor parallel of every degree, both, and each with
+           optimizer parallel), in turns in one job
 
 Graphs are captured on the meta device: only shapes count.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -45,7 +47,7 @@ DEVICES = (8, 64, 1024)
 MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
 MOST_S, SLOWER = 10.0, 1.05
 """Aims: seconds of a search at 24 layers, and the most that the searched plan may take of the fastest one."""
-RANKS = 4
+NETWORKS = ("mlp", "transformer", "resnet", "mixtral")
 
 
 @functools.cache
@@ -98,12 +100,12 @@ def measure_time(layers: list[int], modes: list[str], device: str) -> None:
                 record(f"{mode} line", devices=devices, start_s=start, s_per_operator=slope, off=off, held_mib=held_mib)
 
 
-def measure_real(rounds: int) -> None:
+def measure_real(networks: list[str], ranks: int, rounds: int) -> None:
     """Print and keep the step times of searched and uniform plans."""
-    for network in ("mlp", "transformer", "conv"):
+    for network in networks:
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder, "result.json")
-            command = [sys.executable, "-m", "msrun", "--worker_num", str(RANKS), "--log_dir", folder]
+            command = [sys.executable, "-m", "msrun", "--worker_num", str(ranks), "--log_dir", folder]
             command += [JOB, network, str(rounds), str(result)]
             done = subprocess.run(
                 command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S * 4
@@ -114,11 +116,13 @@ def measure_real(rounds: int) -> None:
             found = json.loads(result.read_text())
         best = min(found, key=lambda name: found[name]["median_s"])
         for name, each in found.items():
-            print(f"{network:<12}{name:<14}{each['median_s'] * 1e3:9.2f} ms a step")
+            priced = "" if each["priced_s"] is None else f", priced {each['priced_s'] * 1e3:.2f}"
+            print(f"{network:<12}{ranks} ranks {name:<18}{each['median_s'] * 1e3:9.2f} ms a step{priced}")
         ratio = found["searched"]["median_s"] / found[best]["median_s"]
         is_met = ratio <= SLOWER
-        print(f"{network:<12}searched takes {ratio:.2f} times the fastest ({best}): {'met' if is_met else 'MISSED'}")
-        record(f"real {network}", plans=found, fastest=best, ratio=ratio, is_met=is_met, ranks=RANKS)
+        words = f"searched takes {ratio:.2f} times the fastest ({best}): {'met' if is_met else 'MISSED'}"
+        print(f"{network:<12}{ranks} ranks {words}; load {os.getloadavg()[0]:.1f}", flush=True)
+        record(f"real {network}", plans=found, fastest=best, ratio=ratio, is_met=is_met, ranks=ranks)
 
 
 def main() -> None:
@@ -128,6 +132,8 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES), help="some of %(default)s")
     parser.add_argument("--device", default="h100", help="profile of a device")
     parser.add_argument("--rounds", type=int, default=12, help="steps of each plan")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="some of %(default)s")
+    parser.add_argument("--ranks", default="4,8", help="of the real steps")
     add_json_option(parser)
     options = parser.parse_args()
     with kept(options.json):
@@ -135,7 +141,8 @@ def main() -> None:
             layers = [int(depth) for depth in options.layers.split(",")]
             measure_time(layers, options.modes.split(","), options.device)
         if "real" in options.parts.split(","):
-            measure_real(options.rounds)
+            for ranks in options.ranks.split(","):
+                measure_real(options.networks.split(","), int(ranks), options.rounds)
 
 
 if __name__ == "__main__":

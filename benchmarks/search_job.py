@@ -1,4 +1,4 @@
-"""Times steps with searched strategies beside uniform plans, in turns; started by `search.py` on all ranks.
+"""Times steps with searched strategies beside every uniform plan, in turns; started by `search.py` on all ranks.
 
 usage: search_job.py NETWORK ROUNDS RESULT.json
 """
@@ -10,18 +10,29 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from search_networks import Convolutions, Perceptron, Transformer
+from search_networks import Mixtral, Perceptron, ResNet50, Transformer
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, get_group_size, get_rank, init, release, shard
+from msrun.runtime import AutoParallel, calibrate, get_group_size, get_rank, init, release, shard
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.parameters.fusion_config import ALONE_BYTES
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.price import StepSpec, price
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 Batch = tuple[Tensor, Tensor]
 MODE = "dynamic_programming"
+OPTIMIZER_STATES = 0
+"""Plain SGD: the plans of all turns are in memory together."""
 
 
 def perceptron() -> tuple[nn.Module, Batch]:
@@ -35,23 +46,58 @@ def transformer() -> tuple[nn.Module, Batch]:
     return Transformer(2, width=256, heads=8, vocabulary=1024), (text, text.roll(1, 1))
 
 
-def convolutions() -> tuple[nn.Module, Batch]:
-    """Small weights beside large images."""
-    return Convolutions(), (torch.randn(32, 3, 32, 32), torch.randint(0, 16, (32,)))
+def resnet() -> tuple[nn.Module, Batch]:
+    """ResNet-50 on small images."""
+    return ResNet50(), (torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,)))
+
+
+def mixtral() -> tuple[nn.Module, Batch]:
+    """Two blocks with 8 experts each."""
+    text = torch.randint(0, 512, (8, 32))
+    sizes = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 8, "num_local_experts": 8}
+    return Mixtral(**sizes), (text, text.clone())
 
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
     "mlp": perceptron,
     "transformer": transformer,
-    "conv": convolutions,
+    "resnet": resnet,
+    "mixtral": mixtral,
 }
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """One way to cut all layers: their batch over `data` ranks, their weights over `model`."""
+
+    data: int
+    model: int
+    is_stored_cut: bool
+
+    def __str__(self) -> str:
+        kinds = {"dp": self.data, "tp": self.model}
+        words = " x ".join(f"{kind}{count}" for kind, count in kinds.items() if count > 1)
+        return f"{words} hsdp" if self.is_stored_cut else words
+
+
+def uniform_plans(ranks: int) -> list[Uniform]:
+    """Return data parallel, tensor parallel of every degree, and both; and with parameters stored cut."""
+    degrees = [2**power for power in range(ranks.bit_length())]
+    plans = [Uniform(ranks // model, model, is_cut) for is_cut in (False, True) for model in degrees]
+    return [plan for plan in plans if plan.data > 1 or not plan.is_stored_cut]
 
 
 def cut(network: nn.Module, data: int, model: int) -> None:
     """Cut pairs of layers by columns and rows over `model` ranks, and the batch over `data`."""
     if model == 1:
         return
-    batch = (data, 1) if isinstance(network, Perceptron | Convolutions) else (data, 1, 1)
+    if isinstance(network, ResNet50):
+        for block in network.blocks:
+            shard(block.reduce[0], ((data, 1, 1, 1), (model, 1, 1, 1)))
+            shard(block.spread[0], ((data, model, 1, 1), (1, model, 1, 1)))
+        return
+    batch = (data, 1) if isinstance(network, Perceptron) else (data, 1, 1)
     columns = (batch, (model, 1))
     rows = ((*batch[:-1], model), (1, model))
     if isinstance(network, Transformer):
@@ -60,25 +106,49 @@ def cut(network: nn.Module, data: int, model: int) -> None:
                 shard(layer, columns)
             for layer in (block.out, block.down):
                 shard(layer, rows)
+    elif isinstance(network, Mixtral):
+        for block in network.model.model.layers:
+            for layer in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj):
+                shard(layer, columns)
+            shard(block.self_attn.o_proj, rows)
     elif isinstance(network, Perceptron):
         for number, layer in enumerate(network.layers):
             shard(layer, rows if number % 2 else columns)
-    elif isinstance(network, Convolutions):
-        shard(network.wide, columns)
-        shard(network.last, rows)
 
 
-def build(name: str, plan: str) -> tuple[AutoParallel, Batch]:
-    """Return a network with a plan, and the whole batch."""
+def build(name: str, plan: Uniform | None, profile: DeviceProfile) -> tuple[AutoParallel, Batch, float | None]:
+    """Return a network with a plan, the whole batch, and the seconds of a step of a uniform plan as it is priced.
+
+    Args:
+        plan: None searches.
+    """
     torch.manual_seed(1)
     network, batch = NETWORKS[name]()
-    ranks = get_group_size()
-    if plan == "searched":
-        return AutoParallel(network, MODE).dataset_strategy("full_batch").search("cpu"), batch
-    data, model = {"dp": (ranks, 1), "hsdp": (ranks, 1), "tp": (1, ranks), "dp x tp": (2, ranks // 2)}[plan]
-    cut(network, data, model)
+    if plan is None:
+        step = AutoParallel(network, MODE).search(profile, optimizer_states=OPTIMIZER_STATES)
+        return step.dataset_strategy("full_batch"), batch, None
+    cut(network, plan.data, plan.model)
     step = AutoParallel(network).dataset_strategy("full_batch")
-    return (step.hsdp(threshold=0) if plan == "hsdp" else step), batch
+    if plan.is_stored_cut:
+        return step.hsdp(threshold=0), batch, None
+    return step, batch, price_of(network, batch, profile)
+
+
+def price_of(network: nn.Module, batch: Batch, profile: DeviceProfile) -> float:
+    """Return the seconds of a step of a network with the strategies that it has."""
+    mesh = build_mesh(get_group_size())
+    shapes = [tuple(each.shape) for each in batch]
+    given = Constraints([TensorLayout.replicated(each.dim()) for each in batch])
+    graph = capture(
+        find_target(network),
+        [*batch],
+        {},
+        input_shapes=shapes,
+        parameter_shapes={},
+        strategies=strategies_of(network),
+    )
+    step = StepSpec(optimizer_states=OPTIMIZER_STATES, alone_bytes=ALONE_BYTES)
+    return price(graph, decide(graph, mesh, given), profile, step).seconds
 
 
 def one_step(step: AutoParallel, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
@@ -98,29 +168,30 @@ def main() -> None:
     name, rounds, result = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     init()
     torch.set_num_threads(1)
-    plans, times = {}, {}
-    for plan in ("searched", "dp", "hsdp", "tp", "dp x tp"):
-        step, batch = build(name, plan)
-        optimizer = torch.optim.Adam(step.parameters(), lr=1e-3)
+    profile = calibrate()
+    plans, times, priced = {}, {}, {}
+    for plan in (None, *uniform_plans(get_group_size())):
+        word = "searched" if plan is None else str(plan)
+        step, batch, priced[word] = build(name, plan, profile)
+        optimizer = torch.optim.SGD(step.parameters(), lr=1e-3)
         try:
             one_step(step, optimizer, batch)
         except StrategyError as error:
             if get_rank() == 0:
-                print(f"{name} {plan}: {error}", file=sys.stderr)
+                print(f"{name} {word}: {error}", file=sys.stderr)
             continue
+        if plan is None and step.plan.price is not None:
+            priced[word] = step.plan.price.seconds
         one_step(step, optimizer, batch)
-        plans[plan], times[plan] = (step, optimizer, batch), list[float]()
-    for _ in range(rounds):
-        for plan, given in plans.items():
-            times[plan].append(one_step(*given))
+        plans[word], times[word] = (step, optimizer, batch), list[float]()
+    for number in range(rounds):
+        words = list(plans)
+        for word in words[number % len(words) :] + words[: number % len(words)]:
+            times[word].append(one_step(*plans[word]))
     if get_rank() == 0:
         found = {
-            plan: {
-                "median_s": statistics.median(seconds),
-                "least_s": min(seconds),
-                "priced_s": plans[plan][0].plan.price.seconds if plan == "searched" else None,
-            }
-            for plan, seconds in times.items()
+            word: {"median_s": statistics.median(seconds), "least_s": min(seconds), "priced_s": priced[word]}
+            for word, seconds in times.items()
         }
         result.write_text(json.dumps(found))
     release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -85,20 +86,66 @@ class Perceptron(nn.Module):
         return F.cross_entropy(self.last(x), labels)
 
 
-class Convolutions(nn.Module):
-    """Convolutions with batch norm, and a wide layer to the classes."""
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        widths = (3, 32, 64, 64)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2))
-            for before, after in itertools.pairwise(widths)
-        )
-        self.wide, self.last = nn.Linear(64 * 4 * 4, 1024), nn.Linear(1024, 16)
+        width = after // 4
+        self.reduce, self.spread = _convolution(before, width, 1), _convolution(width, width, 3, stride)
+        self.expand = _convolution(width, after, 1)
+        is_same = stride == 1 and before == after
+        self.shortcut = nn.Identity() if is_same else _convolution(before, after, 1, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, before, height, width) -> (batch, after, height / stride, width / stride)."""
+        inner = self.expand(torch.relu(self.spread(torch.relu(self.reduce(images)))))
+        return torch.relu(inner + self.shortcut(images))
+
+
+def _convolution(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    """Return a convolution with its batch norm."""
+    convolution = nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after))
+
+
+class ResNet50(nn.Module):
+    """He et al. 2015, table 1, with its loss."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.first = _convolution(3, 64, 7, 2)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        blocks, before = [], 64
+        for group, count in enumerate((3, 4, 6, 3)):
+            after = 256 << group
+            for number in range(count):
+                blocks.append(Bottleneck(before, after, 2 if group and not number else 1))
+                before = after
+        self.blocks, self.last = nn.ModuleList(blocks), nn.Linear(before, classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """(batch, 3, 32, 32), (batch) -> the loss."""
-        for layer in self.layers:
-            images = layer(images)
-        return F.cross_entropy(self.last(torch.relu(self.wide(images.flatten(1)))), labels)
+        """(batch, 3, height, width), (batch) -> the loss."""
+        x = self.pool(torch.relu(self.first(images)))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.last(x.mean((2, 3))), labels)
+
+
+class Mixtral(nn.Module):
+    """A small Mixtral of transformers with the loss that it computes."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+        from zoo.packages import prepare_torchvision
+
+        prepare_torchvision()
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        self.model = MixtralForCausalLM(MixtralConfig(**sizes, experts_implementation="batched_mm"))
+
+    def forward(self, text: Tensor, labels: Tensor) -> Tensor:
+        """(batch, length) twice -> the loss."""
+        loss: Tensor = self.model(input_ids=text, labels=labels, use_cache=False).loss
+        return loss

@@ -16,21 +16,15 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers take it for True; importing typing would be most of the cost of this package
 
 if TYPE_CHECKING:
-    from ranktable.assembly.generate import build_table, default_file_name
-    from ranktable.assembly.inventory import FoundDevice, HostInventory
-    from ranktable.codec import encode_table
+    from ranktable.codec import FileKind, detect_file, encode_table, parse_table, read_table, write_table
     from ranktable.compare import Change, FileDigest, diff_tables, digest_file, digest_table
-    from ranktable.detection import FileKind, detect_file
-    from ranktable.edit.convert import Converted, ConvertWishes, convert_table
+    from ranktable.edit import Edited
+    from ranktable.edit.convert import Converted, ConvertWishes, SuperPodWishes, convert_table
     from ranktable.edit.fix import Fixed, fix_table
     from ranktable.edit.global_table import ClusterPart, merge_clusters
     from ranktable.edit.merge import merge_tables
-    from ranktable.edit.ordering import renumber_ranks
+    from ranktable.edit.parts import Split, TablePart, select_devices, select_ranks, split_table
     from ranktable.edit.repair import Repair
-    from ranktable.edit.result import Edited
-    from ranktable.edit.select import select_devices, select_ranks
-    from ranktable.edit.split import Split, TablePart, split_table
-    from ranktable.edit.super_pods import SuperPodWishes
     from ranktable.errors import (
         AmbiguousRankError,
         BuildError,
@@ -50,134 +44,51 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
         WriteError,
     )
-    from ranktable.export.exporter import Export, export_table
+    from ranktable.export import Export, export_table
+    from ranktable.generate import FoundDevice, HostInventory, build_table, default_file_name
     from ranktable.hostlist.host_list import Host, HostList
     from ranktable.local import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
+    from ranktable.ordering import renumber_ranks
     from ranktable.problem import Position, Problem
-    from ranktable.read import parse_table, read_table
     from ranktable.report.picture import draw_table
     from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
-    from ranktable.sources.hostfile import read_hostfile
+    from ranktable.sources.hostfile import read_hostfile, read_slurm_hosts
+    from ranktable.sources.local_host import Probe
     from ranktable.sources.pods import read_pods
-    from ranktable.sources.probe import Probe
-    from ranktable.sources.slurm import read_slurm_hosts
     from ranktable.validate import Report, validate_file, validate_table
-    from ranktable.write import write_table
 
 _HOMES = {
-    "assembly.generate": (
-        "build_table",
-        "default_file_name",
-    ),
-    "assembly.inventory": (
-        "FoundDevice",
-        "HostInventory",
-    ),
-    "codec": ("encode_table",),
-    "compare": (
-        "Change",
-        "FileDigest",
-        "diff_tables",
-        "digest_file",
-        "digest_table",
-    ),
-    "detection": (
-        "FileKind",
-        "detect_file",
-    ),
-    "edit.convert": (
-        "ConvertWishes",
-        "Converted",
-        "convert_table",
-    ),
-    "edit.fix": (
-        "Fixed",
-        "fix_table",
-    ),
-    "edit.global_table": (
-        "ClusterPart",
-        "merge_clusters",
-    ),
-    "edit.merge": ("merge_tables",),
-    "edit.ordering": ("renumber_ranks",),
-    "edit.repair": ("Repair",),
-    "edit.result": ("Edited",),
-    "edit.select": (
-        "select_devices",
-        "select_ranks",
-    ),
-    "edit.split": (
-        "Split",
-        "TablePart",
-        "split_table",
-    ),
-    "edit.super_pods": ("SuperPodWishes",),
+    "codec": "FileKind detect_file encode_table parse_table read_table write_table",
+    "compare": "Change FileDigest diff_tables digest_file digest_table",
+    "edit": "Edited",
+    "edit.convert": "ConvertWishes Converted SuperPodWishes convert_table",
+    "edit.fix": "Fixed fix_table",
+    "edit.global_table": "ClusterPart merge_clusters",
+    "edit.merge": "merge_tables",
+    "ordering": "renumber_ranks",
+    "edit.parts": "Split TablePart select_devices select_ranks split_table",
+    "edit.repair": "Repair",
     "errors": (
-        "AmbiguousRankError",
-        "BuildError",
-        "EditError",
-        "GroupNotFoundError",
-        "HostListError",
-        "InvalidTableError",
-        "JsonTextError",
-        "MergeError",
-        "NotReadyError",
-        "ProfileError",
-        "RankNotFoundError",
-        "RankTableError",
-        "ReadError",
-        "SourceError",
-        "UnknownDialectError",
-        "UnsupportedDialectError",
-        "WriteError",
+        "AmbiguousRankError BuildError EditError GroupNotFoundError HostListError InvalidTableError "
+        "JsonTextError MergeError NotReadyError ProfileError RankNotFoundError RankTableError ReadError "
+        "SourceError UnknownDialectError UnsupportedDialectError WriteError"
     ),
-    "export.exporter": (
-        "Export",
-        "export_table",
-    ),
-    "hostlist.host_list": (
-        "Host",
-        "HostList",
-    ),
-    "local": (
-        "LocalReport",
-        "check_file",
-    ),
-    "model": (
-        "Cluster",
-        "Device",
-        "Group",
-        "RankTable",
-        "Server",
-        "SuperPod",
-    ),
-    "problem": (
-        "Position",
-        "Problem",
-    ),
-    "read": (
-        "parse_table",
-        "read_table",
-    ),
-    "report.picture": ("draw_table",),
-    "sources.gather": (
-        "Gathered",
-        "SourceRequest",
-        "gather_hosts",
-    ),
-    "sources.hostfile": ("read_hostfile",),
-    "sources.pods": ("read_pods",),
-    "sources.probe": ("Probe",),
-    "sources.slurm": ("read_slurm_hosts",),
-    "validate": (
-        "Report",
-        "validate_file",
-        "validate_table",
-    ),
-    "write": ("write_table",),
+    "export": "Export export_table",
+    "generate": "FoundDevice HostInventory build_table default_file_name",
+    "hostlist.host_list": "Host HostList",
+    "local": "LocalReport check_file",
+    "model": "Cluster Device Group RankTable Server SuperPod",
+    "problem": "Position Problem",
+    "report.picture": "draw_table",
+    "sources.gather": "Gathered SourceRequest gather_hosts",
+    "sources.hostfile": "read_hostfile read_slurm_hosts",
+    "sources.local_host": "Probe",
+    "sources.pods": "read_pods",
+    "validate": "Report validate_file validate_table",
 }
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+"""The module of each exported name."""
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "AmbiguousRankError",

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 from ranktable.codec import decode_table
+from ranktable.files import read_source
 from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
 from ranktable.reading.document import parse_document
-from ranktable.reading.source import read_source
 
 Fields = dict[str, str]
 """Values by the names of their keys, as canonical JSON."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from ranktable.codec import describe_repeat, detect_codec, examine_table
-from ranktable.collector import paused_collector
-from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, JsonTextError, UnknownDialectError
-from ranktable.model import INITIALIZING, RankTable
+from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
+from ranktable.files import STDIN_NAME
+from ranktable.model import INITIALIZING, RankTable, paused_collector
 from ranktable.problem import Position, Problem
-from ranktable.profile import Profile, build_profile
-from ranktable.reading.document import Document
+from ranktable.profile import ANY_TARGET, Profile, build_profile
+from ranktable.reading.document import Document, read_document
 from ranktable.reading.positions import locate_paths
-from ranktable.reading.source import STDIN_NAME, read_document
 from ranktable.rules import heterogeneous, registered_rules
-from ranktable.rules.mindie_llm import check_file_mode
+from ranktable.rules.readers import check_file_mode
 from ranktable.survey import Survey
 
 _HCCL_MAX_BYTES = 40 * 1024 * 1024
@@ -127,11 +128,10 @@ def validate_document(document: Document, profile: Profile) -> Report:
     else:
         status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
         problems = (*text_problems, *status)
-    located = _locate(problems, document)
     return Report(
         document.source,
         profile,
-        located,
+        locate(problems, document),
         detection.dialect.name,
         detection.dialect.title,
         detection.evidence,
@@ -179,7 +179,7 @@ def _check_text(document: Document, profile: Profile, dialect: str) -> list[Prob
     return [*problems, *repeats]
 
 
-def _locate(problems: tuple[Problem, ...], document: Document) -> tuple[Problem, ...]:
+def locate(problems: Collection[Problem], document: Document) -> tuple[Problem, ...]:
     """Return the problems with their positions, in the order of the text."""
     if not problems:
         return ()
@@ -191,3 +191,45 @@ def _locate(problems: tuple[Problem, ...], document: Document) -> tuple[Problem,
 def _by_place(problem: Problem) -> tuple[int, int]:
     assert problem.position is not None
     return problem.position.line, problem.position.column
+
+
+_PLACE = re.compile(
+    r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
+)
+
+
+def describe(problem: Problem, table: RankTable, name_server: Callable[[int], str]) -> str:
+    """Return what is wrong as `device 3 of server 'a': device_ip = "x": message`, without a path in it.
+
+    `name_server` says what to call the server at a place of the list.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        pod, place, index = match.groups()
+        if pod is not None:
+            return f"super pod {table.super_pods[int(pod)].super_pod_id!r}"
+        server = name_server(int(place))
+        device = "" if index is None else f"device {table.servers[int(place)].devices[int(index)].device_id} of "
+        return f"{device}{server}"
+
+    where = _PLACE.sub(name, problem.path) if _PLACE.match(problem.path) else "the table"
+    key = problem.path.rpartition(".")[2]
+    said = key if problem.value is None else f"{key} = {problem.value}"
+    return f"{where}: {said}: {_PLACE.sub(name, problem.message)}"
+
+
+def hold_to_rules(table: RankTable, profile: Profile, *, only: Collection[str] | None = None) -> tuple[Problem, ...]:
+    """Return the warnings that validation gives of a table that was just made; `only` names the rules that count.
+
+    Raises BuildError with the rule for the first error, in words: servers and devices, not paths.
+    """
+    problems = tuple(problem for problem in judge_table(table, profile) if only is None or problem.rule in only)
+    errors = [problem for problem in problems if problem.is_error]
+    if not errors:
+        return problems
+    first = errors[0]
+    what = describe(first, table, lambda place: f"server {table.servers[place].server_id!r}")
+    rules = ", ".join(dict.fromkeys(problem.rule for problem in errors[1:]))
+    more = f" and {len(errors) - 1} more of {rules}" if len(errors) > 1 else ""
+    target = "" if profile is ANY_TARGET else f" for {profile.chip or profile.device_target}"
+    raise BuildError(f"{what} ({first.rule}{target}{more})", first.remedy)

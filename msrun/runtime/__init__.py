@@ -113,6 +113,9 @@ if TYPE_CHECKING:
     from msrun.runtime.train.records import TensorBoardLogger as TensorBoardLogger
     from msrun.runtime.train.run_context import RunContext as RunContext
     from msrun.runtime.world import (
+        device as device,
+    )
+    from msrun.runtime.world import (
         get_group_size as get_group_size,
     )
     from msrun.runtime.world import (

@@ -114,6 +114,11 @@ def process_group(group: str) -> dist.ProcessGroup:
     return found
 
 
+def carries_by_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether gloo carries a group's tensors of a device; of several backends torch names only the first."""
+    return bool(group._get_backend(device).name() == "gloo")
+
+
 def axes_group(mesh: Mesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
     """Return the group of ranks that differ from this one only along `axes`, most significant axis first.
 

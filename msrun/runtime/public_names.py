@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 HOMES = {
-    "world": "init release is_initialized get_local_rank get_local_rank_size",
+    "world": "init release is_initialized device get_local_rank get_local_rank_size",
     "groups": (
         "create_group destroy_group get_process_group_ranks get_world_rank_from_group_rank "
         "get_group_rank_from_world_rank process_group get_rank get_group_size"

@@ -27,6 +27,7 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime import progress, uncaught
+from msrun.runtime.joining.devices import CPU, check_backend, choose_backend, device_of_group, use_device
 from msrun.runtime.joining.find import find_world
 from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.meet import meet
@@ -37,7 +38,6 @@ from msrun.runtime.joining.simulated import REAL_VALUES, SOURCE, join_fake_world
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.nn.valueless import keep_no_values
 from msrun.runtime.requirements import warn_if_untested
-from msrun.runtime.shm.futex import why_not
 from msrun.runtime.shm.registration import register
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -46,6 +46,7 @@ LEAVE_AT_EXIT_S = 2.0
 
 
 _spec: WorldSpec | None = None
+_device: torch.device | None = None
 _lifeline: Lifeline | None = None
 _forgetters: list[Callable[[], None]] = []
 
@@ -57,16 +58,16 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     MS_ROLE=MS_SCHED, the scheduler of workers that were started by hand, serves them here, and ends here.
 
     Args:
-        backend_name: shm, gloo, nccl or hccl, or as in torch one for each kind of device; None takes those of the
-            device: cpu:gloo,cuda:nccl on CUDA, cpu:gloo,npu:hccl on Ascend, on the CPU shm, which uses gloo between
-            hosts. MSRUN_CPU_BACKEND names another one for a job on the CPU. With nccl or hccl this rank's device
-            becomes torch's current one.
+        backend_name: shm, gloo, nccl or hccl, or as in torch one for each kind of device, such as
+            cpu:gloo,cuda:gloo; None takes those of the device: cpu:gloo,cuda:nccl on CUDA, cpu:gloo,npu:hccl on
+            Ascend, on the CPU shm, which uses gloo between hosts. MSRUN_CPU_BACKEND names another one for a job on
+            the CPU. The device of this rank, `device()`, becomes torch's current one.
         timeout_s: how long joining, and any collective, may take; for joining by hand MS_TOPO_TIMEOUT comes first.
 
     Raises:
         WorldError: called twice, contradicting variables, no device for this rank, or the others did not come.
     """
-    global _spec
+    global _spec, _device
     if _spec is not None:
         raise WorldError("init() was called twice: call release() first to join again")
     uncaught.install()
@@ -82,14 +83,17 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
         uncaught.install()  # torch has put its own hook around, with the world
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
+    else:
+        _device = use_device(spec, backend_name or choose_backend(os.environ, 1))
     progress.enter_phase(contract.PHASE_JOINED)
     _spec = spec
 
 
 def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
     """Join, and return the place, which the scheduler of MS_ROLE may have assigned."""
-    global _lifeline
+    global _lifeline, _device
     if dist.is_initialized():  # the script made the default group itself
+        _device = device_of_group()
         return replace(spec, global_rank=dist.get_rank())
     if spec.source == SOURCE:
         join_fake_world(spec)
@@ -107,8 +111,9 @@ def _join(spec: WorldSpec, backend: str | None, timeout_s: float) -> WorldSpec:
         _export(spec)
         if spec.meeting is None:
             keep_to_interface(os.environ, LOOPBACK)
-    backend = backend or _default_backend(spec)
-    _set_device(spec, backend)
+    backend = backend or choose_backend(os.environ, spec.world_size)
+    check_backend(backend)
+    _device = use_device(spec, backend)
     _init_process_group(spec, store, backend, timedelta(seconds=timeout_s))
     return spec
 
@@ -134,40 +139,6 @@ def _export(spec: WorldSpec) -> None:
     os.environ[contract.RANK_ID] = str(spec.global_rank)
     os.environ[contract.RANK_SIZE] = str(spec.world_size)
     os.environ[contract.DEVICE_ID] = str(spec.device_id)
-
-
-def _default_backend(spec: WorldSpec) -> str:
-    target = os.environ.get(contract.MSRUN_DEVICE_TARGET)
-    if target == "ascend":
-        return "cpu:gloo,npu:hccl"
-    if target != "cpu" and torch.cuda.is_available():
-        return "cpu:gloo,cuda:nccl"
-    is_shared = spec.world_size > 1 and not why_not()
-    return os.environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_shared else "gloo")
-
-
-def _device_kind(backend: str) -> str:
-    """Return what torch calls the devices of a backend: nccl's, hccl's, or else the CPU."""
-    names = {part.rpartition(":")[2] for part in backend.split(",")}
-    return "cuda" if "nccl" in names else "npu" if "hccl" in names else "cpu"
-
-
-def _device_index(spec: WorldSpec) -> int:
-    return int(os.environ.get(contract.DEVICE_ID, spec.local_rank))
-
-
-def _set_device(spec: WorldSpec, backend: str) -> None:
-    """Make this rank's device torch's current one: what names no device, as object collectives do, goes there."""
-    kind = _device_kind(backend)
-    if kind == "cpu":
-        return
-    devices, index = torch.get_device_module(kind), _device_index(spec)
-    if index >= devices.device_count():
-        raise WorldError(
-            f"rank {spec.global_rank} is to use {kind} device {index}, and this host has {devices.device_count()}: "
-            "start at most one worker for each device, or give --device_target cpu"
-        )
-    devices.set_device(index)
 
 
 def _leave_at_exit() -> None:
@@ -200,7 +171,7 @@ def at_release(forget: Callable[[], None]) -> None:
 
 def release() -> None:
     """Leave the world and forget every named group. Harmless when the process never joined."""
-    global _spec
+    global _spec, _device
     for forget in _forgetters:
         forget()
     if _spec is not None:
@@ -210,7 +181,7 @@ def release() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     _leave_scheduler()
-    _spec = None
+    _spec = _device = None
 
 
 def _leave_scheduler() -> None:
@@ -250,9 +221,13 @@ def simulation_level() -> int | None:
 
 
 def device() -> torch.device:
-    """Return the device of this rank: its CUDA or Ascend device, else the CPU."""
-    kind = _device_kind(dist.get_backend()) if dist.is_initialized() else "cpu"
-    return torch.device("cpu") if kind == "cpu" else torch.device(kind, _device_index(world()))
+    """Return the device of this rank: its CUDA or Ascend device, else the CPU; before `init()` the CPU.
+
+    Parameters of `no_init_parameters` are made there; `network.to(device())` and `batch.to(device())` bring the rest.
+    """
+    if _device is None and dist.is_initialized():
+        return device_of_group()
+    return _device or CPU
 
 
 def get_rank() -> int:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ranktable.codec.codec import Codec
-from ranktable.codec.schema import Count, Field, Members, Schema, list_objects, parse_number, without
+from ranktable.codec import Codec
+from ranktable.codec.schema import Count, Field, Members, Schema, check_tree, check_version, list_objects, without
 from ranktable.codec.servers import (
     SERVER,
     SUPER_POD,
@@ -38,11 +38,11 @@ from ranktable.codec.servers import (
     survey_holdings,
     survey_servers,
 )
-from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import RankTable, Server
 from ranktable.problem import Problem
 from ranktable.survey import Survey
+from ranktable.values import parse_number
 
 SERVER_COUNT = Field("server_count", "number", missing="warning", rule="R6", count=Count(("server_list",), "server"))
 _HEAD = (Field("version"), Field("status", missing="error"))

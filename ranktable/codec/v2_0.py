@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ranktable.codec.codec import Codec
-from ranktable.codec.schema import Count, Field, Schema, list_objects, read_integer, walk_objects, without
+from ranktable.codec import Codec
+from ranktable.codec.schema import Count, Field, Schema, check_tree, check_version, list_objects, walk_objects, without
 from ranktable.codec.servers import decode_device, encode_device
-from ranktable.codec.structure import check_tree, check_version
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, Device, RankTable, Server
 from ranktable.problem import Problem, join_key
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.values import read_integer
 
 VERSION = "2.0"
 

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands.outcome import Outcome
+from ranktable.commands import FORMAT, Outcome
 from ranktable.compare import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
-from ranktable.report.words import plain
+from ranktable.text import plain
 
 
 @click.command()
 @click.argument("first", metavar="FIRST")
 @click.argument("second", metavar="SECOND")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def diff(first: str, second: str, form: str) -> Outcome:
     """Compare what FIRST and SECOND say; the order of servers, devices and keys does not count.
 
     Exit status: 0 they say the same, 1 they differ, 2 one of them cannot be read. One of them may be -.
     """
     from ranktable.codec import decode_table
-    from ranktable.codec.layout import render_json
     from ranktable.compare import diff_tables
-    from ranktable.reading.source import read_document
-    from ranktable.report.differences import changes_as_json, render_changes
+    from ranktable.reading.document import read_document
+    from ranktable.report.listing import changes_as_json, render_changes
+    from ranktable.text import render_json
 
     if first == second == "-":
         raise click.UsageError("only one of the two can be standard input")
@@ -48,14 +48,14 @@ _SAME_HELP = "In what the files must be equal; HCCL compares the text, so only b
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "expected", metavar="DIGEST", help="A sha256 that every FILE must have, of any of the kinds.")
 @click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form: str) -> Outcome:
     """Print sha256 of the bytes, of the JSON and of the meaning of each FILE; - is standard input.
 
     Every rank of a job must read the same text. Exit status: 0 all files are equal (and are what --check says),
     1 one is not, 2 one cannot be read.
     """
-    from ranktable.codec.layout import render_json
+    from ranktable.text import render_json
 
     digests = [digest_file(name) for name in files]
     faults, notes = _check(digests, expected) if expected is not None else (_compare(digests, same), [])

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from ranktable.commands.outcome import Outcome
-from ranktable.edit.convert import Converted, ConvertWishes, convert_table, dialect_names, refused_names
-from ranktable.edit.convert_template2 import BOARD_IDS, CHIP_INFOS
-from ranktable.edit.super_pods import SuperPodWishes
+from ranktable.commands import Outcome, deliver_table, target_option
+from ranktable.edit.convert import (
+    BOARD_IDS,
+    CHIP_INFOS,
+    Converted,
+    ConvertWishes,
+    SuperPodWishes,
+    convert_table,
+    dialect_names,
+    refused_names,
+)
 from ranktable.errors import EXIT_PROBLEMS
-from ranktable.export.exporter import Export, export_names, export_table
-from ranktable.export.nodes import ADDRESSES, Address
-from ranktable.profile import DEVICE_TARGETS
-from ranktable.report.words import count_noun
-
-if TYPE_CHECKING:
-    from ranktable.model import RankTable
+from ranktable.export import ADDRESSES, Address, Export, export_names, export_table
+from ranktable.text import count_noun
 
 _TEMPLATE2 = ("template2-cloud", "template2-lab")
 _BELONGS_TO = {
@@ -64,13 +65,7 @@ _BELONGS_TO = {
 @click.option(
     "--script", default="train.py", show_default=True, help='The script and its arguments: "train.py --lr 1".'
 )
-@click.option(
-    "--device_target",
-    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-    default="ascend",
-    show_default=True,
-    help="Decides which variable says the devices, and what a new table is checked for.",
-)
+@target_option("Decides which variable says the devices, and what a new table is checked for.")
 @click.pass_context
 def convert(
     context: click.Context,
@@ -93,7 +88,7 @@ def convert(
 
     Says on standard error what the form cannot hold and what had to be made up for it.
     """
-    from ranktable.read import read_table
+    from ranktable.codec import read_table
     from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
 
     _refuse_strange_options(context, to)
@@ -117,7 +112,9 @@ def convert(
     notes = (*_notes_on(result, to), *_check(result, device_target))
     if strict and result.lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
-    return _write_table(result.table, output, notes) if isinstance(result, Converted) else _write(result, output, notes)
+    if isinstance(result, Converted):
+        return deliver_table(result.table, notes, output)
+    return _write(result, output, notes)
 
 
 def _refuse_strange_options(context: click.Context, to: str) -> None:
@@ -159,19 +156,8 @@ def _check(result: Converted | Export, device_target: str) -> tuple[str, ...]:
     return (f"the new table has {found}; ranktable validate lists them",)
 
 
-def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.codec import encode_table
-    from ranktable.write import write_table
-
-    if output == "-":
-        return Outcome(encode_table(table), notes)
-    write_table(output, table)
-    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
-    return Outcome(notes=(f"wrote {output}: version {table.dialect}, {size}", *notes))
-
-
 def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.write import write_bytes, write_folder
+    from ranktable.files import write_bytes, write_folder
 
     if output == "-":
         return Outcome(export.text, notes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ranktable.commands.outcome import Outcome, profile_options
+from ranktable.commands import Outcome, profile_options
 
 if TYPE_CHECKING:
     from ranktable.edit.repair import Repair
@@ -50,11 +50,11 @@ def fix(
     Ids and addresses are never made up, and the status is never changed. Exits with 0 when the result is valid, with
     1 when problems are left for a person, which are listed.
     """
-    from ranktable.codec.layout import render_json
     from ranktable.edit.fix import fix_table
+    from ranktable.files import STDIN_NAME, read_source
     from ranktable.profile import build_profile
     from ranktable.reading.document import parse_document
-    from ranktable.reading.source import STDIN_NAME, read_source
+    from ranktable.text import render_json
     from ranktable.validate import validate_document
 
     target = _choose_target(file, output, in_place=in_place, backup=backup)
@@ -128,7 +128,7 @@ def _explain_status(report: Report) -> list[str]:
 
 
 def _write(file: str, target: str, text: str, original: bytes | None) -> list[str]:
-    from ranktable.write import DEFAULT_MODE, write_bytes
+    from ranktable.files import DEFAULT_MODE, write_bytes
 
     is_same = Path(target).exists() and Path(file).exists() and Path(target).samefile(file)
     mode = stat.S_IMODE(Path(target).stat().st_mode) if is_same else DEFAULT_MODE

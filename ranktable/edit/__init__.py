@@ -1,1 +1,43 @@
 """Tables out of tables: each function takes tables and returns new ones, and says what it changed or left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ranktable.codec import codec_of
+from ranktable.codec.schema import Schema, without
+from ranktable.model import RankTable
+from ranktable.text import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A new table and the lines that its user must know, in the order of their weight."""
+
+    table: RankTable
+    notes: tuple[str, ...] = ()
+
+
+def drop_counts(table: RankTable) -> tuple[RankTable, list[str]]:
+    """Return the table without counts of its file, and a line for each that was wrong there."""
+    codec = codec_of(table.dialect)
+    top = codec.schema if codec else Schema(())
+    keys = _counts_in(top)
+    notes = [_describe(key, table.extra[key], "") for key in table.extra if key in keys]
+    group_keys = [key for field in top.holders if "group" in top.within(field.name).by_role
+                  for key in _counts_in(top.within(field.name))]  # fmt: skip
+    for group in table.groups:
+        place = f" of group {plain(group.name)}"
+        notes += [_describe(key, group.extra[key], place) for key in group.extra if key in group_keys]
+    if not notes:
+        return table, []
+    groups = tuple(replace(group, extra=without(group.extra, *group_keys)) for group in table.groups)
+    return replace(table, extra=without(table.extra, *keys), groups=groups), notes
+
+
+def _counts_in(schema: Schema) -> list[str]:
+    return [field.name for field in schema.fields if field.count]
+
+
+def _describe(key: str, value: object, place: str) -> str:
+    return f"{key} {plain(str(value))[:40]}{place} was wrong and is counted anew"

@@ -2,24 +2,115 @@
 
 Never made up: ids, addresses, versions. Never changed: the status, because only the producer of a table knows whether
 it is complete; a value that stands twice with different contents, because only a person knows which one is right.
+
+Keys: a key is taken for another when they differ in letter case, underscores, dashes or a plural s only (`deviceIp`,
+`devices`), and also in a letter or two when the other is required and missing. Keys that are known for other readers
+stay as they are. Counts (R6, R28, R30) are set to what is listed; right ones are computed when a table is written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
 
-from ranktable.codec import find_codec
-from ranktable.codec.codec import Codec
-from ranktable.codec.schema import Schema, walk_objects
-from ranktable.edit.counts import fix_counts
+from ranktable.codec import Codec, codec_names, codec_of, find_codec
+from ranktable.codec.detect import TELLING_KEYS, detect_dialect
+from ranktable.codec.schema import Field, Schema, walk_objects
 from ranktable.edit.repair import Repair, drop_repeats, find_holder, reorder_ranks, replaced
-from ranktable.edit.spelling import find_misspelt, schema_for
-from ranktable.problem import Problem, join_key
+from ranktable.problem import Problem, join_key, show_value
 from ranktable.reading.document import Document
 from ranktable.reading.lenient import TextRepair, parse_leniently
+
+_SEPARATORS = re.compile(r"[\s_-]+")
+_CLOSE = 0.85
+_OF_OTHERS = frozenset({"Servers", "Clients", "oxc_group_list", "endpoint_list"})
+"""Telling keys of kinds that are known by name only."""
+
+
+def schema_for(value: Mapping[str, object]) -> Schema:
+    """Return the schema of the table, or one of the keys of all dialects where its own keys do not tell which it is."""
+    detection = detect_dialect(value)
+    codec = codec_of(detection.dialect.name) if detection else None
+    return codec.schema if codec else _any_schema()
+
+
+@cache
+def _any_schema() -> Schema:
+    schemas = [codec.schema for name in codec_names() if (codec := codec_of(name))]
+    return Schema(_join(schemas), _OF_OTHERS.union(TELLING_KEYS, *(schema.extras for schema in schemas)))
+
+
+def _join(schemas: list[Schema]) -> tuple[Field, ...]:
+    """Return the fields of several kinds of object; the objects below those of one name are joined too."""
+    named: dict[str, list[Field]] = {}
+    for schema in schemas:
+        for field in schema.fields:
+            named.setdefault(field.name, []).append(field)
+    return tuple(replace(fields[0], of=_join_below(fields)) for fields in named.values())
+
+
+def _join_below(fields: list[Field]) -> Schema | None:
+    below = [field.of if isinstance(field.of, Schema) else field.of({}) for field in fields if field.of is not None]
+    return Schema(_join(below), frozenset().union(*(schema.extras for schema in below))) if below else None
+
+
+def find_misspelt(members: Mapping[str, object], schema: Schema) -> Iterator[tuple[str, str]]:
+    """Yield each strange key of an object with the known key that it is meant to be."""
+    if members.keys() <= schema.kinds.keys():
+        return
+    taken = set(members)
+    by_form = {_normalise(key): key for key, kind in schema.kinds.items() if kind != "misplaced"}
+    wanted = {_normalise(f.name): f.name for f in schema.fields if f.missing == "error" and f.name not in members}
+    for name in members:
+        if name in schema.kinds:
+            continue
+        close = get_close_matches(_normalise(name), wanted, n=1, cutoff=_CLOSE)
+        meant = by_form.get(_normalise(name)) or (wanted[close[0]] if close else None)
+        if meant is not None and meant not in taken:
+            taken.add(meant)
+            yield name, meant
+
+
+def _normalise(name: str) -> str:
+    return _SEPARATORS.sub("", name).lower().rstrip("s")
+
+
+Members = dict[str, object]
+
+
+def fix_counts(value: Members, schema: Schema, path: str = "") -> Iterator[Repair]:
+    """Set each count to the number of entries that it counts; add one whose absence is worth a warning."""
+    for field in schema.fields:
+        number = field.count.of(value) if field.count else None
+        if number:
+            yield from _set_count(value, field, number, path)
+    for field in schema.holders:
+        inner = schema.within(field.name, value)
+        if any(below.count or below.of for below in inner.fields):
+            for child_path, child in walk_objects(value, path, field.name):
+                yield from fix_counts(child, inner, child_path)
+
+
+def _set_count(members: Members, field: Field, number: int, path: str) -> Iterator[Repair]:
+    """Set a count that is wrong; its type stays."""
+    key = field.name
+    before = members.get(key)
+    if key not in members and field.missing == "warning" and field.count:
+        kept = dict(members)
+        members.clear()
+        for name, member in kept.items():
+            members |= {key: str(number), name: member} if name == field.count.steps[0] else {name: member}
+        yield Repair("R5", join_key(path, key), f"added {show_value(str(number))}")
+    elif isinstance(before, str | int) and not isinstance(before, bool):
+        after = number if isinstance(before, int) else str(number)
+        if after != before:
+            members[key] = after
+            yield Repair(field.rule, join_key(path, key), f"{replaced(before, after)}, as many as are listed")
+
 
 _DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
 _RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}

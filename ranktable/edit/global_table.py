@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ranktable.edit.join import DATA_VERSION
-from ranktable.edit.merge import merge_tables
-from ranktable.edit.result import Edited
+from ranktable.edit import Edited
+from ranktable.edit.merge import DATA_VERSION, merge_tables
 from ranktable.errors import MergeError
 from ranktable.model import Cluster, RankTable
-from ranktable.report.words import plain
+from ranktable.text import plain
 
 _GLOBAL = "volcano-global"
 _PART_DIALECTS = ("1.2", "volcano-job")

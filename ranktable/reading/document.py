@@ -5,11 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 from ranktable.errors import JsonTextError
+from ranktable.files import STDIN_NAME, read_source
 from ranktable.problem import Position
 from ranktable.reading.foreign import name_bytes
 from ranktable.reading.positions import Fault, Lines, explain_fault, find_repeated_keys
@@ -213,3 +216,10 @@ def _kind(value: object) -> str:
 
 def _refuse(text: str, source: str, fault: Fault) -> NoReturn:
     raise JsonTextError(source, Lines(text).position_at(fault.offset), fault.message, fault.remedy)
+
+
+def read_document(path: str | os.PathLike[str]) -> Document:
+    """Return the JSON object of the file at `path`, not yet taken for a table; raises ReadError, JsonTextError."""
+    name, data = read_source(path)
+    is_link = name != STDIN_NAME and Path(name).is_symlink() and Path(name).is_file()
+    return replace(parse_document(data, name), is_link=is_link)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ranktable.codec.schema import parse_number
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.rules.addresses import parse_address
 from ranktable.rules.registry import HETEROGENEOUS, rule
 from ranktable.survey import DeviceEntry, Survey
+from ranktable.values import parse_address, parse_number
 
 MAX_BYTES = 10 * 1024
 """Largest file of this version that HCCL reads."""

@@ -1,20 +1,21 @@
-"""Rules R3 and R6 to R9: status, counts, and the ids of servers, devices and ranks.
+"""Rules R3 and R6 to R12: status, counts, the ids of servers, devices and ranks, and the order of the ranks.
 
-Source: what HCCL's rank table parser refuses (errors EI0014 and EI0017), and its documentation.
+Source: what HCCL's rank table parser refuses (errors EI0014 and EI0017), its documentation (R10, R12: contiguous,
+physical order) and that of MindSpore (R11: the order of rank_id is that of server_id as strings).
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ranktable.model import COMPLETED
-from ranktable.placeholder import name_placeholder
-from ranktable.problem import Problem, Severity
+from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules.chips import chip_of
-from ranktable.rules.registry import rule
-from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
+from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
+from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.text import count_noun, fold_numbers
+from ranktable.values import is_loopback, name_placeholder
 
 MAX_SERVER_ID_LENGTH = 64
 MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
@@ -37,7 +38,7 @@ def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
     found = len(survey.servers)
     if survey.declared_server_count is not None and survey.declared_server_count != found:
-        message = f"the {_noun(survey)} lists {found} server{'s' if found != 1 else ''}"
+        message = f"the {_noun(survey)} lists {count_noun(found, 'server')}"
         yield survey.complain("server_count", "R6", "error", message, f'write "{found}", or list the missing servers')
 
 
@@ -74,16 +75,9 @@ def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Ite
     elif len(server_id) > MAX_SERVER_ID_LENGTH:
         message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
         yield server.complain("server_id", "R7", "error", message, "shorten it")
-    elif survey.is_multi_server and _is_loopback(server_id):
+    elif survey.is_multi_server and is_loopback(server_id):
         message = "the id is a loopback address in a table of several servers"
         yield server.complain("server_id", "R7", "warning", message, "write the address that the other hosts reach")
-
-
-def _is_loopback(server_id: str) -> bool:
-    try:
-        return ipaddress.ip_address(server_id).is_loopback
-    except ValueError:
-        return server_id == "localhost"
 
 
 @rule("R8", "device_id is a physical device number that is unique on its server")
@@ -118,18 +112,89 @@ def _rank_spaces(survey: Survey) -> list[tuple[ServerEntry, ...]]:
 
 
 def _check_rank_space(servers: Sequence[ServerEntry], noun: str) -> Iterator[Problem]:
-    size = sum(len(server.devices) for server in servers)
+    devices = [device for server in servers for device in server.devices]
+    yield from check_ranks([(device, device.rank_id) for device in devices], "R9", f"the {noun} has", "device", '"{}"')
+
+
+def check_ranks(
+    ranks: Sequence[tuple[Entry, int | None]], rule_id: str, holder: str, noun: str, written: str = "{}"
+) -> Iterator[Problem]:
+    """Yield a problem for each rank that is not one of 0 to n-1 or stands twice; `written` is the form of a rank."""
+    size = len(ranks)
     first_paths: dict[int, str] = {}
-    wrong: list[tuple[DeviceEntry, str]] = []
-    for device in (device for server in servers for device in server.devices):
-        if device.rank_id is None:
+    wrong: list[tuple[Entry, str]] = []
+    for entry, rank in ranks:
+        if rank is None:
             continue
-        if device.rank_id >= size:
-            wrong.append((device, f"the {noun} has {size} devices, so ranks go from 0 to {size - 1}"))
-        elif device.rank_id in first_paths:
-            wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
+        if rank >= size:
+            wrong.append((entry, f"{holder} {count_noun(size, noun)}, so ranks go from 0 to {size - 1}"))
+        elif rank in first_paths:
+            wrong.append((entry, f"the same rank_id stands at {first_paths[rank]}"))
         else:
-            first_paths[device.rank_id] = device.path_of("rank_id")
+            first_paths[rank] = entry.path_of("rank_id")
     missing = (rank for rank in range(size) if rank not in first_paths)
-    for device, message in wrong:
-        yield device.complain("rank_id", "R9", "error", message, f'write "{next(missing)}", a rank that is missing')
+    for entry, message in wrong:
+        remedy = f"write {written.format(next(missing))}, a rank that is missing"
+        yield entry.complain("rank_id", rule_id, "error", message, remedy)
+
+
+@rule("R10", "the ranks of one server follow each other without a gap", severity="warning")
+def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """Interleaved servers make every rank guess of the form rank = server x devices + i wrong."""
+    for server in survey.servers:
+        ranks = server.ranks
+        if any(after - before > 1 for before, after in pairwise(ranks)):
+            message = f"the ranks of this server have gaps: {fold_numbers(ranks)}"
+            yield _about_devices(server, "R10", message, "number the devices of each server in one row")
+
+
+@rule(
+    "R11",
+    "the order of the ranks is the string order of the server ids, as MindSpore demands",
+    CONCISE - {"mindie-global"},
+    severity="error or warning",
+)
+def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """In string order "10.0.0.10" comes before "10.0.0.9".
+
+    MindSpore's documentation requires it: an error for that reader, a warning when no reader is named. HCCL and MindIE
+    go by the ranks as they are.
+    """
+    if not profile.is_ascend or profile.reader not in (None, "mindspore"):
+        return
+    severity: Severity = "error" if profile.reader else "warning"
+    with_ranks = [(server.ranks[0], server.server_id or "", server) for server in survey.servers if server.ranks]
+    by_rank = sorted(with_ranks, key=lambda entry: entry[0])
+    for (_, earlier, _), (rank, server_id, server) in pairwise(by_rank):
+        if server_id < earlier:
+            message = f"its ranks start at {rank}, after those of {show_value(earlier)}, but its id sorts before that"
+            remedy = "number the servers in the string order of their ids"
+            yield server.complain("server_id", "R11", severity, message, remedy)
+
+
+@rule(
+    "R12",
+    "on one server the order of the ranks is that of the device ids",
+    severity="warning",
+    chips=("910a", "a2"),
+)
+def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The physical order that 910A and A2 expect."""
+    if severity_on(survey, profile, "910a", "a2") is None:
+        return
+    for server in survey.servers:
+        readable = [pair for device in server.devices if (pair := _ids(device)) is not None]
+        by_device = [rank_id for _, rank_id in sorted(readable)]
+        if by_device != sorted(by_device):
+            message = f"in the order of device_id the ranks are {', '.join(map(str, by_device))}"
+            yield _about_devices(server, "R12", message, "number the devices in the order of device_id")
+
+
+def _ids(device: DeviceEntry) -> tuple[int, int] | None:
+    if device.device_id is None or device.rank_id is None:
+        return None
+    return device.device_id, device.rank_id
+
+
+def _about_devices(server: ServerEntry, rule_id: str, message: str, remedy: str) -> Problem:
+    return Problem(join_key(server.path, "device"), rule_id, "warning", message, remedy)

@@ -16,13 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from ranktable.codec.schema import parse_number
-from ranktable.placeholder import name_placeholder
 from ranktable.problem import Problem, join_key
 from ranktable.profile import Profile
-from ranktable.rules.addresses import parse_address
 from ranktable.rules.registry import rule
 from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.values import name_placeholder, parse_address, parse_number
 
 SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-job", "volcano-global", "mindie-global"})
 
@@ -101,7 +99,11 @@ def _check_pod_ids(survey: Survey) -> Iterator[Problem]:
     usable = []
     for pod in survey.super_pods:
         pod_id = pod.text("super_pod_id")
-        if pod_id is not None and not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH:
+        what = name_placeholder(pod_id or "")
+        if what:
+            message = f"the id is {what}, not that of a super pod"
+            yield pod.complain("super_pod_id", "R25", "error", message, "write the number of the super pod")
+        elif pod_id is not None and not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH:
             message = f"the id has {len(pod_id)} characters, it takes 1 to {_MAX_POD_ID_LENGTH}"
             yield pod.complain("super_pod_id", "R25", "error", message, "write the number of the super pod")
         else:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ranktable.codec.codec import codec_of
-from ranktable.codec.schema import Schema, parse_number, walk_objects
+from ranktable.codec import codec_of
+from ranktable.codec.schema import Schema, walk_objects
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.report.words import count_noun
 from ranktable.rules.registry import TEMPLATE2, rule
 from ranktable.survey import DeviceEntry, Entry, Survey, find_repeats
+from ranktable.text import count_noun
+from ranktable.values import parse_number
 
 _CLOUD, _LAB = "template2-cloud", "template2-lab"
 _MAX_GROUP_NAME = 127

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ranktable.assembly.inventory import FoundDevice
 from ranktable.errors import SourceError
-from ranktable.placeholder import name_placeholder
-from ranktable.rules.addresses import Address, parse_address
+from ranktable.generate import FoundDevice
+from ranktable.values import Address, name_placeholder, parse_address
 
 
 @dataclass(frozen=True, slots=True)

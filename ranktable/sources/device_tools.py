@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ranktable.errors import SourceError
 from ranktable.sources.answer import HostAnswers, Said, check_device_address
-from ranktable.sources.transcript import describe_strange_number, parse_spod_info, read_address
+from ranktable.sources.captures import describe_strange_number, parse_spod_info, read_address
 
 TIME_LIMIT_S = 10.0
 _HOMES = {

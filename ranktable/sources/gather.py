@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ranktable.assembly.generate import ServerOrder, take_hosts
-from ranktable.assembly.inventory import HostInventory
 from ranktable.errors import BuildError, SourceError
+from ranktable.generate import HostInventory, ServerOrder, give_super_device_ids, take_hosts
 from ranktable.hostlist.brackets import parse_numbers
 from ranktable.hostlist.host_list import HostList
 from ranktable.sources.answer import HostAnswers, found_devices
-from ranktable.sources.hccn_conf import find_host_files, read_answers, read_host_answers
-from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile
-from ranktable.sources.local_host import resolve_names
+from ranktable.sources.captures import find_host_files, read_answers, read_host_answers
+from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile, read_slurm_hosts
+from ranktable.sources.local_host import Probe, resolve_names
 from ranktable.sources.option_values import (
     expand_pattern,
     filter_hosts,
@@ -22,8 +21,6 @@ from ranktable.sources.option_values import (
     read_device_ips,
     read_super_device_ids,
 )
-from ranktable.sources.probe import Probe
-from ranktable.sources.slurm import read_slurm_hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def gather_hosts(request: SourceRequest) -> Gathered:
         gathered = _gather_list(request)
     hosts = gathered.hosts
     if request.super_device_ids is not None:
-        hosts = _give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
+        hosts = give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
     hosts = _choose(hosts, request)
     if request.resolve:
         found = resolve_names(host.server_id for host in hosts)
@@ -208,26 +205,3 @@ def _choose(hosts: tuple[HostInventory, ...], request: SourceRequest) -> tuple[H
         for host in hosts
         if host.server_id in left
     )
-
-
-def _give_super_device_ids(
-    hosts: Sequence[HostInventory], numbers: Mapping[str, Sequence[str]]
-) -> tuple[HostInventory, ...]:
-    stranger = next(iter(numbers.keys() - {host.server_id for host in hosts}), None)
-    if stranger is not None:
-        raise BuildError(
-            f"--super_device_ids has numbers for {stranger!r}, which is not one of the hosts", "remove them"
-        )
-    given = []
-    for host in hosts:
-        texts = numbers.get(host.server_id, ())
-        if len(texts) != len(host.devices):
-            message = f"--super_device_ids has {len(texts)} numbers for the {len(host.devices)} devices of"
-            raise BuildError(f"{message} {host.server_id!r}", "give one per device")
-        pairs = list(zip(host.devices, texts, strict=True))
-        for device, text in pairs:
-            if device.super_device_id not in (None, text):
-                message = f"--super_device_ids has {text} for device {device.device_id} of {host.server_id!r}"
-                raise BuildError(f"{message}, its source says {device.super_device_id}", "leave the option out")
-        given.append(replace(host, devices=tuple(replace(device, super_device_id=text) for device, text in pairs)))
-    return tuple(given)

@@ -19,9 +19,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ranktable.errors import BuildError, HostListError
+from ranktable.files import read_bytes
 from ranktable.hostlist.brackets import parse_numbers
 from ranktable.hostlist.host_list import HostList
-from ranktable.reading.source import read_bytes
 
 
 def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ranktable.assembly.inventory import FoundDevice, HostInventory
-from ranktable.codec.schema import parse_number
 from ranktable.errors import SourceError
-from ranktable.reading.source import read_source
+from ranktable.files import read_source
+from ranktable.generate import FoundDevice, HostInventory
+from ranktable.values import parse_number
 
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 RANK_INDEX = "hccl/rankIndex"

@@ -248,18 +248,21 @@ class LauncherLink(threading.Thread):
             connection, _ = self._listener.accept()
         except OSError:
             return
-        if self._stream is not None:
-            self._stream.close()
+        self._hang_up()
         descriptor = connection.detach()
         self._stream = Stream(descriptor, descriptor)
         self._is_attached = False
         self._heard_at = self._clock()
 
-    def _part(self) -> None:
+    def _hang_up(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-            self._parted_at = self._clock()
+            if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
+                self._parted_at = self._clock()
+
+    def _part(self) -> None:
+        self._hang_up()
         if self._listener is None:  # the job has not begun: nothing to come back for
             self._abandon()
 

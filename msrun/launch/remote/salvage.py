@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -26,32 +27,36 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
         offsets: names of the logs, and how many bytes of each are at home.
     """
     spool = spool_path(job_id, node_rank)
-    _write(MARKER)
     if kill_agent(spool):
         end = time.monotonic() + SERVER_END_S
         while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
             time.sleep(POLL_S)
-    is_whole = True
-    for name, offset in offsets.items():
-        path = spool / name
-        if os.path.lexists(rotated_path(str(path), 1)):
-            is_whole = False
-            continue
-        _send(path, offset)
-    if is_whole:
-        remove_spool(spool)
+    with contextlib.suppress(BrokenPipeError):  # the launcher has gone: the logs stay for another one
+        _write(MARKER)
+        is_whole = [_send_log(spool / name, offset) for name, offset in offsets.items()]
+        if all(is_whole):
+            remove_spool(spool)
     os._exit(0)
+
+
+def _send_log(path: Path, offset: int) -> bool:
+    """Send what is missing; return whether all of the log is at home then."""
+    if os.path.lexists(rotated_path(str(path), 1)):
+        return False
+    _send(path, offset)
+    return True
 
 
 def _send(path: Path, offset: int) -> None:
     try:
-        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
-            file.seek(offset)
-            while data := file.read(PIECE_BYTES):
-                message: Message = pack_piece(path.name, None, data)
-                _write(encode_message(message))
+        file = os.fdopen(open_own_file(path, os.O_RDONLY), "rb")
     except OSError:  # it was never made
         return
+    with file:
+        file.seek(offset)
+        while data := file.read(PIECE_BYTES):
+            message: Message = pack_piece(path.name, None, data)
+            _write(encode_message(message))
 
 
 def _write(data: bytes) -> None:

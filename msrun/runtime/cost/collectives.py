@@ -22,8 +22,6 @@ import math
 from msrun.runtime.cost.devices import DeviceProfile, Link
 from msrun.runtime.sharding.layout import Axes, Mesh
 
-_COPIES = ("to_host", "to_device")
-
 
 def link_of(mesh: Mesh, axes: Axes, device: DeviceProfile) -> Link:
     """Return the slowest class of links that a group along these axes of a mesh crosses.
@@ -70,11 +68,9 @@ def collective_seconds(operation: str, nbytes: float, ranks: int, link: Link) ->
     return link.start_s + seconds
 
 
-def message_seconds(operation: str, nbytes: float, mesh: Mesh, axes: Axes, device: DeviceProfile) -> float:
-    """Return how long a collective along axes of a mesh takes, or a copy between device and host."""
-    if operation in _COPIES:
-        return _seconds(1, nbytes, device.to_host)
-    return collective_seconds(operation, nbytes, mesh.extent(axes), link_of(mesh, axes, device))
+def copy_seconds(nbytes: float, link: Link) -> float:
+    """Return how long a copy between device and host takes."""
+    return _seconds(1, nbytes, link)
 
 
 def _seconds(steps: int, nbytes: float, link: Link) -> float:

@@ -68,7 +68,10 @@ class DeviceProfile:
     """Between the memories of a device and of its host."""
     devices_per_host: int = 8
     overhead_s: float = 0.0
-    """Added to every operator of a dry run: what the caller needs to start it where nothing hides that."""
+    """Added to every operator: what the caller needs to start it where nothing hides that."""
+    wait_s: float = 0.0
+    """Added to every collective of priced strategies: what a step waits for it beside its own seconds, because ranks
+    come to it at different times and Python divides its program there. Of a dry run, which has both, it is no part."""
     operators: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """"aten.mm.default float32" -> operations, bytes, seconds: measured, see `msrun.runtime.cost.measured`"""
     collectives: Mapping[str, Sequence[Point]] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class DeviceProfile:
         numbers = {"memory_bandwidth": self.memory_bandwidth, "memory_bytes": self.memory_bytes}
         numbers |= {"devices_per_host": self.devices_per_host}
         numbers |= {f"peak_flops[{name!r}]": value for name, value in self.peak_flops.items()}
-        least: dict[str, float] = {"launch_s": self.launch_s, "overhead_s": self.overhead_s}
+        least: dict[str, float] = {"launch_s": self.launch_s, "overhead_s": self.overhead_s, "wait_s": self.wait_s}
         for name, link in self.links.items():
             numbers[f"{name}.bytes_per_s"] = link.bytes_per_s
             least |= {f"{name}.alpha_s": link.alpha_s, f"{name}.start_s": link.start_s}

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from msrun.runtime.cost.collectives import collective_seconds
+from msrun.runtime.cost.collectives import collective_seconds, copy_seconds, link_of
 from msrun.runtime.cost.devices import DeviceProfile, Link, Point
 from msrun.runtime.cost.operators import Work
+from msrun.runtime.sharding.layout import Axes, Mesh
+
+_COPIES = ("to_host", "to_device")
 
 
 def operator_seconds(name: str, work: Work, device: DeviceProfile) -> float:
@@ -37,6 +40,19 @@ def measured_collective_seconds(operation: str, nbytes: float, ranks: int, link:
 
     points = device.collectives.get(operation, ()) if link == device.in_host else ()
     return _from_nearest(points, (ranks, nbytes), model)
+
+
+def message_seconds(operation: str, nbytes: float, mesh: Mesh, axes: Axes, device: DeviceProfile) -> float:
+    """Return what a step waits for a collective along axes of a mesh, or for a copy between device and host.
+
+    Args:
+        operation: a word of the run-time counter; `to_host` and `to_device` are the copies.
+    """
+    if operation in _COPIES:
+        return copy_seconds(nbytes, device.to_host)
+    ranks = mesh.extent(axes)
+    wait_s = device.wait_s if ranks > 1 else 0.0
+    return wait_s + measured_collective_seconds(operation, nbytes, ranks, link_of(mesh, axes, device), device)
 
 
 def _from_nearest(points: Sequence[Point], place: tuple[float, float], model: Callable[[float, float], float]) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from msrun.runtime.execute.tensor_future import TensorFuture, name_of
 from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.groups import carries_by_gloo
 from msrun.runtime.sharding.halo import Message
 
 # torch 2.13 renamed both and warns about the old names.
@@ -56,7 +57,7 @@ def start_gather_of(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor
     torch.cat([part.reshape(-1) for part in parts], out=own)
     traffic.add("all_gather", own)
     name = name_of("all_gather", group)
-    if dist.get_backend(group) == "gloo" and size <= _MOST_BROADCASTS:
+    if carries_by_gloo(group, own.device) and size <= _MOST_BROADCASTS:
         sent = [
             dist.broadcast(gathered[source], group=group, group_src=source, async_op=True) for source in range(size)
         ]
@@ -73,7 +74,7 @@ def start_reduce_scatter(value: Tensor, group: dist.ProcessGroup, dim: int = 0) 
     traffic.add("reduce_scatter", value)
     size = dist.get_world_size(group)
     parts = _parts(value, size, dim)
-    if dist.get_backend(group) != "gloo":
+    if not carries_by_gloo(group, value.device):
         result = torch.empty_like(parts[0])
         work = _reduce_scatter_flat(result, parts.view(-1, *parts.shape[2:]), group=group, async_op=True)
         return TensorFuture(result, work, name=name_of("reduce_scatter", group))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.nn.random_stream import torchs_numbers
 from msrun.runtime.nn.tape import Entry, Tape, tape_of
+from msrun.runtime.world import device
+
+CPU = torch.device("cpu")
 
 
 class _Recorder(TorchDispatchMode):
@@ -185,11 +188,14 @@ def tape_states(module: nn.Module) -> list[Tape]:
     return list(tapes.values())
 
 
-def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Compute the deferred tensors of a module, one whole tensor at a time.
+def replay_deferred(
+    module: nn.Module, cut: Callable[[str, Tensor], Tensor], on_host: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Compute the deferred tensors of a module, one whole tensor at a time, on the CPU.
 
     Args:
-        cut: (name, whole tensor) -> the part to keep.
+        cut: (name, whole tensor) -> the part to keep, which is brought to this rank's device.
+        on_host: names of parts that stay in the host's memory.
 
     Yields:
         (name, kept part) for every deferred parameter and buffer; tied ones once.
@@ -203,7 +209,8 @@ def replay_deferred(module: nn.Module, cut: Callable[[str, Tensor], Tensor]) -> 
     def taker(name: str, meta: Tensor) -> Callable[[Tensor], None]:
         def take(flat: Tensor) -> None:
             whole = flat.as_strided(meta.shape, meta.stride(), meta.storage_offset())
-            kept.append((name, cut(name, whole).clone(memory_format=torch.contiguous_format)))
+            place = CPU if name in on_host else device()
+            kept.append((name, cut(name, whole).to(place, copy=True, memory_format=torch.contiguous_format)))
 
         return take
 
@@ -273,7 +280,7 @@ def make_elsewhere(diverts: Mapping[Tensor, Callable[[Entry], Callable[[], None]
 
 @torchs_numbers()
 def init_parameters(module: nn.Module) -> nn.Module:
-    """Give every deferred parameter and buffer of a module its whole value on this process; returns the module."""
+    """Give every deferred parameter and buffer its whole value, on this rank's device; returns the module."""
     tensors = deferred_tensors(module)
     for name, value in list(replay_deferred(module, lambda _, whole: whole)):
         put_value(tensors[name], value)

@@ -60,6 +60,13 @@ class Box:
         """Return all of a tensor."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
+    def narrow(self, dim: int, within: slice) -> Box:
+        """Return some of its places of one dimension."""
+        begins, sizes = list(self.begins), list(self.sizes)
+        begins[dim] += within.start
+        sizes[dim] = within.stop - within.start
+        return Box(self.shape, tuple(begins), tuple(sizes))
+
 
 def keep_mask(key: DrawKey, call: int, p: float, box: Box, batch_dim: int | None, device: torch.device) -> Tensor:
     """Return True where an element is kept, with probability 1 - p each: a tensor of the box's sizes.

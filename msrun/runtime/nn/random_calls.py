@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
+from msrun.runtime.nn.attention import attend
+from msrun.runtime.nn.dropout import Kind, drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, keep_mask
 from msrun.runtime.nn.random_draws import FACTORIES, arguments_of, draw, drawn_result, is_drawn, shape_of
 from msrun.runtime.nn.random_stream import Draw, current_draw
@@ -217,10 +218,14 @@ def _attention(
     if dropout_p == 0:
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    def make_mask(shape: tuple[int, ...]) -> Tensor:
-        return _mask(draw, shape, dropout_p, query.device, has_rows=True)
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]) if not enable_gqa else query.shape[:-2]
+    shape = (*batch, query.size(-2), key.size(-2))
+    numbers, call, rows_of_batch = draw.key(), _take_call(draw), _dim_of_rows(draw.rows, shape, is_new=False)
 
-    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, make_mask)
+    def keep(rows: slice) -> Tensor:
+        return keep_mask(numbers, call, dropout_p, Box.whole(shape).narrow(-2, rows), rows_of_batch, query.device)
+
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, keep)
 
 
 def _mask(draw: Draw, shape: tuple[int, ...], p: float, device: torch.device, *, has_rows: bool) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.operator_strategies import read_operator_strategies, splits_from
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
@@ -47,6 +48,9 @@ def choose_strategies(
     if settings.search is None:
         return ChosenStrategies(settings)
     parameters, spec = dict(root.named_parameters()), settings.search.spec()
+    fusion = settings.comm_fusion
+    rule = fusion.allreduce if settings.hsdp is None else fusion.reducescatter
+    alone_bytes = rule.alone_bytes if world.device().type == "cpu" else None
 
     def step_of(decisions: Decisions, *, shards_all: bool) -> StepSpec:
         hsdp = settings.hsdp or (_EVERYTHING if shards_all else None)
@@ -55,6 +59,8 @@ def choose_strategies(
             regathers=hsdp is not None and hsdp.optimizer_level == "level3",
             optimizer_states=spec.optimizer_states,
             sums_wide=settings.gradient_fp32_sync,
+            bucket_bytes=rule.most_bytes,
+            alone_bytes=alone_bytes if fusion.is_open else 0,
         )
 
     found = search(captured, mesh, constraints, spec, step_of)

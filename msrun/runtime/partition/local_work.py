@@ -78,7 +78,11 @@ class LocalWork:
 
     def compute_seconds(self, device: DeviceProfile) -> tuple[float, float]:
         """Return how long it computes forward and on the way back."""
-        return sum(w.seconds(device) for w in self.forward), sum(w.seconds(device) for w in self.backward)
+        return _seconds(self.forward, device), _seconds(self.backward, device)
+
+
+def _seconds(works: Sequence[Work], device: DeviceProfile) -> float:
+    return sum(work.seconds(device) + work.launches * device.overhead_s for work in works)
 
 
 class LocalWorks:

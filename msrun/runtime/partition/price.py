@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.cost.collectives import message_seconds
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.measured import message_seconds
 from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.partition.collective_messages import Message, Totals, gathers_of_parameter, sums_of_gradient
 from msrun.runtime.partition.decide import is_whole_operator
@@ -43,6 +43,14 @@ class StepSpec:
     """Tensors of a parameter's size that the optimizer keeps for it: 2 of Adam, 1 of SGD with momentum."""
     sums_wide: bool = True
     """Gradients of 16 bits travel in float32."""
+    bucket_bytes: int | None = 25 * 2**20
+    """Parameters of at most so many bytes share a message; None: no limit."""
+    alone_bytes: int | None = None
+    """A parameter of so many bytes shares none; None: all do."""
+
+    def is_alone(self, nbytes: int) -> bool:
+        """Return whether a parameter of so many bytes, as a rank stores it, travels alone."""
+        return self.alone_bytes is not None and nbytes >= self.alone_bytes
 
     def summed_bytes(self, nbytes: int, dtype: torch.dtype) -> int:
         """Return the bytes in which gradients of so many bytes travel."""
@@ -238,8 +246,8 @@ class _Pricing:
         self._moved: list[tuple[OperatorPrice, LocalCollective]] = []
         self._rows: set[str] = set()
         """Placeholders of parameters whose gradient has rows alone."""
-        self._started: set[tuple[str, Axes]] = set()
-        """Kinds of messages of parameters."""
+        self._filled: dict[tuple[str, Axes], int] = {}
+        """Kind of messages of parameters -> bytes in the one that is open."""
         self._notes: dict[str, None] = {}
 
     def run(self) -> Price:
@@ -328,14 +336,22 @@ class _Pricing:
         seconds = message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
         return PricedMessage(message, axes, seconds)
 
-    def _fused(self, message: Message, axes: Axes) -> PricedMessage:
-        """Return a message that travels with others of its kind: the first one takes what a start takes."""
-        priced, key = self._priced(message, axes), (message.operation, axes)
-        if key in self._started:
-            empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
-            priced = PricedMessage(message, axes, max(0.0, priced.seconds - empty))
-        self._started.add(key)
-        return priced
+    def _fused(self, message: Message, axes: Axes, stored: int) -> PricedMessage:
+        """Return a message that travels with others of its kind: the first one of a bucket takes what a start takes.
+
+        Args:
+            stored: bytes of the parameter as this rank stores it.
+        """
+        priced, key, limit = self._priced(message, axes), (message.operation, axes), self._step.bucket_bytes
+        if self._step.is_alone(stored):
+            return priced
+        filled = self._filled.get(key)
+        if filled is None or (limit is not None and filled + stored > limit):
+            self._filled[key] = stored
+            return priced
+        self._filled[key] = filled + stored
+        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+        return PricedMessage(message, axes, max(0.0, priced.seconds - empty))
 
     # -- parameters ---------------------------------------------------------------------------------------------
 
@@ -356,7 +372,9 @@ class _Pricing:
             if shards:
                 gathered_bytes += used
                 times = 2 if self._step.regathers else 1
-                gathers += [self._fused(gathers_of_parameter(stored, shards, self._mesh), shards) for _ in range(times)]
+                gathers += [
+                    self._fused(gathers_of_parameter(stored, shards, self._mesh), shards, stored) for _ in range(times)
+                ]
             if not value.requires_grad:
                 continue
             optimizer_bytes += self._step.optimizer_states * stored
@@ -366,7 +384,7 @@ class _Pricing:
             if nodes[0].name not in self._rows:
                 size = self._step.summed_bytes(stored, value.dtype)
                 for message, axes in sums_of_gradient(size, shards, use.partial_axes, self._mesh):
-                    sums.append(self._fused(message, axes))
+                    sums.append(self._fused(message, axes, stored))
         state = stored_bytes + gradient_bytes + optimizer_bytes
         return Price(
             tuple(self._prices),

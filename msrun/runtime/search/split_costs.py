@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msrun.runtime.cost.collectives import message_seconds
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.measured import message_seconds
 from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.partition.collective_messages import Message, sums_of_gradient
 from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
@@ -71,7 +71,7 @@ class SplitCosts:
     ) -> tuple[float, float]:
         """Return seconds and bytes of a parameter that an operator reads in this layout.
 
-        Its gradient travels with others, so that only its bytes count.
+        Where its gradient travels with others, it counts with its bytes and its share of the bucket.
         """
         size = TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype).nbytes
         if not is_trained:
@@ -79,7 +79,7 @@ class SplitCosts:
         states = self._step.optimizer_states
         update = size * (3 + 2 * states) / self._device.memory_bandwidth
         messages = sums_of_gradient(self._step.summed_bytes(size, value.dtype), (), partial_axes, self._mesh)
-        return update + sum(self._marginal(message, axes) for message, axes in messages), size * (2.0 + states)
+        return update + sum(self._shared(message, axes, size) for message, axes in messages), size * (2.0 + states)
 
     def table(
         self, value: MovedValue, held: Sequence[TensorLayout], wanted: Sequence[TensorLayout], entered: Sequence[Axes]
@@ -165,6 +165,11 @@ class SplitCosts:
     def _seconds(self, message: Message, axes: Axes) -> float:
         return message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
 
-    def _marginal(self, message: Message, axes: Axes) -> float:
+    def _shared(self, message: Message, axes: Axes, stored: int) -> float:
+        """Return the seconds of a parameter's message that shares a bucket with others."""
+        seconds, bucket = self._seconds(message, axes), self._step.bucket_bytes
+        if self._step.is_alone(stored):
+            return seconds
         empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
-        return max(0.0, self._seconds(message, axes) - empty)
+        share = 0.0 if bucket is None else min(1.0, stored / bucket)
+        return max(0.0, seconds - (1.0 - share) * empty)

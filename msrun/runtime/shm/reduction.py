@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ _STEPS: dict[Any, Callable[..., Tensor]] = {
     _ReduceOp.BOR: torch.bitwise_or,
     _ReduceOp.BXOR: torch.bitwise_xor,
 }
+_found: dict[tuple[int, torch.dtype], Reduction] = {}
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -31,13 +31,13 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         ValueError: an operation that the numbers' type does not have.
     """
-    kind = getattr(op, "op", op)
-    return Reduction(op, dtype) if kind == _ReduceOp.PREMUL_SUM else _plain_reduction(kind, dtype)
-
-
-@cache
-def _plain_reduction(kind: Any, dtype: torch.dtype) -> Reduction:
-    return Reduction(kind, dtype)
+    key = int(getattr(op, "op", op)), dtype
+    found = _found.get(key)
+    if found is None:
+        found = Reduction(op, dtype)
+        if found.factor is None:
+            _found[key] = found
+    return found
 
 
 class Reduction:
@@ -52,8 +52,10 @@ class Reduction:
         self.number = int(kind)
         self._is_mean = kind == _ReduceOp.AVG
         self._step = _STEPS[kind]
-        self._factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
-        self._is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
+        self.factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
+        """What each rank's numbers are multiplied with before."""
+        self.is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
+        """Whether it is computed in float32 and rounded once."""
         if self._step in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor) and dtype.is_floating_point:
             raise ValueError(f"{kind.name} works on integers and booleans, not on {dtype}")
         if dtype.is_complex and self._step in (torch.minimum, torch.maximum):
@@ -61,24 +63,38 @@ class Reduction:
 
     def prepare(self, value: Tensor) -> Tensor:
         """Return what a rank contributes."""
-        return value if self._factor is None else value * self._factor
+        return value if self.factor is None else value * self.factor
 
     def reduce(self, parts: Sequence[Tensor], result: Tensor) -> None:
         """Write the reduction of the ranks' parts; 16-bit sums are rounded once, at the end."""
-        total = parts[0].float() if self._is_narrow else result
+        total = parts[0].float() if self.is_narrow else result
         if len(parts) == 1:
             total.copy_(parts[0])
-        elif self._is_narrow:
+        elif self.is_narrow:
             for part in parts[1:]:
                 self._step(total, part, out=total)
         else:
             self._step(parts[0], parts[1], out=total)
             for part in parts[2:]:
                 self._step(total, part, out=total)
-        if self._is_mean:
-            if total.dtype.is_floating_point or total.dtype.is_complex:
-                total /= len(parts)
-            else:
-                total.copy_(torch.div(total, len(parts), rounding_mode="trunc"))
+        self._divide(total, len(parts))
         if total is not result:
             result.copy_(total)
+
+    def reduce_next(self, total: Tensor, rank: int, part: Tensor, ranks: int) -> None:
+        """Bring a rank's part into the reduction of those before it; the same bits as `reduce`, but for narrow sums."""
+        if rank:
+            self._step(total, part, out=total)
+        else:
+            total.copy_(part)
+        if rank == ranks - 1:
+            self._divide(total, ranks)
+
+    def _divide(self, total: Tensor, ranks: int) -> None:
+        """Make a sum a mean, where that was asked for."""
+        if not self._is_mean:
+            return
+        if total.dtype.is_floating_point or total.dtype.is_complex:
+            total /= ranks
+        else:
+            total.copy_(torch.div(total, ranks, rounding_mode="trunc"))

@@ -68,15 +68,14 @@ class Segment:
         # Remembered: training sends the same sizes again and again, and to make a view takes as long as a short copy.
         remember = lru_cache(max(16, _MOST_VIEWS // size))
         self.stack, self.rows = remember(self._stack), remember(self._rows)
-        self.own_rows, self.diagonal = remember(self._own_rows), remember(self._diagonal)
+        self.own_rows = remember(self._own_rows)
         self.words[self._pid + rank] = os.getpid()
         self.words[self._world + rank] = dist.get_rank() if dist.is_initialized() else rank
-        ranks_here = int(os.environ.get(contract.LOCAL_WORLD_SIZE, 0)) or size
-        self.can_spin = ranks_here <= len(os.sched_getaffinity(0))
-        """Whether a rank may look for a moment before it sleeps: no other one needs its core."""
         self._watched: dict[int, int] = {}
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
+        self.is_crowded = bool(self.words[self._crowded])
+        """Whether ranks share cores: one that waits then sleeps at once, and long sums are made one rank at a time."""
         if rank == 0:
             os.close(descriptor)  # everybody has opened it
 
@@ -84,15 +83,13 @@ class Segment:
         """Say where everything lies."""
         self.arrived = 0
         """Per slot: how many ranks have written there, over all rounds."""
-        self.summed = SLOTS
-        """Per slot: how many have left sums there, over all rounds."""
-        self.posted, self.added, self.finished, self.left, self.bell, self.blocked, self._pid, self._world = (
-            2 * SLOTS + size * number for number in range(8)
+        self.posted, self.finished, self.left, self.bell, self.blocked, self._pid, self._world, self._joined = (
+            SLOTS + size * number for number in range(8)
         )
-        """Per rank: steps written, steps added up, steps done with; whether it has left; the bell of its mailboxes;
-        whether it waits for others to be done; its process; its rank in the world"""
-        self._joined = 2 * SLOTS + 8 * size
-        self._words = self._joined + 1
+        """Per rank: steps written, steps done with; whether it has left; the bell of its mailboxes; whether it waits
+        for others to be done; its process; its rank in the world. In all: how many are here"""
+        self._crowded = self._joined + 1
+        self._words = self._crowded + 1
         self._notes_at = _page(_PAGE + 4 * self._words)
         self._mail_counts_at = _page(self._notes_at + NOTE.size * SLOTS * size)
         self._slots_at = _page(self._mail_counts_at + 16 * size**2)
@@ -100,17 +97,30 @@ class Segment:
         self._bytes = self._mail_at + size**2 * self.mail_bytes
 
     def _meet(self, most_s: float) -> None:
-        """Wait for all ranks, and keep an eye on their processes from then on."""
-        self.words.add(self._joined)
+        """Wait for all ranks, and watch their processes from then on; rank 0 comes last and decides for all."""
         end = time.monotonic() + most_s
-        while (seen := self.words[self._joined]) < self.size:
-            self.words.sleep(self._joined, seen, 0.05)
-            if time.monotonic() > end:
-                raise RuntimeError(f"{seen} of {self.size} ranks came to share memory within {most_s:g} s")
+        if self.rank == 0:
+            self._wait_for_joined(self.size - 1, most_s, end)
+            self.words[self._crowded] = self._share_cores()
+        self.words.add(self._joined)
         self.words.wake(self._joined)
+        self._wait_for_joined(self.size, most_s, end)
         for other in range(self.size):
             if other != self.rank:
                 self._watched[other] = _watch(self.words[self._pid + other])
+
+    def _wait_for_joined(self, count: int, most_s: float, end: float) -> None:
+        while (seen := self.words[self._joined]) < count:
+            self.words.sleep(self._joined, seen, 0.05)
+            if time.monotonic() > end:
+                raise RuntimeError(f"{seen} of {self.size} ranks came to share memory within {most_s:g} s")
+
+    def _share_cores(self) -> bool:
+        """Return whether there are more ranks on this host than cores for them, unless each is bound to its own."""
+        allowed = [os.sched_getaffinity(self.words[self._pid + rank]) for rank in range(self.size)]
+        cores = set().union(*allowed)
+        ranks_here = int(os.environ.get(contract.LOCAL_WORLD_SIZE, 0)) or self.size
+        return ranks_here > len(cores) != sum(map(len, allowed))
 
     def _stack(self, slot: int, dtype: torch.dtype, begin: int, count: int) -> Tensor:
         """Return the same numbers of every rank's slot: [rank, count]."""
@@ -123,11 +133,6 @@ class Segment:
     def _own_rows(self, slot: int, dtype: torch.dtype, width: int, count: int) -> Tensor:
         """Return this rank's slot as what is for each rank, `width` apart: [rank, count]."""
         return self._slots[slot, self.rank].view(dtype)[: self.size * width].view(self.size, width)[:, :count]
-
-    def _diagonal(self, slot: int, dtype: torch.dtype, ranks: int, count: int) -> Tensor:
-        """Return the first part of rank 0's slot, the second of rank 1's and so on: [rank, count]."""
-        stack = self._slots[slot].view(dtype)
-        return stack.as_strided((ranks, count), (stack.stride(0) + count, 1))
 
     def has_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""
@@ -152,7 +157,7 @@ class Segment:
         for watched in self._watched.values():
             os.close(watched)
         self._watched.clear()
-        for views in (self.stack, self.rows, self.own_rows, self.diagonal):
+        for views in (self.stack, self.rows, self.own_rows):
             views.cache_clear()
 
 

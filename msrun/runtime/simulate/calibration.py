@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from msrun.errors import WorldError
 from msrun.runtime import world
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, Point
+from msrun.runtime.cost.measured import measured_collective_seconds
+from msrun.runtime.simulate.message_times import measure_wait_s
 from msrun.runtime.simulate.operator_times import measure_operators, measure_overhead_s, sample_step
 
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4
@@ -42,7 +45,8 @@ def calibrate(
       with its operations, bytes and mean seconds, while the step runs. Times are those of the slowest rank of a step,
       for whom the others wait;
     - what Python and autograd take for each operator;
-    - collectives over all ranks of 1 KB to 8 MB: medians.
+    - collectives over all ranks of 1 KB to 8 MB: medians;
+    - what a step waits for a message beside its own seconds: small programs with messages, and without, by turns.
 
     It takes a few seconds, and six times `step`.
 
@@ -86,12 +90,18 @@ def calibrate(
     if place.world_size > 1:
         collectives = {operation: _collective_points(operation, place.world_size) for operation in _COLLECTIVES}
         profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
+        profile = replace(profile, wait_s=_mean(measure_wait_s(partial(_all_reduce_s, profile))))
     if path is not None and place.global_rank == 0:
         try:
             Path(path).write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise WorldError(f"calibrate({os.fspath(path)!r}): cannot be written ({error.strerror})") from None
     return profile
+
+
+def _all_reduce_s(profile: DeviceProfile, nbytes: int) -> float:
+    """Return how long an all-reduce over all ranks takes back to back with others."""
+    return measured_collective_seconds("all_reduce", nbytes, dist.get_world_size(), profile.in_host, profile)
 
 
 def _product_s(dtype: torch.dtype) -> float:

@@ -179,7 +179,7 @@ def test_version_1_0_has_no_super_pods():
 @pytest.mark.parametrize(
     ("entries", "super_pods", "says"),
     [
-        ([("a", None, 0)], None, "the super pod of server 'a' is not known, which version 1.2 lists (R25)"),
+        ([("a", None, 0)], None, "no super pod of the servers is known, which version 1.2 lists; give --super_pods"),
         (
             [("a", "0", None)],
             None,
@@ -195,12 +195,20 @@ def test_version_1_0_has_no_super_pods():
             None,
             "device 1 of server 'a': super_device_id = \"4294967296\": the id is no decimal number of 32 bits",
         ),
-        ([("a", "", 0)], None, "super pod id '' is no id of 1 to 127"),
-        ([("a", "x" * 128, 0)], None, "is no id of 1 to 127"),
+        ([("a", "", 0)], None, "the id has 0 characters, it takes 1 to 127 (R25)"),
+        ([("a", "p" * 128, 0)], None, "the id has 128 characters, it takes 1 to 127 (R25)"),
         ([("a", "0", 0)], {"1": ["a"]}, "server 'a' is assigned to super pod '1', but a.txt says '0'"),
-        ([("a", None, 0)], {"1": ["a", "z"]}, "super pod '1' names server 'z', which is not one of the hosts"),
-        ([("a", None, 0)], {"1": ["a"], "2": ["a"]}, "server 'a' is in super pod '1' and in '2'"),
-        ([("a", None, 0), ("b", None, 4)], {"1": ["a"]}, "server 'b' is in no super pod"),
+        ([("a", None, 0)], {"1": ["a", "z"]}, "super pod '1': server_id = \"z\": the id is not in server_list (R25)"),
+        (
+            [("a", None, 0)],
+            {"1": ["a"], "2": ["a"]},
+            "super pod '2': server_id = \"a\": the same server stands at super pod '1' (R25)",
+        ),
+        (
+            [("a", None, 0), ("b", None, 4)],
+            {"1": ["a"]},
+            "server 'b': server_id = \"b\": the server is in no super pod of super_pod_list (R25)",
+        ),
     ],
 )
 def test_super_pods_that_cannot_be_known_are_refused(entries, super_pods, says):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ranktable.assembly.generate import build_table
 from ranktable.codec import encode_table
+from ranktable.generate import build_table
 
 CATALOGUE = Path(__file__).parent / "catalogue" / "concise"
 

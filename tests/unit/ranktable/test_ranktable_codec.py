@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable import Device, RankTable, Server, encode_table, parse_table
-from ranktable.codec.codec import codec_of
+from ranktable.codec import codec_of
 from ranktable.codec.detect import detect_dialect
-from ranktable.codec.layout import render_json
 from ranktable.errors import BuildError, InvalidTableError, UnknownDialectError, UnsupportedDialectError
+from ranktable.text import render_json
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -20,7 +20,7 @@ from ranktable import (
     digest_table,
 )
 from ranktable.compare import canonical
-from ranktable.report.differences import changes_as_json, render_changes
+from ranktable.report.listing import changes_as_json, render_changes
 
 TWO = build_table([("a", 2), ("b", 2)])
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ranktable import BuildError, Device, RankTable, Server, SuperPod, build_table
-from ranktable.export.exporter import export_names, export_table
+from ranktable.export import export_names, export_table
 
 TABLE = build_table([("node1", 2), ("node2", 3)])
 

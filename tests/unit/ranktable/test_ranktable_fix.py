@@ -19,10 +19,9 @@ from ranktable import (
     encode_table,
 )
 from ranktable.cli import main
-from ranktable.edit.fix import fix_table
+from ranktable.edit.fix import find_misspelt, fix_table, schema_for
 from ranktable.edit.repair import find_holder
-from ranktable.edit.spelling import find_misspelt, schema_for
-from ranktable.reading.source import read_document
+from ranktable.reading.document import read_document
 from ranktable.validate import validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -15,8 +15,7 @@ from ranktable import RankTableError
 from ranktable.codec import decode_table, encode_table
 from ranktable.profile import CHIPS, Profile
 from ranktable.reading.document import parse_document
-from ranktable.report.findings import render_report, verdict_as_json
-from ranktable.report.sarif import build_sarif
+from ranktable.report.findings import build_sarif, render_report, verdict_as_json
 from ranktable.validate import validate_document
 
 SEEDS = [path.read_bytes() for path in sorted((Path(__file__).parent / "catalogue").glob("*/*.json"))]

@@ -222,7 +222,7 @@ def test_what_only_ascend_would_refuse_is_said_when_no_target_is_named(run):
         (["--hosts", "z", "--hccn_conf", "conf"], "host 'z' (--hosts) has no z.conf"),
         (["--hosts", "a:8", "--hccn_conf", "conf"], "conf/a.conf: it has 2 devices of 'a', --hosts says 8"),
         (["--hosts", "a", "--hccn_conf", "conf", "--devices", "0-2"], "no address of device 2 of 'a'"),
-        (["--hccn_conf", "conf", "--version", "1.2"], "the super pod of server 'a' is not known"),
+        (["--hccn_conf", "conf", "--version", "1.2"], "no super pod of the servers is known"),
         (["--hosts", "a:1", "--super_pods", "0=a"], "super pods are part of version 1.2"),
         (["--hosts", "a:1", "--version", "1.2", "--super_pods", "a"], "'a' has no id before its hosts"),
         (["--hosts", "a:1", "--version", "1.2", "--super_pods", "0=a;0=b"], "super pod '0' is given twice"),
@@ -250,8 +250,8 @@ def test_a_mistake_is_one_line(run, arguments, says):
     ("text", "says"),
     [
         ("a: [x]", "device 0 of server 'a': super_device_id = \"x\": the id is no decimal"),
-        ("a: [1, 2]", "has 2 numbers for the 1 devices"),
-        ("b: [1]", "has numbers for 'b', which is not one of the hosts"),
+        ("a: [1, 2]", "server 'a' has 1 device and 2 super device ids"),
+        ("b: [1]", "super device ids are given for 'b', which is not one of the servers"),
         ("[]", "SDIDs"),
     ],
 )

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import RankTableError, ReadError, SourceError
 from ranktable.sources.answer import found_devices, join_answers
-from ranktable.sources.hccn_conf import find_host_files, parse_hccn_conf, read_host_answers
-from ranktable.sources.transcript import parse_transcript
+from ranktable.sources.captures import find_host_files, parse_hccn_conf, parse_transcript, read_host_answers
 
 CONF = """\
 # written by the installer

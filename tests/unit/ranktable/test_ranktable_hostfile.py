@@ -5,9 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import BuildError, RankTableError, SourceError
-from ranktable.sources.hostfile import HOSTFILE_FORMATS, detect_format, parse_hostfile, read_hostfile
+from ranktable.sources.hostfile import (
+    HOSTFILE_FORMATS,
+    detect_format,
+    parse_hostfile,
+    parse_task_counts,
+    read_hostfile,
+    read_slurm_hosts,
+)
 from ranktable.sources.option_values import filter_hosts
-from ranktable.sources.slurm import parse_task_counts, read_slurm_hosts
 
 
 def hosts_of(text, form="auto"):

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from ranktable import BuildError, SourceError, build_table, write_table
-from ranktable.assembly.inventory import FoundDevice, HostInventory
 from ranktable.cli import main
-from ranktable.rules.declared import LOCAL_RULES
+from ranktable.generate import FoundDevice, HostInventory
+from ranktable.rules.registry import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
-from ranktable.sources.local_host import find_device_ids, read_local_host, resolve_names
-from ranktable.sources.probe import Probe
+from ranktable.sources.local_host import Probe, find_device_ids, read_local_host, resolve_names
 
 FIB_TRIE = """\
 Main:

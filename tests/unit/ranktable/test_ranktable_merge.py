@@ -27,7 +27,7 @@ from ranktable import (
     validate_table,
 )
 from ranktable.codec import encode_table
-from ranktable.edit.ordering import MERGE_ORDERS
+from ranktable.ordering import MERGE_ORDERS
 from ranktable.sources.hostfile import read_hostfile
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])

@@ -63,7 +63,7 @@ def test_groups_of_equal_names_are_joined():
 
     with pytest.raises(MergeError, match="server a stands in table 1 already"):
         merge_tables([group_table("a", "g"), group_table("a", "g")])
-    from ranktable.edit.join import join_groups
+    from ranktable.edit.merge import join_groups
 
     joined = join_groups((name, group_table(name, "g", name).groups) for name in ("x", "y"))
     assert [group.name for group in joined.items] == ["g", "x", "y"]

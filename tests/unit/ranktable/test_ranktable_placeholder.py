@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable.placeholder import name_placeholder
+from ranktable.values import name_placeholder
 
 MASK, TOOL = "a mask", "the mark of a tool that could not read the value"
 PLACEHOLDER, RANGE, ELISION = "a placeholder", "a range that was not expanded", "an elision"

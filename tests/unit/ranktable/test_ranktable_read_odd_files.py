@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ranktable import ReadError, build_table, encode_table, read_table, validate_file
-from ranktable.reading import source as pipe
+from ranktable import files as pipe
 
 TABLE = build_table([("10.0.0.1", 8)])
 TEXT = encode_table(TABLE).encode()

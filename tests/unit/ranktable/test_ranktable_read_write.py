@@ -21,7 +21,7 @@ from ranktable import (
     read_table,
     write_table,
 )
-from ranktable.reading import source as read_module
+from ranktable import files as read_module
 
 TABLE = build_table([("10.0.0.1", 8), ("10.0.0.2", 8)])
 TEXT = encode_table(TABLE).encode()

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable import Device, ProfileError, RankTable, RankTableError, Server, validate_table
-from ranktable.placeholder import name_placeholder
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
 from ranktable.rules import registered_rules
-from ranktable.rules.order import fold_numbers
+from ranktable.text import fold_numbers
 from ranktable.validate import validate_document
+from ranktable.values import name_placeholder
 
 
 def good_table(num_servers=2, num_devices=8):

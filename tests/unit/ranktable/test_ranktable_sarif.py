@@ -7,8 +7,7 @@ import jsonschema
 import pytest
 
 from ranktable.cli import main
-from ranktable.report.findings import Unjudged
-from ranktable.report.sarif import build_sarif
+from ranktable.report.findings import Unjudged, build_sarif
 from ranktable.validate import validate_file
 
 HERE = Path(__file__).parent

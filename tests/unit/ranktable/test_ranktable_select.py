@@ -17,7 +17,7 @@ from ranktable import (
     select_devices,
     select_ranks,
 )
-from ranktable.edit.select import parse_ranges
+from ranktable.edit.parts import parse_ranges
 
 THREE = build_table([("a", 2), ("b", 2), ("c", 2)])
 PODS = replace(

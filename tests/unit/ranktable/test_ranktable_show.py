@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
-from ranktable.report.overview import MAX_ROWS, overview_as_json, render_overview
+from ranktable.report.overview import (
+    MAX_ROWS,
+    find_places,
+    find_planes,
+    list_places,
+    overview_as_json,
+    place_as_json,
+    render_overview,
+    render_place,
+)
 from ranktable.report.picture import MAX_DETAILED, draw_table
-from ranktable.report.places import find_places, find_planes, list_places, place_as_json, render_place
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ranktable import WriteError
-from ranktable.write import write_folder
+from ranktable.files import write_folder
 
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path):

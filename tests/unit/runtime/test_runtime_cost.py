@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import StrategyError
-from msrun.runtime.cost.collectives import collective_seconds, link_of, message_seconds
+from msrun.runtime.cost.collectives import collective_seconds, link_of
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
-from msrun.runtime.cost.measured import measured_collective_seconds, operator_seconds
+from msrun.runtime.cost.measured import measured_collective_seconds, message_seconds, operator_seconds
 from msrun.runtime.cost.operators import NOTHING, TensorSpec, Work, backward_work, forward_work
+from msrun.runtime.partition.local_work import LocalWork
 from msrun.runtime.sharding.layout import build_mesh
 
 aten = torch.ops.aten
@@ -45,6 +46,16 @@ def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one() ->
     assert measured_collective_seconds("all_gather", 1e7, 4, device.in_host, device) == 2.0 * inside / nearest
     outside = collective_seconds("all_gather", 8e6, 2, device.between_hosts)
     assert measured_collective_seconds("all_gather", 8e6, 2, device.between_hosts, device) == outside
+
+
+def test_priced_strategies_know_the_measured_seconds_of_a_message_and_what_a_step_waits_for_it() -> None:
+    device = replace(PROFILES["cpu"], collectives={"all_reduce": [(4, 8e6, 2.0)]}, wait_s=0.25, overhead_s=0.5)
+    assert message_seconds("all_reduce", 8e6, build_mesh(4), (0, 1), device) == 2.25
+    assert message_seconds("all_reduce", 8e6, build_mesh(4), (), device) == 0.0
+    assert message_seconds("to_host", 0, build_mesh(4), (), device) == device.to_host.alpha_s
+    work = LocalWork(forward=(Work(1.0, 0.0, 0.0), NOTHING), backward=(Work(1.0, 0.0, 0.0, launches=2),))
+    forward_s, backward_s = work.compute_seconds(device)
+    assert forward_s == pytest.approx(0.5, rel=1e-4) and backward_s == pytest.approx(1.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,23 @@ def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_d
     assert second.traffic == first.traffic and second.memory_bytes == first.memory_bytes
 
 
+def test_gradients_pay_one_start_a_bucket_and_large_ones_their_own() -> None:
+    graph, given, _ = transformer(4, 1)
+    decisions, waiting = decide(graph, MESH, given), replace(DEVICE, wait_s=1.0)
+
+    def starts(step: StepSpec) -> int:
+        found = [price(graph, decisions, device, step).communication_s[1] for device in (DEVICE, waiting)]
+        return round(found[1] - found[0])
+
+    joined = starts(StepSpec(bucket_bytes=None))
+    parameters = price(graph, decisions, DEVICE).sums
+    large = max(each.message.bytes for each in parameters)
+    alone = sum(each.message.bytes >= large for each in parameters)
+    assert starts(StepSpec(bucket_bytes=None, alone_bytes=large)) == joined + alone
+    assert starts(StepSpec(alone_bytes=0)) == joined - 1 + len(parameters)
+    assert joined < starts(StepSpec(bucket_bytes=2 * large)) < joined - 1 + len(parameters)
+
+
 def test_strategies_that_cannot_be_are_refused_before_they_are_priced() -> None:
     graph, given, _ = transformer(4, 1)
     with pytest.raises(StrategyError):

@@ -240,6 +240,18 @@ def test_more_bandwidth_never_takes_longer(name: str) -> None:
         before = seconds
 
 
+def test_a_device_that_waits_long_for_every_message_gets_a_plan_with_fewer_of_them() -> None:
+    graph = graph_of("attention")
+
+    def messages(wait_s: float) -> int:
+        device = replace(SLOW_LINKS, wait_s=wait_s)
+        found = searched(graph, 4, SearchSpec("dynamic_programming", device)).plan.price
+        own = sum(len(each.forward_messages) + len(each.backward_messages) for each in found.operators)
+        return own + len({(sent.message.operation, sent.axes) for sent in found.sums})
+
+    assert messages(1.0) < messages(0.0)
+
+
 def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() -> None:
     """A table that every operator reads whole: only its storage can be cut."""
     graph, mesh = graph_of("wide"), build_mesh(4)

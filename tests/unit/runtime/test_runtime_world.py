@@ -12,7 +12,7 @@ import torch
 from job_runner import REPOSITORY
 
 from msrun.errors import WorldError
-from msrun.runtime import world
+from msrun.runtime.joining import devices
 from msrun.runtime.joining.spec import WorldSpec
 
 
@@ -59,26 +59,64 @@ def test_world_that_nobody_else_joins_is_an_error_within_the_time_limit() -> Non
 
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("shm", "cpu"), ("gloo", "cpu"), ("nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda")],
+    [
+        ("shm", "cpu"),
+        ("gloo", "cpu"),
+        ("nccl", "cuda"),
+        ("hccl", "npu"),
+        ("cpu:gloo,cuda:nccl", "cuda"),
+        ("cuda:gloo,cpu:gloo", "cuda"),
+        ("cpu:gloo,npu:hccl", "npu"),
+    ],
 )
-def test_device_of_a_rank_is_that_of_its_backend(backend: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(world.dist, "get_backend", lambda: backend)
-    monkeypatch.setenv("DEVICE_ID", "3")
-    assert world.device() == torch.device(kind, *([3] if kind != "cpu" else []))
+def test_device_of_a_rank_is_that_of_its_backend(backend: str, kind: str) -> None:
+    assert devices.kind_of(backend) == kind
+
+
+def test_device_of_a_group_that_the_script_made_is_the_one_that_it_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(current_device=lambda: 2))
+    monkeypatch.setattr(devices.dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    assert devices.device_of_group() == torch.device("cuda", 2)
+    monkeypatch.setattr(devices.dist, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
+    assert devices.device_of_group() == torch.device("cpu")
 
 
 def test_rank_makes_its_device_the_current_one_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
-    devices = SimpleNamespace(device_count=lambda: 4, set_device=chosen.append)
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: devices if kind == "cuda" else None)
+    of_cuda = SimpleNamespace(device_count=lambda: 4, set_device=chosen.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: of_cuda if kind == "cuda" else None)
     place = WorldSpec("msrun", 5, 8, 1, 4, "")
-    world._set_device(place, "gloo")
-    assert chosen == []
-    world._set_device(place, "cpu:gloo,cuda:nccl")
+    assert devices.use_device(place, "gloo") == torch.device("cpu")
+    assert devices.use_device(place, "cpu:gloo,cuda:gloo") == torch.device("cuda", 1)
     monkeypatch.setenv("DEVICE_ID", "3")
-    world._set_device(place, "nccl")
+    devices.use_device(place, "nccl")
     assert chosen == [1, 3]
     monkeypatch.setenv("DEVICE_ID", "4")
     with pytest.raises(WorldError, match="rank 5 is to use cuda device 4, and this host has 4: start at most one"):
-        world._set_device(place, "nccl")
+        devices.use_device(place, "nccl")
+
+
+@pytest.mark.parametrize(
+    ("target", "has_cuda", "chosen"),
+    [("cpu", True, "gloo"), ("gpu", True, "cpu:gloo,cuda:nccl"), ("", True, "cpu:gloo,cuda:nccl"), ("", False, "gloo")],
+)
+def test_backend_follows_the_device_of_the_job(
+    target: str, has_cuda: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert devices.choose_backend({"MSRUN_DEVICE_TARGET": target}, 1) == chosen
+
+
+def test_ascend_without_torch_npu_is_one_line_with_the_remedy() -> None:
+    program = "from msrun.runtime import init\ninit()\n"
+    done = run_python(program, {"RANK": "0", "WORLD_SIZE": "2", "MSRUN_DEVICE_TARGET": "ascend"})
+    assert done.returncode == WorldError.exit_code
+    last = done.stderr.splitlines()[-1]
+    assert "--device_target ascend needs torch_npu, and it cannot be imported (No module named 'torch_npu')" in last
+    assert last.endswith("or give --device_target cpu")
+
+
+def test_shm_beside_another_device_is_refused_before_anybody_joins() -> None:
+    with pytest.raises(WorldError, match="shm carries tensors of the CPU alone; give cpu:gloo beside other devices"):
+        devices.check_backend("cpu:shm,cuda:nccl")
+    devices.check_backend("shm")

@@ -243,12 +243,10 @@ class ParameterStorage:
         deferred = deferred_tensors(self._root)
 
         def cut(name: str, whole: Tensor) -> Tensor:
-            if name not in new:  # a buffer: whole on every rank
-                return whole
-            part = new[name].cut(whole)
-            return part.cpu() if new[name].on_host else part
+            return new[name].cut(whole) if name in new else whole  # a buffer is whole on every rank
 
-        for name, value in list(replay_deferred(self._root, cut)):
+        on_host = {name for name, placement in new.items() if placement.on_host}
+        for name, value in list(replay_deferred(self._root, cut, on_host)):
             put_value(deferred[name], value)
         for name, placement in new.items():
             parameter = self.stored[name].parameter

@@ -18,7 +18,7 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.messages import start_receive, start_send
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.execute.tensor_future import TensorFuture
-from msrun.runtime.groups import ranks_group
+from msrun.runtime.groups import carries_by_gloo, ranks_group
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.pipeline.early_receives import receive_early
@@ -52,7 +52,7 @@ class Line:
     def actions_of(self, schedule: Schedule) -> Sequence[Action]:
         """Return what this rank does, in order; with early receives where the backend carries both ways at once."""
         actions = schedule.actions[self.own]
-        if dist.get_backend(self.group) != "gloo":
+        if not carries_by_gloo(self.group, self.device):
             return actions
         return receive_early(actions)
 

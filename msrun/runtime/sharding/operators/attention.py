@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from msrun.runtime.nn.dropout import attend
-from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, part_mask
+from msrun.runtime.nn.attention import attend
+from msrun.runtime.nn.random_bits import keep_mask
+from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
 from msrun.runtime.sharding.operators.rule import (
     Form,
     Labels,
@@ -17,6 +18,7 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     dimension_labels,
+    numbers_given,
     sizes_of,
 )
 
@@ -100,8 +102,13 @@ def attend_part(
     enable_gqa: bool,
 ) -> Tensor:
     """Return this rank's part of attention with dropout; `part` says which part of all weights it has."""
-    mask = part_mask(draw, place, call, p, CutShape(*part), batch_dim, query.device)
-    return attend(query, key, value, attn_mask, p, is_causal, scale, enable_gqa, lambda _: mask)
+    cut = CutShape(*part)
+    numbers, box = key_of_part(draw, call, cut, batch_dim, "dropout"), cut.box(numbers_given(place)[0])
+
+    def keep(rows: slice) -> Tensor:
+        return keep_mask(numbers, call, p, box.narrow(-2, rows), batch_dim, query.device)
+
+    return attend(query, key, value, attn_mask, p, is_causal, scale, enable_gqa, keep)
 
 
 RULES = [(Attention(), [aten.scaled_dot_product_attention.default])]

@@ -213,6 +213,20 @@ def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: 
     assert agent.link.orders.take() == [LOST], "told once"
 
 
+def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent: Agent) -> None:
+    agent.allow_resuming()
+    agent.launcher.stream.close()
+    agent.link._look(0.0)
+    agent.clock.advance(0.9 * module.ORPHAN_S)
+    agent.come_again()
+    agent.link._look(0.0)
+    agent.launcher.stream.close()
+    agent.link._look(0.0)
+    agent.clock.advance(0.2 * module.ORPHAN_S)
+    agent.link._look(0.0)
+    assert agent.link.is_orphan
+
+
 def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
     agent.allow_resuming()
     agent.clock.advance(SILENCE_S)

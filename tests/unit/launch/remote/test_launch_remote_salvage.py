@@ -72,6 +72,22 @@ def test_agent_that_is_stopped_is_ended(spool: Path) -> None:
         assert agent.wait(30) == -9
 
 
+def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(spool: Path) -> None:
+    (spool / "worker_6.log").write_bytes(b"x" * (1 << 20))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as agent:
+        wait_until(lambda: start_time(agent.pid), "it runs")
+        (spool / AGENT).write_text(f"{agent.pid} {start_time(agent.pid)}\n")
+        code = SALVAGE.format(sizes={"worker_6.log": 0})
+        streams: Any = {"stdout": writer, "stderr": subprocess.PIPE}
+        done = subprocess.run([sys.executable, "-c", code], env=environ(spool), **streams, timeout=60, check=False)
+        os.close(writer)
+        assert agent.wait(30) == -9
+    assert done.stderr == b""
+    assert (spool / "worker_6.log").stat().st_size == 1 << 20
+
+
 def attached(spool: Path, **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", ATTACH], env=environ(spool), **streams)
 

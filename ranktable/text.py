@@ -1,0 +1,64 @@
+"""How values are written: names that are safe to print, counted nouns, runs of numbers, JSON that a person can read."""
+
+from __future__ import annotations
+
+import json
+
+from ranktable.problem import show_value
+
+
+def plain(text: str) -> str:
+    """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
+    return text if text.isascii() and text.isprintable() else show_value(text)
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return `1 server`, `2 servers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def fold_numbers(numbers: list[int]) -> str:
+    """Return ascending numbers with runs written as ranges.
+
+    >>> fold_numbers([0, 1, 2, 7])
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_INDENT = "  "
+_MAX_LINE = 120
+
+
+def render_json(value: object) -> str:
+    """Return `value` as JSON in ASCII that ends with a line break."""
+    return _render(value, "") + "\n"
+
+
+def _render(value: object, margin: str) -> str:
+    if not isinstance(value, dict | list) or not value:
+        return json.dumps(value)
+    if _is_flat(value):
+        line = json.dumps(value)
+        if len(margin) + len(line) <= _MAX_LINE:
+            return line
+    inner = margin + _INDENT
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_render(member, inner)}" for key, member in value.items()]
+        opening, closing = "{", "}"
+    else:
+        parts = [_render(item, inner) for item in value]
+        opening, closing = "[", "]"
+    body = f",\n{inner}".join(parts)
+    return f"{opening}\n{inner}{body}\n{margin}{closing}"
+
+
+def _is_flat(value: dict[str, object] | list[object]) -> bool:
+    members = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(member, dict | list) for member in members)

@@ -155,13 +155,13 @@ class ParallelPlan:
         """Return the first log line."""
         mesh = " x ".join(map(str, self.mesh)) or "1"
         copies = f", {self.copies} copies" if self.copies > 1 else ""
-        stages = f" as {mesh}"
+        stages = f" as {mesh}" if self.mesh else ""
         if self.pipeline is not None:
             stages = f" in {self.pipeline.summary()}" + (f" as {mesh}" if self.mesh else "")
         sharding = self.optimizer_parallel
         if sharding != HSDP_OFF and not any(parameter.shard_ranks > 1 for parameter in self.parameters):
             sharding = f"{sharding.partition(':')[0]} cuts no parameter of this network"
-        ranks = f"{self.world_size} ranks{stages}, {self.mode}, {sharding}{copies}"
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}{stages}, {self.mode}, {sharding}{copies}"
         host = f", {self.host_bytes / 1024:.0f} KB of them on the host" if self.host_bytes else ""
         return f"{ranks}; {self.losses}; {self._stored()}{host}"
 
@@ -283,7 +283,7 @@ def build_parallel_plan(
         groups=_groups(compiled, step),
         traffic=step.totals,
         price=price,
-        borders=build_border_plans(compiled.program, step.borders) if step.borders else (),
+        borders=tuple(border for of_one in step.borders for border in build_border_plans(*of_one)),
     )
 
 

@@ -20,7 +20,13 @@ from msrun.runtime.partition.collective_messages import (
     gathers_of_parameter,
     sums_of_gradient,
 )
-from msrun.runtime.partition.local_values import LocalValues, local_values, nodes_with_gradient
+from msrun.runtime.partition.local_values import (
+    LocalValue,
+    LocalValues,
+    gradient_reaches,
+    local_values,
+    nodes_with_gradient,
+)
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.collective import Collective
 
@@ -39,8 +45,8 @@ class StepTraffic:
     """For each fusion group of parameters."""
     sums: list[list[Message]]
     """For each group of gradients."""
-    borders: tuple[CollectiveTraffic, ...]
-    """Copies between host and device, for one part of the batch."""
+    borders: list[tuple[LocalProgram, tuple[CollectiveTraffic, ...]]]
+    """Copies between host and device of each program of this rank, for one part of the batch."""
     totals: Totals | None
     notes: tuple[str, ...] = ()
 
@@ -60,18 +66,22 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        return StepTraffic(nothing, (), gathers, sums, (), None, (note,))
+        return StepTraffic(nothing, (), gathers, sums, [], None, (note,))
     reached = nodes_with_gradient(program, values)
     trained = {node.name for node in reached}
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
-    borders = collective_traffic(program.borders, program, values, reached, rank)
+    if isinstance(call, CompiledCall):
+        borders = [(program, collective_traffic(program.borders, program, values, reached, rank))]
+    else:
+        borders = [_stage_borders(call, stage, rank) for stage in call.own]
     here = {node.name for compiled in own for node in compiled.program.graph.nodes}
-    nodes = [node for of_one in (*program.collectives, program.borders) for node in of_one]
-    all_moved = [traffic for of_one in (*moved, borders) for traffic in of_one]
+    nodes = [node for of_one in program.collectives for node in of_one]
+    all_moved = [traffic for of_one in moved for traffic in of_one]
     messages = [
         m for node, traffic in zip(nodes, all_moved, strict=True) if node.name in here for m in traffic.messages
     ]
+    messages += [m for _, of_one in borders for traffic in of_one for m in traffic.messages]
     for compiled in own:
         messages += _again(compiled, values, rank)
     messages += [] if isinstance(call, CompiledCall) else _across_borders(call)
@@ -79,6 +89,23 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     messages += [m for of_group in (*gathers, *sums) for m in of_group]
     messages += [] if isinstance(call, CompiledCall) else _along_the_line(call)
     return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
+
+
+def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[LocalProgram, tuple[CollectiveTraffic, ...]]:
+    """Return a stage's program, and what it copies between host and device."""
+    stage = call.stages[index]
+    known = {node.name: value for node, value in call.values.items()}
+    values: dict[fx.Node, LocalValue] = {}
+    for node in stage.program.graph.nodes:
+        value = known.get(node.name)
+        if node in stage.program.borders:
+            value = values.get(node.all_input_nodes[0])
+        if value is not None:
+            values[node] = value
+    trained = {value.name for value in stage.sent if value.has_gradient} | {call.loss.name if call.loss else ""}
+    results = [node for name, node in zip(stage.made, stage.program.outputs, strict=True) if name in trained]
+    reached = gradient_reaches(results, values)
+    return stage.program, collective_traffic(stage.program.borders, stage.program, values, reached, rank)
 
 
 def _across_borders(call: PipelinedCall) -> list[Message]:
@@ -103,7 +130,7 @@ def _along_the_line(call: PipelinedCall) -> list[Message]:
     ranks = len(call.line.ranks)
     messages = []
     for name, stored in call.tied.items():
-        part = stored.parameter
+        part = stored.part
         messages.append(Message("all_reduce", part.numel() * part.element_size(), len(call.ranks_of(name))))
     if ranks == 1:
         return messages

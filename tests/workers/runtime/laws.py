@@ -101,7 +101,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
     for name, item in stored.items():
         right = serial.leaves[int(name[1:])].grad
         if right is not None:
-            found = difference(item.parameter.grad, right[item.used.slices(mesh, right.shape, rank)])
+            found = difference(item.parameter.grad, right[item.placement.slices])
             if found > TOLERANCE[dtype]:
                 wrong.append(f"gradient of parameter {name} by {found:.1e}")
     return wrong

@@ -50,7 +50,7 @@ _SAME_HELP = "In what the files must be equal; HCCL compares the text, so only b
 @click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)
 @FORMAT
 def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form: str) -> Outcome:
-    """Print sha256 of the bytes, of the JSON and of the meaning of each FILE; - is standard input.
+    """Print sha256 of the bytes and of the meaning of each FILE; - is standard input.
 
     Every rank of a job must read the same text. Exit status: 0 all files are equal (and are what --check says),
     1 one is not, 2 one cannot be read.
@@ -83,15 +83,10 @@ def _compare(digests: Sequence[FileDigest], same: DigestKind) -> list[str]:
     faults = []
     for other in others:
         if other.sha256_of[same] != first.sha256_of[same]:
-            faults.append(f"{other.source}: {_describe(first.closest_kind(other))} {first.source}")
+            is_same = first.sha256_of["meaning"] == other.sha256_of["meaning"]
+            what = "other text than, but the same meaning as" if is_same else "another table than"
+            faults.append(f"{other.source}: {what} {first.source}")
     return faults
-
-
-def _describe(closest: DigestKind | None) -> str:
-    return {
-        "json": "other text than, but the same JSON as",
-        "meaning": "other JSON than, but the same meaning as",
-    }.get(closest or "", "another table than")
 
 
 def _render(found: FileDigest) -> str:

@@ -13,7 +13,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
@@ -167,7 +167,7 @@ def add_stages(plan: ParallelPlan, call: PipelinedCall, assignment: StageAssignm
 
 def _tied_parameters(
     storage: ParameterStorage, program: LocalProgram, schedule: Schedule, line: Line
-) -> dict[str, StoredParameter]:
+) -> dict[str, PlacedParameter]:
     """Return the trained parameters that this rank and others of its line hold, by name."""
     tied = {}
     for name, stages_of_it in storage.holders.items():

@@ -13,11 +13,10 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.execute.placement import PlacedParameter
+from msrun.runtime.execute.placement import PlacedParameter, placement_of, placements
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
-from msrun.runtime.parallel.parameters.placement import placement_of, placements
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall

@@ -26,9 +26,9 @@ from ranktable.edit.ordering import (
 )
 from ranktable.edit.result import Edited
 from ranktable.errors import EditError, MergeError, NotReadyError
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED, INITIALIZING, Device, RankTable, Server
 from ranktable.report.words import count_noun, plain
-from ranktable.rules.order import fold_numbers
 from ranktable.validate import validate_table
 
 Source = tuple[str, RankTable]

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from ranktable.errors import BuildError
 from ranktable.export.exporter import Exporter
 from ranktable.export.nodes import Job, Node
-from ranktable.rules.order import fold_numbers
+from ranktable.hostlist.ranges import fold_numbers
 
 VISIBLE_DEVICES = {"ascend": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 """The variable that says which devices of the host a process sees, by device target; a CPU has none."""

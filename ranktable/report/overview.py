@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from textwrap import TextWrapper
 
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import RankTable
 from ranktable.report.places import ServerPlace, find_planes, list_servers
 from ranktable.report.words import count_noun, plain
-from ranktable.rules.order import fold_numbers
 
 MAX_ROWS = 40
 """Most lines of servers; equal neighbours are folded when there are more, then the middle is left out."""
@@ -133,7 +133,7 @@ def _shorten_list(parts: list[str]) -> str:
 
 
 def _fold_ids(numbers: Iterable[int]) -> str:
-    return fold_numbers(sorted(numbers)).replace(", ", ",")
+    return fold_numbers(numbers, ",")
 
 
 def _fold(rows: list[_Row]) -> list[_Row]:

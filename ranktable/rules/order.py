@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.chips import severity_on
@@ -66,21 +67,6 @@ def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
         if by_device != sorted(by_device):
             message = f"in the order of device_id the ranks are {', '.join(map(str, by_device))}"
             yield _about_devices(server, "R12", message, "number the devices in the order of device_id")
-
-
-def fold_numbers(numbers: list[int]) -> str:
-    """Return ascending numbers with runs written as ranges.
-
-    >>> fold_numbers([0, 1, 2, 7])
-    '0-2, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _ids(device: DeviceEntry) -> tuple[int, int] | None:

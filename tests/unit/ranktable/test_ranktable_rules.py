@@ -13,7 +13,6 @@ from ranktable.placeholder import name_placeholder
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
 from ranktable.rules import registered_rules
-from ranktable.rules.order import fold_numbers
 from ranktable.validate import validate_document
 
 
@@ -360,8 +359,3 @@ def test_a_placeholder_is_named(text, name):
         assert name_placeholder(text) is not None
     else:
         assert name_placeholder(text) == name
-
-
-def test_runs_of_numbers_are_folded():
-    assert fold_numbers([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    assert fold_numbers([]) == ""

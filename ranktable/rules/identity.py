@@ -10,12 +10,12 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
 from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
-from ranktable.text import fold_numbers
 from ranktable.values import name_placeholder
 
 MAX_SERVER_ID_LENGTH = 64

@@ -175,7 +175,7 @@ def _draw_legend(canvas: Canvas, table: RankTable, colours: dict[int, str], y: f
 
 
 def _name_devices(plane: Plane) -> str:
-    return f"device{'s' if len(plane.device_ids) > 1 else ''} {_fold(plane.device_ids)}"
+    return f"{'devices' if len(plane.device_ids) > 1 else 'device'} {_fold(plane.device_ids)}"
 
 
 def _draw_detailed(canvas: Canvas, frames: Sequence[_Frame], colours: dict[int, str], y: float) -> None:

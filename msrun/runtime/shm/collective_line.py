@@ -9,13 +9,14 @@ from msrun.errors import CollectiveError
 from msrun.runtime.shm.collectives import Collective, describe
 from msrun.runtime.shm.futex import distance, is_reached
 from msrun.runtime.shm.segment import NOTE, SLOTS, Segment
-from msrun.runtime.shm.work import Operation, lock
+from msrun.runtime.shm.work import Line, Operation, lock
 
 
-class Collectives:
+class Collectives(Line):
     """The collectives of one group, in the order in which all ranks call them."""
 
     def __init__(self, segment: Segment) -> None:
+        super().__init__()
         self._segment, self._words = segment, segment.words
         self._ranks = range(segment.size)
         self._next = 0
@@ -23,26 +24,23 @@ class Collectives:
         self._least_finished = 0
         self._to_post: deque[Collective] = deque()
         self._to_take: deque[Collective] = deque()
-        self._error: CollectiveError | None = None
-        self.blocked_on = 0, 0
-        """The word that counts when more can be done, and its value when nothing could."""
 
     def add(self, operation: Collective) -> None:
         """Put an operation at the end of the line."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self._to_post.append(operation)
         self._to_take.append(operation)
 
     def advance(self) -> bool:
         """Do what can be done now; return whether operations are left."""
         try:
-            while self._to_take and self._error is None and (self._post() | self._take()):
+            while self._to_take and self.error is None and (self._post() | self._take()):
                 pass
         except Exception as error:
-            self._error = CollectiveError(f"{self._to_take[0].describe()}: {error}")
+            self.error = CollectiveError(f"{self._to_take[0].describe()}: {error}")
             raise
-        return bool(self._to_take) and self._error is None
+        return bool(self._to_take) and self.error is None
 
     def _has_reached(self, word: int, value: int) -> bool:
         """Return whether a counter has come to a value; if not, it is what the line waits for."""
@@ -117,7 +115,7 @@ class Collectives:
             here = self._has_reached(segment.arrived + step % SLOTS, self._all_arrived(step))
         if here and step == operation.first:
             self._compare(operation, step)
-        return here and self._error is None
+        return here and self.error is None
 
     def _compare(self, operation: Collective, step: int) -> None:
         """Compare what the ranks have called."""
@@ -132,7 +130,7 @@ class Collectives:
         for rank in ranks:
             note = bytes(notes[begin + rank * NOTE.size :][: NOTE.size])
             if note != operation.note:
-                self._error = CollectiveError(
+                self.error = CollectiveError(
                     f"the ranks of a group have called different operations: {self._segment.name()} "
                     f"{operation.describe()}, {self._segment.name(rank)} {describe(note, size)} (step {step} of the "
                     "group); all must call the same ones in the same order"
@@ -141,7 +139,7 @@ class Collectives:
 
     def _take(self) -> bool:
         moved = False
-        while self._to_take and self._error is None:
+        while self._to_take and self.error is None:
             operation = self._to_take[0]
             if operation.taken < operation.posted:
                 step = operation.first + operation.taken
@@ -170,7 +168,7 @@ class Collectives:
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
         segment = self._segment
-        if not segment.is_crowded and self._words.spin(word, seen):
+        if self._words.spin(word, seen):
             return
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon
@@ -206,18 +204,11 @@ class Collectives:
             CollectiveError: ranks have called different operations, or one that is waited for has ended or left.
         """
         with lock:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             for rank in self._late():
                 gone = self._segment.gone_how(rank)
                 if gone and rank in self._late():  # it may have counted before it ended
                     who, waiting = self._segment.name(rank), self._segment.name()
-                    self._error = CollectiveError(
-                        f"{who} {gone} while {waiting} waits for it in {operation.describe()}"
-                    )
-                    raise self._error
-
-    @property
-    def error(self) -> CollectiveError | None:
-        """Why nothing moves any more."""
-        return self._error
+                    self.error = CollectiveError(f"{who} {gone} while {waiting} waits for it in {operation.describe()}")
+                    raise self.error
